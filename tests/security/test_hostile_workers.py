@@ -46,7 +46,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.workers.entries import CALL, DONE, ENTRY, ONCE, RESULT, RESULT_LAYOUT, RESULTS, EACH, numbers
 from rocserve.workers.messages import CallLayout, Progress, ResultLayout, Unload
-from rocserve.workers.request_executor import RequestExecutor
+from rocserve.workers.request_service import RequestExecutor
 from rocserve.workers.wire import encode_frame
 
 
@@ -80,7 +80,7 @@ def control(*messages):
         control.sendall(message)
 
 
-def channel(*entries):
+def say(*entries):
     end, _ = serving()
     for entry in entries:
         end.post(entry)
@@ -92,7 +92,7 @@ def answer(heads, table, times=None):
     text = to_json(ResultLayout(heads))
     layout = ENTRY.pack(RESULT_LAYOUT, ONCE, 0, 0, 64, len(text), 0)
     start = (64 + len(text) + 63) & -64
-    result = ENTRY.pack(RESULT, 0, 0, 0, 0, start, len(table))
+    result = ENTRY.pack(RESULT, 0, 0, 0, 1, start, len(table))
     slot = (layout + result + text).ljust(start, b"\\0") + numbers(len(table)).pack(*table)
     place, nbytes = end.text_place(slot), len(slot)
     done = ENTRY.pack(DONE, 0, 0, batch.id, *(times or (now, now, now)))
@@ -121,7 +121,7 @@ def sparse():
     end, batch = serving()
     now = time.monotonic_ns()
     done = ENTRY.pack(DONE, 0, 0, batch.id, now, now, now)
-    channel(done + ENTRY.pack(RESULTS, EACH, 0, 0, end._heap.allocate(1 << 32), 1, 1 << 32))
+    say(done + ENTRY.pack(RESULTS, EACH, 0, 0, end._heap.allocate(1 << 32), 1, 1 << 32))
 
 
 def posted():
@@ -138,7 +138,7 @@ def same_call_twice():
     end, _ = serving()
     place = end.text_place((numbers(2).pack(len(body), 8) + body).ljust(start, b"\\0") + b"\\x04\\x00\\x00\\x00none")
     call = ENTRY.pack(CALL, 0, 0, 7, 0, place, 2)
-    channel(call, call)
+    say(call, call)
 
 
 def flood():
@@ -179,17 +179,17 @@ ATTACKS = {
     "no message": lambda: control(b"\\x05\\x00\\x00\\x00abcde"),
     "JSON without end": lambda: control(b"\\x10\\x27\\x00\\x00Progress " + b"[" * 9991),
     "a message of the server's": lambda: control(encode_frame(Unload())),
-    "a batch that it has not": lambda: channel(
+    "a batch that it has not": lambda: say(
         ENTRY.pack(DONE, 0, 0, 200, 0, 0, 0) + ENTRY.pack(RESULTS, 0, 0, 0, 0, 0, 0)
     ),
-    "results of no kind": lambda: channel(ENTRY.pack(200, 255, 65535, 1 << 31, 1 << 63, 1 << 63, 1 << 63)),
-    "results elsewhere": lambda: channel(
+    "results of no kind": lambda: say(ENTRY.pack(200, 255, 65535, 1 << 31, 1 << 63, 1 << 63, 1 << 63)),
+    "results elsewhere": lambda: say(
         ENTRY.pack(DONE, 0, 0, serving()[1].id, *(time.monotonic_ns(),) * 3)
         + ENTRY.pack(RESULTS, EACH, 0, 0, 1 << 62, 1, 64)
     ),
-    "times to come": lambda: channel(answer((out(1),), (16, 1), (1 << 62,) * 3)),
-    "times before the request": lambda: channel(answer((out(1),), (16, 1), (3, 4, 5))),
-    "outputs upon each other": lambda: channel(answer((out(64),) * 500, (0, 64) * 500)),
+    "times to come": lambda: say(answer((out(1),), (16, 1), (1 << 62,) * 3)),
+    "times before the request": lambda: say(answer((out(1),), (16, 1), (3, 4, 5))),
+    "outputs upon each other": lambda: say(answer((out(64),) * 500, (0, 64) * 500)),
     "counts of what it posted": posted,
     "an output that nobody wrote": sparse,
     "one call twice": same_call_twice,

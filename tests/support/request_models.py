@@ -84,6 +84,7 @@ class Answers:
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         response.data = [bytes(data) for data in response.data]
+        response.slot = None  # It would keep the instance.
         self._tell(lambda: self.responses.append(response), final)
 
     def end(self) -> None:

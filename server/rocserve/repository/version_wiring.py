@@ -12,7 +12,8 @@ from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.scheduler import Scheduler
-from rocserve.workers.instance import CallStarter, Instance, OpenCall
+from rocserve.workers.instance import Instance
+from rocserve.workers.instance_requests import CallStarter, OpenCall
 
 _Handed = TypeVar("_Handed")
 

@@ -16,8 +16,8 @@ from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.model_interpreter import model_interpreter
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents, WorkerPlan
-from rocserve.workers.instance import CallStarter
 from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import Load
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
@@ -17,23 +16,9 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.instance import Instance
-from rocserve.workers.results import Outputs
+from rocserve.workers.results import BatchOutcome
 
 _TOGETHER, _GROUPED = BatchForm(), BatchForm(is_grouped=True)
-
-
-class Outcome(Protocol):
-    """What an instance reports of a batch (rocserve.workers.results.BatchOutcome)."""
-
-    error: ServeError | None
-    failures: dict[int, ServeError]
-    input_end_ns: int
-    output_start_ns: int
-    compute_end_ns: int
-    is_large: bool
-    slot: object
-
-    def outputs_of(self, request_index: int) -> Outputs: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +82,7 @@ class BatchAnswerer:
         self._make_response = ResponseMaker(config, version).make
         self._statistics = statistics
 
-    def answer(self, batch: FormedBatch, outcome: Outcome) -> bool:
+    def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
         """Every request gets a response or an error, and the statistics their share; never raises. True: none is left
         open."""
         error, failures, dropped = outcome.error, outcome.failures, batch.dropped or ()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from rocserve.scheduling.batch import FormedBatch, Outcome
+from rocserve.scheduling.batch import FormedBatch
+from rocserve.workers.results import BatchOutcome
 
 _WINDOW = 32
 """Batches of a size that are remembered: 5 slow ones among them are the 90 % quantile."""
@@ -34,7 +35,7 @@ class ComputeTimes:
         self._last_ns = 0
         self._is_probing = False
 
-    def observe(self, batch: FormedBatch, outcome: Outcome) -> None:
+    def observe(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """A batch has been run."""
         if batch.is_first:
             return

@@ -15,7 +15,7 @@ from rocserve.core.requests import InferRequest, InferResponse, ParameterValue
 from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
 from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.scheduling.ensemble.graph import StepHeads
-from rocserve.workers.instance import OpenCall
+from rocserve.workers.instance_requests import OpenCall
 
 
 class ModelCallDispatcher:
@@ -26,7 +26,7 @@ class ModelCallDispatcher:
         self._heads = StepHeads()
 
     def start(self, call: ModelCall, opened: OpenCall) -> None:
-        """See workers.instance.CallStarter."""
+        """See workers.instance_requests.CallStarter."""
         head = self._heads.head(
             call.model_name,
             "" if call.model_version < 0 else str(call.model_version),

@@ -9,32 +9,26 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import BatchForm, Member
-from rocserve.core.requests import LARGE_RESPONSE, InferResponse, Parameters
+from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, InferResponse
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.plane.loop import PlaneLoop
-from rocserve.scheduling.batch import BatchLayouts, FormedBatch, Outcome
+from rocserve.scheduling.batch import BatchLayouts, FormedBatch
 from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
-from rocserve.workers.instance import Instance, RequestLost
+from rocserve.workers.instance import Instance
+from rocserve.workers.instance_requests import InstanceRequests, RequestLost
 from rocserve.workers.request_details import write_details
+from rocserve.workers.results import BatchOutcome
 
 LOOK_SECONDS = 0.01
 """The client of a request that has run this long is asked after: whoever is served sooner never pays for the asking."""
-
-
-class RequestOutcome(Outcome, Protocol):
-    """What an instance reports of such a batch (rocserve.workers.results.BatchOutcome)."""
-
-    def is_open(self, request_index: int) -> bool: ...
-    def parameters_of(self, request_index: int) -> Parameters: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +57,7 @@ class _Running:
 @dataclass(slots=True, eq=False)
 class _RunningBatch:
     formed: FormedBatch
-    instance: Instance
+    instance: InstanceRequests
     started_at: float
     requests: list[_Running] = field(default_factory=list)
     """Emptied when the batch is over: a ring of references would keep the clients' data until the next collection."""
@@ -106,11 +100,13 @@ class RequestBatches:
 
     def of(self, batch: FormedBatch, instance: Instance) -> tuple[BatchForm, Sequence[Member]]:
         """What a batch is to an instance, and its requests, which are open from now on."""
-        running = self._batches[batch] = _RunningBatch(batch, instance, time.monotonic())
+        open_requests = instance.requests
+        assert open_requests is not None, "its model sees each request for itself"
+        running = self._batches[batch] = _RunningBatch(batch, open_requests, time.monotonic())
         members: list[Member] = []
         for entry in batch.entries:
             single = _Running(entry, running)
-            single.number = instance.open_request(functools.partial(self._said, single))
+            single.number = open_requests.open_request(functools.partial(self._said, single))
             running.requests.append(single)
             request = entry.request
             members.append((entry.plan.form, request.data, single.number, write_details(request)))
@@ -153,7 +149,7 @@ class RequestBatches:
                 return True
         return False
 
-    def answer(self, batch: FormedBatch, outcome: RequestOutcome) -> bool:
+    def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
         """Answer the requests whose answers have come with the batch; whether none is left open."""
         running = self._batches[batch]
         running.times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
@@ -161,30 +157,30 @@ class RequestBatches:
         now_ns = time.monotonic_ns()
         answers: list[tuple[QueuedRequest, InferResponse | ServeError]] = []
         for index, single in enumerate(running.requests):
-            self._end_trace(single, times)
-            if single.entry.request.phases is not None:
-                single.entry.request.phases.add_run(times)
-            if single.ended_ns:
+            entry = single.entry
+            if single.trace is not None:
+                self._end_trace(single, times)
+            if entry.request.phases is not None:
+                entry.request.phases.add_run(times)
+            if single.ended_ns or (outcome.error is None and index in outcome.open):
                 continue
-            answer = self._answer(index, single.entry, outcome)
-            if answer is not None:
-                self._mark_ended(single, isinstance(answer, ServeError), now_ns)
-                answers.append((single.entry, answer))
+            answer = self._answer(index, entry, outcome)
+            self._mark_ended(single, isinstance(answer, ServeError), now_ns)
+            answers.append((entry, answer))
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
         is_done = self._count_if_done(running)
         for entry, answer in answers:
             self._tell(entry, answer, True)
         return is_done
 
-    def _answer(self, index: int, entry: QueuedRequest, outcome: RequestOutcome) -> InferResponse | ServeError | None:
-        if outcome.error is not None:
-            return outcome.error
-        if outcome.is_open(index):
-            return None
-        if index in outcome.failures:
-            return outcome.failures[index]
+    def _answer(self, index: int, entry: QueuedRequest, outcome: BatchOutcome) -> InferResponse | ServeError:
+        """What has come with the batch."""
+        failure = outcome.error or outcome.failures.get(index)
+        if failure is not None:
+            return failure
         try:
-            response = self._responses.make(entry, *outcome.outputs_of(index), outcome.parameters_of(index))
+            parameters = outcome.parameters.get(index, NO_PARAMETERS)
+            response = self._responses.make(entry, *outcome.outputs_of(index), parameters)
             response.is_large, response.slot = outcome.is_large, outcome.slot
             return response
         except ServeError as error:

@@ -20,8 +20,9 @@ from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engi
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.version_workers import load_message, worker_group
 from rocserve.settings import EngineSettings, engine_settings
-from rocserve.workers.instance import Instance, OpenCall
+from rocserve.workers.instance import Instance
 from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance_requests import OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 
 _LOG = logging.getLogger("rocserve.config")

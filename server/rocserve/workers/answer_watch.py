@@ -11,9 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rocserve.settings import TimeLimits
+
+if TYPE_CHECKING:
+    from rocserve.workers.instance import Instance
 
 _LOOK_SECONDS = 1.0
 """Between two looks, at the most."""
@@ -44,14 +47,6 @@ class ProcessState:
     """By SIGSTOP: it can do nothing."""
     is_traced: bool = False
     """A debugger has it."""
-
-
-class Instance(Protocol):
-    """An instance, as it is watched."""
-
-    def owed(self) -> Owed: ...
-    def has_unread(self) -> bool:
-        """Whether it has said what the server has not read yet."""
 
 
 class Silence:

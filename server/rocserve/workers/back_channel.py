@@ -7,15 +7,15 @@ import logging
 import threading
 from collections.abc import Callable
 
-from rocserve.backends.request_model import Answer, ModelCall
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, Result
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.plane.doorbell import SocketSleeper
 from rocserve.workers.call_texts import call_layout, read_response, write
 from rocserve.workers.entries import ANSWER, CALL, CANCELLED, ENTRY, ERROR, FINAL, NONE, return_entries
-from rocserve.workers.responses import BatchedResponder, ResponseWriter
+from rocserve.workers.responses import ResponseWriter
 from rocserve.workers.wire import status_code
-from rocserve.workers.worker_end import SharedWorkerEnd
+from rocserve.workers.worker_end import WorkerEnd
 
 _REMEMBERED_CANCELLATIONS = 1024
 
@@ -28,14 +28,14 @@ class BackChannel:
     It reads on a thread of its own: an answer to a call must arrive while the model's thread waits for it in `execute`.
     """
 
-    def __init__(self, end: SharedWorkerEnd, log: logging.Logger) -> None:
+    def __init__(self, end: WorkerEnd, log: logging.Logger) -> None:
         self._log = log
         self._numbers = itertools.count(1)
         self._calls: dict[int, OnAnswer] = {}
         self._reader = threading.Thread()
         self.renew(end)
 
-    def renew(self, end: SharedWorkerEnd) -> None:
+    def renew(self, end: WorkerEnd) -> None:
         """Talk by this end, from `start` on. The numbers of requests are each server's own; what answers those of
         another keeps to that one's end."""
         self._end = end
@@ -118,3 +118,64 @@ class BackChannel:
             on_answer(answer, final)
         except Exception:
             self._log.exception("the answer to a call could not be handled")
+
+
+class BatchedResponder:
+    """Implements request_model.RequestResponder; an answer that need not go beside its batch goes with it instead."""
+
+    __slots__ = ("_ended", "_lock", "_open", "_spoken", "_writer", "is_cancelled", "number")
+
+    def __init__(self, writer: ResponseWriter, number: int, requests: dict[int, BatchedResponder]) -> None:
+        """`requests`: the open ones, by their numbers; it is among them until it has been answered."""
+        self._writer = writer
+        self.number = number
+        self._open = requests
+        self._lock = threading.Lock()
+        self._ended = False
+        self._spoken = False
+        self.is_cancelled = False
+
+    def send(self, answer: Result | None, final: bool) -> None:
+        """See request_model.RequestResponder; and that the request is to come again."""
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the final response to this request has been sent before")
+            if answer is None and not final:
+                return
+            # Under the lock: nothing may overtake what is the last.
+            self._writer.send(self.number, answer, final)
+            self._spoken = True
+            if final:
+                self._ended = True
+                self._open.pop(self.number, None)
+
+    def claim(self) -> bool:
+        """Take the request back, for an answer that goes with its batch; False when it has been responded to beside
+        it."""
+        with self._lock:
+            if self._spoken or self._ended:
+                return False
+            self._ended = True
+            self._open.pop(self.number, None)
+            return True
+
+    def settle(self, answer: Result | None) -> Answer | None:
+        """What the model has given for the request in the end: that of it which goes with the batch. None: the request
+        is answered beside it, or has been."""
+        if answer is None:
+            return None
+        if answer is not RESCHEDULED and self.claim():
+            return answer
+        # Behind what the model has said to the request there.
+        self.end_with(answer)
+        return None
+
+    def end_with(self, answer: Result) -> bool:
+        """Answer finally unless that has been done; whether it was done now."""
+        try:
+            self.send(answer, True)
+        except RuntimeError:
+            return False
+        except ServeError as error:
+            self.send(error, True)
+        return True

@@ -35,7 +35,10 @@ class _Gathered:
 def request_inputs(request: ReceivedRequest, heap: HeapReader) -> list[memoryview]:
     """The bytes of a request's inputs where they lie."""
     places = request.form.places
-    bounds, size = places.of(heap.view(request.place, places.table_bytes))
+    if places.sizes is not None:
+        bounds, size = places.bounds, places.end
+    else:
+        bounds, size = places.of(heap.view(request.place, places.table_bytes))
     view = heap.view(request.place, size)
     return [view[begin:end] for begin, end in bounds]
 
@@ -53,13 +56,15 @@ class BatchGatherer:
         self._batching = config.max_batch_size > 0
         self._output_order = tuple(output.name for output in config.outputs)
         self._ragged = ragged_batching(config)
+        self._is_ragged = bool(self._ragged)
         self._single: dict[tuple[RequestForm, int], Batch] = {}
         self._gathered: dict[tuple[RequestForm, int], _Gathered] = {}
 
     def batch(self, requests: Sequence[ReceivedRequest]) -> Batch:
         """The requests as one batch. Its inputs are valid until the batch is done, or the next is asked for."""
         form = requests[0].form
-        if form.places.sizes is None or self._ragged or any(request.form is not form for request in requests):
+        alike = len(requests) == 1 or not any(request.form is not form for request in requests)
+        if form.places.sizes is None or self._is_ragged or not alike:
             return self._mixed(requests)
         if len(requests) == 1 and form.places.end > COPIED_SOONER:
             # Small ones lie in so many places that a copy costs less than what is made for each. An output that is one
@@ -69,12 +74,11 @@ class BatchGatherer:
         gathered = self._gathered.get(key)
         if gathered is None:
             gathered = _remembered(self._gathered, key, self._room(form, len(requests)))
-        blocks = [self._heap.view(request.place, form.places.end) for request in requests]
-        for (begin, end), column in zip(form.places.bounds, gathered.columns, strict=True):
-            start, size = 0, end - begin
-            for block in blocks:
-                column[start : start + size] = block[begin:end]
-                start += size
+        for index, request in enumerate(requests):
+            block = self._heap.view(request.place, form.places.end)
+            for (begin, end), column in zip(form.places.bounds, gathered.columns, strict=True):
+                size = end - begin
+                column[index * size : (index + 1) * size] = block[begin:end]
         return gathered.batch
 
     def _alone(self, request: ReceivedRequest) -> Batch:

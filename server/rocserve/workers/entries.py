@@ -30,7 +30,9 @@ From the worker:
 - RESULT_LAYOUT: number; a = place, b = bytes of a ResultLayout in JSON. flags ONCE: the next result's alone. In a table
   it is always that, and a is a start.
 - RESULT: number = its layout; b = start of numbers (u64 each) and of the outputs behind them, c = how many numbers.
-  flags ERROR: count = a status code, b = start, c = bytes of its text. OPEN: the request is answered by RESPONSE.
+  Where there is one for each request, a = so many requests have such a result, with the same numbers, one behind the
+  other, each at a multiple of 64. flags ERROR: count = a status code, b = start, c = bytes of its text. OPEN: the a
+  requests are answered by RESPONSE.
 - RESPONSE: as RESULT, at any time, in a slot of its own; a = the request's number, b = place. flags FINAL, NONE: the
   request ends without one more, AGAIN: it ends here, and is to be sent again in a later batch.
 - CALL: number = the call's; b = place of numbers, a text and tensors, c = how many numbers: the first is the length of

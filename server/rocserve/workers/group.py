@@ -17,8 +17,9 @@ from rocserve.core.requests import Signature
 from rocserve.observability.rate_limits import Allowance
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
-from rocserve.workers.instance import HEAP_BYTES, CallStarter, Instance
+from rocserve.workers.instance import HEAP_BYTES, Instance
 from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.isolation import gpu_devices
 from rocserve.workers.launcher import NO_BOUNDS, LaunchOptions, WorkerLauncher
 from rocserve.workers.messages import Load, WarmUp
@@ -97,7 +98,7 @@ class WorkerGroup:
         `writable`: the folders that the engine writes to. `bounds`: see LaunchOptions.
         `start_call`: of a backend that answers requests; runs what its models call, on the data plane's thread.
         `content`: see WorkerSupervisor."""
-        self._events = events
+        self.events = events
         self._down: set[int] = set()
         self.restarts = 0
         """How often a worker had to be started again."""
@@ -126,7 +127,8 @@ class WorkerGroup:
                 launcher,
                 mail,
                 self.inputs,
-                _WorkerEvents(self, events, index),
+                self,
+                index,
                 policy,
                 log,
                 start_call,
@@ -192,13 +194,13 @@ class WorkerGroup:
         """A worker has to be started again."""
         self.restarts += index not in self._down
         self._down.add(index)
-        self._events.restarting(reason, delay_seconds)
+        self.events.restarting(reason, delay_seconds)
 
     def worker_up(self, index: int) -> None:
         """A worker that was down serves again."""
         self._down.discard(index)
         if not self._down:
-            self._events.recovered()
+            self.events.recovered()
 
     def worker_progress(self, index: int, text: str) -> None:
         """What a worker's engine is at now."""
@@ -209,17 +211,17 @@ class WorkerGroup:
             self._log.info("%s: %s", self._name, text)
         line = self._progress_line()
         if line != before:
-            self._events.progress(line)
+            self.events.progress(line)
 
     def worker_silent(self, index: int, seconds: Sequence[float]) -> None:
         """For how long each silent instance of a worker has been so."""
         self._silent[index] = seconds
         silent = [one for each in self._silent.values() for one in each]
         if not silent:
-            self._events.silent("")
+            self.events.silent("")
             return
         have = "has" if len(silent) == 1 else "have"
-        self._events.silent(
+        self.events.silent(
             f"{len(silent)} of {self._instance_count} instances {have} not answered for {max(silent):.0f} s"
         )
 
@@ -234,30 +236,6 @@ class WorkerGroup:
         parts = [f"{_workers(numbers)} of {self._count}: {text}" for text, numbers in by_text.items()]
         more = f"; {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
         return "; ".join(parts[:_MOST_PARTS]) + more
-
-
-class _WorkerEvents:
-    """One worker's events, on their way to the group's."""
-
-    def __init__(self, group: WorkerGroup, events: WorkerGroupEvents, index: int) -> None:
-        self._group = group
-        self._index = index
-        self.instance_opened = events.instance_opened
-        self.instance_lost = events.instance_lost
-        self.described = events.described
-        self.measured = events.measured
-
-    def restarting(self, reason: str, delay_seconds: float) -> None:
-        self._group.worker_down(self._index, reason, delay_seconds)
-
-    def recovered(self) -> None:
-        self._group.worker_up(self._index)
-
-    def progress(self, text: str) -> None:
-        self._group.worker_progress(self._index, text)
-
-    def silent(self, seconds: Sequence[float]) -> None:
-        self._group.worker_silent(self._index, seconds)
 
 
 def _phase(text: str) -> str:

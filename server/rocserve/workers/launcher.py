@@ -24,8 +24,7 @@ from rocserve.workers.process import WorkerProcess
 from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.spawner import MOST_DESCRIPTORS
 from rocserve.workers.worker_output import WorkerOutput
-from rocserve.workers.zygote_link import ZygoteLink
-from rocserve.workers.zygote_process import ZygoteProcess
+from rocserve.workers.zygote_link import ZygoteLink, ZygoteProcess
 
 _LAUNCH_ATTEMPTS = 3
 _ANSWER_SECONDS = 60.0

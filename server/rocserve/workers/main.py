@@ -16,23 +16,25 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.lifeline import die_with_holder
 from rocserve.core.passed_descriptors import receive_with_descriptors
+from rocserve.core.request_prefix import current_prefix
 from rocserve.observability.logs import LinesWithLevels
-from rocserve.workers.control_socket import ControlSocket
-from rocserve.workers.current_requests import current_prefix
 from rocserve.workers.isolation import hide_memory
 from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, Progress, Verbosity, WarmedUp, WarmUp
-from rocserve.workers.model_service import ModelService, TensorService
 from rocserve.workers.request_service import RequestService
+from rocserve.workers.tensor_service import ModelService, TensorService
+from rocserve.workers.wire import FRAME_LENGTH, decode_message, encode_frame
 from rocserve.workers.worker_end import error_text
 
 _SERVER_LOG = "rocserve"
@@ -184,6 +186,68 @@ class Worker:
             self._log.error("the model failed to %s", action, exc_info=error)
             self._control.send(LoadFailed(int(StatusCode.INTERNAL), error_text(error)))
         return 1
+
+
+class ControlSocket:
+    """Messages to the server from any thread, messages from it on one."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._rest = b""
+        """Of a frame whose beginning has been sent."""
+        self._waiting = b""
+        """The newest Progress that found no room; older ones are of no interest any more."""
+
+    def send(self, message: ControlMessage) -> None:
+        """Wait until it is on its way, behind all that was told before. Raises: OSError: the server is gone."""
+        with self._lock:
+            self._connection.sendall(self._rest + self._waiting + encode_frame(message))
+            self._rest = self._waiting = b""
+
+    def tell(self, progress: Progress) -> None:
+        """Never waits for the server: what there is no room for goes with the next message, unless that is a newer
+        Progress. Without a server it is for nobody."""
+        frame = encode_frame(progress)
+        with self._lock:
+            try:
+                if self._rest:
+                    self._rest = self._send_at_once(self._rest)
+                if self._rest:
+                    self._waiting = frame
+                else:
+                    self._waiting = b""
+                    self._rest = self._send_at_once(frame)
+            except OSError:
+                pass
+
+    def _send_at_once(self, data: bytes) -> bytes:
+        """What there was no room for."""
+        try:
+            return data[self._connection.send(data, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            return data
+
+    def renew(self, connection: socket.socket) -> None:
+        """Talk to another server."""
+        with self._lock:
+            self._connection.close()
+            self._connection = connection
+            self._rest = self._waiting = b""
+
+    def receive(self) -> ControlMessage:
+        """The next message. Raises: EOFError, ConnectionError: the server is gone."""
+        (length,) = FRAME_LENGTH.unpack(self._receive_exactly(FRAME_LENGTH.size))
+        return cast(ControlMessage, decode_message(self._receive_exactly(length)))
+
+    def _receive_exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            piece = self._connection.recv(size - len(data))
+            if not piece:
+                raise EOFError("the server closed the control socket")
+            data += piece
+        return bytes(data)
 
 
 class Reports:

@@ -11,25 +11,28 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rocserve.backends.base import Batch, model_properties
 from rocserve.backends.request_model import Answer, ModelRequest, RequestModel, RequestModelSource, Result
 from rocserve.core.custom_metrics import MetricChanges
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.requests import Signature
-from rocserve.workers.back_channel import BackChannel
-from rocserve.workers.batch_inputs import separate
+from rocserve.core.tensors import Tensor
+from rocserve.workers.back_channel import BackChannel, BatchedResponder
+from rocserve.workers.batch_inputs import details_of, request_inputs, separate
 from rocserve.workers.messages import Load, WarmUp
-from rocserve.workers.model_service import model_source
-from rocserve.workers.request_executor import RequestExecutor
+from rocserve.workers.request_details import NO_DETAILS, read_details
+from rocserve.workers.tensor_service import model_source
 from rocserve.workers.warmup import warm_up_batches
-from rocserve.workers.worker_end import ServerGone, SharedWorkerEnd
+from rocserve.workers.worker_end import ReceivedBatch, ReceivedRequest, ServerGone, WorkerEnd, error_text
 
 
 class RequestService:
-    """Implements model_service.ModelService."""
+    """Implements tensor_service.ModelService."""
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class RequestService:
         Raises:
             ServeError or any exception: the model cannot be loaded.
         """
-        self._end = SharedWorkerEnd(connection)
+        self._end = WorkerEnd(connection)
         self._log = log
         self._model_folder = Path(load.model_folder)
         self._back = BackChannel(self._end, log)
@@ -79,7 +82,7 @@ class RequestService:
         def stop() -> None:
             nonlocal is_wanted
             is_wanted = wait_for_end()
-            executor.stop(is_wanted)
+            self._end.stop(is_wanted)
 
         control = threading.Thread(target=stop, name="control", daemon=True)
         control.start()
@@ -100,7 +103,7 @@ class RequestService:
         """See ModelService."""
         self._back.stop()
         self._end.close()
-        self._end = SharedWorkerEnd(instances[0])
+        self._end = WorkerEnd(instances[0])
         self._back.renew(self._end)
         self._back.start()
 
@@ -117,6 +120,87 @@ class RequestService:
         answers = self._model.execute(requests)
         for answer, responder in zip(answers, responders, strict=True):
             yield answer if answer is not None else responder.wait()
+
+
+class RequestExecutor:
+    """Takes the batches of one instance, has the model run them, and sends its answers."""
+
+    def __init__(self, end: WorkerEnd, model: RequestModel, back: BackChannel, log: logging.Logger) -> None:
+        self._end = end
+        self._model = model
+        self._back = back
+        self._log = log
+
+    def run(self) -> None:
+        """Until the server closes the connection, or the end is stopped. Raises: ServerGone."""
+        for batch in self._end.batches():
+            self._run_batch(batch)
+
+    def _run_batch(self, received: ReceivedBatch) -> None:
+        input_end = output_start = received.taken_ns
+        responders: list[BatchedResponder] = []
+        try:
+            requests = [self._request(each, responders) for each in received.requests]
+            input_end = output_start = time.monotonic_ns()
+            together = [[request] for request in requests] if received.is_grouped else [requests]
+            answers = [answer for batch in together for answer in self._run(batch)]
+            output_start = time.monotonic_ns()
+            settled = [responder.settle(answer) for answer, responder in zip(answers, responders, strict=True)]
+            results = self._back.responses.results(settled)
+        except BaseException as error:
+            for responder in responders:
+                responder.claim()
+            self._end.fail(received, (input_end, max(output_start, input_end)), self._serve_error(error))
+            return
+        self._end.finish(received, (input_end, output_start), results, each=True)
+
+    def _request(self, received: ReceivedRequest, responders: list[BatchedResponder]) -> ModelRequest:
+        """A request on memory of its own, which may be kept and written to.
+
+        What answers it is appended to `responders`, also where this fails.
+        """
+        responder = self._back.open_request(received.number)
+        responders.append(responder)
+        layout, heap = received.form.layout, self._end.inputs
+        inputs = {
+            head.name: Tensor(*head, bytearray(content))
+            for head, content in zip(layout.inputs, request_inputs(received, heap), strict=True)
+        }
+        details = read_details(details_of(received, heap)) if received.details_bytes else NO_DETAILS
+        return ModelRequest(
+            inputs,
+            layout.requested_outputs,
+            responder,
+            details.request_id,
+            details.correlation_id,
+            details.flags,
+            layout.priority,
+            layout.timeout_microseconds,
+            layout.parameters,
+            received.number,
+            details.trace_context,
+        )
+
+    def _run(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
+        """What the model gives, an error for each request where it raises."""
+        token = begin_requests(tuple([request.id for request in requests]))
+        try:
+            answers = self._model.execute(requests)
+            if len(answers) != len(requests):
+                raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} requests")
+        except BaseException as error:
+            # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
+            told = self._serve_error(error)
+            return [told] * len(requests)
+        finally:
+            end_requests(token)
+        return answers
+
+    def _serve_error(self, error: BaseException) -> ServeError:
+        if isinstance(error, ServeError):
+            return error
+        self._log.error("the model failed to run a batch", exc_info=error)
+        return ServeError(StatusCode.INTERNAL, error_text(error))
 
 
 class _SampleResponder:

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from rocserve.workers.control_groups import ControlGroup
+from rocserve.workers.process import WorkerProcess
 
 _LOOK_SECONDS = 0.1
 """Between two looks: memory grows by some hundred megabytes meanwhile, processes by some hundred."""
@@ -36,17 +36,6 @@ _COUNTED_SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 """The same of /proc/PID/smaps_rollup."""
 
 
-class BoundedWorker(Protocol):
-    """A worker, as it is watched."""
-
-    pid: int
-
-    @property
-    def has_ended(self) -> bool: ...
-    def end_for(self, reason: str) -> None:
-        """Kill it; the reason is told with its end."""
-
-
 @dataclass(frozen=True, slots=True)
 class Process:
     pid: int
@@ -61,7 +50,7 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    worker: BoundedWorker
+    worker: WorkerProcess
     memory_bytes: int
     tasks: int
     known: set[tuple[int, int]] = field(default_factory=set)
@@ -74,7 +63,7 @@ class _Grouped:
     """A worker that the kernel keeps within its bounds."""
 
     group: ControlGroup
-    worker: BoundedWorker | None
+    worker: WorkerProcess | None
     """None: nobody waits for it any more."""
     is_over: bool = False
 
@@ -87,13 +76,13 @@ class ResourceWatch:
         self._grouped: list[_Grouped] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, worker: BoundedWorker, memory_bytes: int, tasks: int) -> None:
+    def add(self, worker: WorkerProcess, memory_bytes: int, tasks: int) -> None:
         """Watch a worker until it ends; 0 = no bound."""
         if memory_bytes or tasks:
             self._watched.append(_Watched(worker, memory_bytes, tasks))
             self._look_later()
 
-    def add_grouped(self, group: ControlGroup, worker: BoundedWorker | None) -> None:
+    def add_grouped(self, group: ControlGroup, worker: WorkerProcess | None) -> None:
         """Watch a worker in a cgroup of its own until it ends, and remove that; None = end what is in it now."""
         self._grouped.append(_Grouped(group, worker))
         self._look_later()

@@ -3,46 +3,66 @@
 from __future__ import annotations
 
 import math
-import threading
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rocserve.backends.request_model import Answer, ModelResponse, Rescheduled, Result
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
-from rocserve.core.tensor_places import aligned
-from rocserve.core.tensors import Buffer, TensorHead, flat_octets
-from rocserve.plane.heap import copy_bytes
-from rocserve.workers.entries import (
-    AGAIN,
-    ENTRY,
-    FINAL,
-    NONE,
-    OPEN,
-    REMEMBERED_LAYOUTS,
-    RESPONSE,
-    numbers,
-)
+from rocserve.core.requests import Parameters
+from rocserve.core.tensor_places import TensorPlaces, aligned, lay_out, padded
+from rocserve.core.tensors import Buffer, TensorHead
+from rocserve.plane.heap import fill
+from rocserve.workers.entries import AGAIN, ENTRY, FINAL, NONE, OPEN, REMEMBERED_LAYOUTS, RESPONSE, numbers
 from rocserve.workers.messages import ResultLayout
-from rocserve.workers.worker_end import OutgoingResult, SharedWorkerEnd, checked, error_result
+from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, checked, error_result
+
+
+class _Form(NamedTuple):
+    """What responses with the same outputs have in common."""
+
+    heads: tuple[TensorHead, ...]
+    text: bytes
+    """Of the layout."""
+    places: TensorPlaces
+    """Of the outputs, from the end of the numbers on."""
+    table: Sequence[Buffer]
+    """The numbers, of outputs whose sizes follow from their heads."""
+    nbytes: int
+    """Of such a response."""
 
 
 class ResponseWriter:
     """One instance's. From any thread."""
 
-    def __init__(self, end: SharedWorkerEnd) -> None:
+    def __init__(self, end: WorkerEnd) -> None:
         self._end = end
-        self._texts: dict[tuple[TensorHead, ...], bytes] = {}
+        self._forms: dict[tuple[tuple[str, DataType, tuple[int, ...]], ...], _Form] = {}
 
-    def result(self, answer: Answer | None) -> OutgoingResult:
-        """For a request of a batch that is done; None: it is answered beside the batch."""
-        if answer is None:
-            return OutgoingResult(OPEN)
-        if isinstance(answer, ModelResponse):
-            try:
-                return self._response(answer)
-            except ServeError as error:
-                answer = error
-        return error_result(answer)
+    def results(self, answers: Sequence[Answer | None]) -> list[OutgoingResult]:
+        """For the requests of a batch that is done, one for those in a row that are alike; None: a request is answered
+        beside the batch."""
+        results: list[OutgoingResult] = []
+        for answer in answers:
+            if answer is None:
+                results.append(OutgoingResult(OPEN))
+            elif isinstance(answer, ServeError):
+                results.append(error_result(answer))
+            else:
+                try:
+                    form, data = self._form(answer), [each.data for each in answer.outputs]
+                    packed = None if answer.parameters else form.places.packed(data)
+                    if packed is None:
+                        results.append(self._response(form, data, answer.parameters))
+                    elif results and results[-1].form is form:
+                        results[-1].add(form.nbytes, (*form.table, *packed))
+                    else:
+                        layout, contents = self._end.layout_number(form.text), [*form.table, *packed]
+                        results.append(OutgoingResult(0, 0, layout, 2 * len(data), form.nbytes, contents, form=form))
+                except ServeError as error:
+                    results.append(error_result(error))
+        return results
 
     def send(self, number: int, answer: Result | None, final: bool) -> None:
         """Respond to the request of that number; waits while the server is slow to read.
@@ -61,95 +81,50 @@ class ResponseWriter:
     def _entries(self, flags: int, number: int, answer: Answer) -> bytes:
         """Of a response in a slot of its own. Raises: ServeError."""
         end = self._end
-        result = self._response(answer) if isinstance(answer, ModelResponse) else error_result(answer)
+        if isinstance(answer, ServeError):
+            result = error_result(answer)
+        else:
+            data = [each.data for each in answer.outputs]
+            result = self._response(self._form(answer), data, answer.parameters)
         defined = end.layout_entry(result.layout_text) if result.layout_text else b""
         place, view = end.place(result.nbytes)
-        for offset, content in result.contents:
-            copy_bytes(view, offset, content)
+        fill(view, result.contents)
         return defined + ENTRY.pack(
             RESPONSE, flags | result.flags, result.code, result.layout, number, place, result.count
         )
 
-    def _response(self, answer: ModelResponse) -> OutgoingResult:
+    def _form(self, answer: ModelResponse) -> _Form:
+        """Raises: ServeError: INTERNAL, its names and shapes are too long."""
+        key = tuple([(each.name, each.datatype, each.shape) for each in answer.outputs])
+        form = self._forms.get(key)
+        if form is None:
+            heads = tuple([TensorHead(*each) for each in key])
+            text = checked(to_json(ResultLayout(heads)))
+            places = TensorPlaces(heads)
+            table, nbytes = _table(places.sizes or ())
+            if len(self._forms) >= REMEMBERED_LAYOUTS:
+                self._forms.clear()
+            form = self._forms[key] = _Form(heads, text, places, padded((table,)), nbytes)
+        return form
+
+    def _response(self, form: _Form, data: Sequence[Buffer], parameters: Parameters) -> OutgoingResult:
         """Raises: ServeError: INTERNAL, an output's bytes are not those of its shape."""
-        contents: list[tuple[int, Buffer]] = [(0, b"")]
-        heads: list[TensorHead] = []
-        table: list[int] = []
-        position = 16 * len(answer.outputs)
-        for tensor in answer.outputs:
-            content = flat_octets(tensor.data)
-            name, datatype, shape, nbytes = tensor.name, tensor.datatype, tuple(tensor.shape), len(content)
-            if datatype is not DataType.BYTES and nbytes != math.prod(shape) * datatype.itemsize:
-                expected = math.prod(shape) * datatype.itemsize
-                raise internal(f"output '{name}' of shape {list(shape)} needs {expected} bytes, got {nbytes}")
-            heads.append(TensorHead(name, datatype, shape))
-            start = aligned(position)
-            table += (start, nbytes)
-            contents.append((start, content))
-            position = start + nbytes
-        contents[0] = (0, numbers(len(table)).pack(*table))
-        key = tuple(heads)
-        if answer.parameters:
-            return OutgoingResult(count=len(table), nbytes=position, contents=contents, layout_text=_text(key, answer))
-        text = self._texts.get(key)
-        if text is None:
-            if len(self._texts) >= REMEMBERED_LAYOUTS:
-                self._texts.clear()
-            text = self._texts[key] = _text(key, answer)
-        return OutgoingResult(0, 0, self._end.layout_number(text), len(table), position, contents)
+        for head, each in zip(form.heads, data, strict=True):
+            expected = math.prod(head.shape) * head.datatype.itemsize
+            if head.datatype is not DataType.BYTES and len(each) != expected:
+                shape = list(head.shape)
+                raise internal(f"output '{head.name}' of shape {shape} needs {expected} bytes, got {len(each)}")
+        table, nbytes = _table([*map(len, data)])
+        result = OutgoingResult(0, 0, 0, 2 * len(data), nbytes, padded([table, *data]))
+        if parameters:
+            result.layout_text = checked(to_json(ResultLayout(form.heads, parameters=parameters)))
+        else:
+            result.layout = self._end.layout_number(form.text)
+        return result
 
 
-def _text(heads: tuple[TensorHead, ...], answer: ModelResponse) -> bytes:
-    return checked(to_json(ResultLayout(heads, parameters=answer.parameters)))
-
-
-class BatchedResponder:
-    """Implements request_model.RequestResponder; an answer that need not go beside its batch goes with it instead."""
-
-    __slots__ = ("_ended", "_lock", "_on_end", "_spoken", "_writer", "is_cancelled", "number")
-
-    def __init__(self, writer: ResponseWriter, number: int, requests: dict[int, BatchedResponder]) -> None:
-        """`requests`: the open ones, by their numbers; it is among them until it has been answered."""
-        self._writer = writer
-        self.number = number
-        self._on_end = requests
-        self._lock = threading.Lock()
-        self._ended = False
-        self._spoken = False
-        self.is_cancelled = False
-
-    def send(self, answer: Result | None, final: bool) -> None:
-        """See request_model.RequestResponder; and that the request is to come again."""
-        with self._lock:
-            if self._ended:
-                raise RuntimeError("the final response to this request has been sent before")
-            if answer is None and not final:
-                return
-            # Under the lock: nothing may overtake what is the last.
-            self._writer.send(self.number, answer, final)
-            self._spoken = True
-            if final:
-                self._end()
-
-    def claim(self) -> bool:
-        """Take the request back, for an answer that goes with its batch; False when it has been responded to beside
-        it."""
-        with self._lock:
-            if self._spoken or self._ended:
-                return False
-            self._end()
-            return True
-
-    def end_with(self, answer: Result) -> bool:
-        """Answer finally unless that has been done; whether it was done now."""
-        try:
-            self.send(answer, True)
-        except RuntimeError:
-            return False
-        except ServeError as error:
-            self.send(error, True)
-        return True
-
-    def _end(self) -> None:
-        self._ended = True
-        self._on_end.pop(self.number, None)
+def _table(sizes: Sequence[int]) -> tuple[bytes, int]:
+    """The numbers of a response with outputs of these sizes, and how many bytes it has."""
+    offsets, end = lay_out(sizes, 16 * len(sizes))
+    places = [number for place in zip(offsets, sizes, strict=True) for number in place]
+    return numbers(len(places)).pack(*places), aligned(end)

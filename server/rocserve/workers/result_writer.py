@@ -15,7 +15,7 @@ from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
-from rocserve.core.tensor_places import lay_out
+from rocserve.core.tensor_places import aligned, lay_out, padded
 from rocserve.core.tensors import Buffer, Tensor, TensorHead, bytes_elements, encode_bytes_elements, flat_octets, octets
 from rocserve.workers.entries import numbers
 from rocserve.workers.messages import RequestFailure, ResultLayout
@@ -108,8 +108,11 @@ class ResultWriter:
             self._end.give_up(self._reserved[1])
             self._reserved = None
 
-    def write(self, batch: Batch, result: BatchResult) -> OutgoingResult:
+    def write(self, batch: Batch, result: BatchResult, last: OutgoingResult | None = None) -> OutgoingResult:
         """The outputs on their way to the server.
+
+        Args:
+            last: of the request before, where requests run one by one; it takes up outputs that are alike.
 
         Raises:
             ServeError: INTERNAL, the outputs are not what was asked for, or not of the batch's rows.
@@ -132,10 +135,12 @@ class ResultWriter:
                 key = (sum(batch.request_sizes), *arrays)
                 plan = self._plans.get(key)
                 if plan is not None:
-                    return self._write_as_before(batch, plan, values)
+                    return self._write_as_before(batch, plan, values, last)
         return self._write_anew(batch, names, values, result.failures, key)
 
-    def _write_as_before(self, batch: Batch, plan: _Plan, values: Sequence[Array | Tensor]) -> OutgoingResult:
+    def _write_as_before(
+        self, batch: Batch, plan: _Plan, values: Sequence[Array | Tensor], last: OutgoingResult | None
+    ) -> OutgoingResult:
         if self._reserved is not None and self._reserved[0] is plan:
             _, self.reserved, view = self._reserved
             self._reserved = None
@@ -143,12 +148,16 @@ class ResultWriter:
             for destination, value in zip(plan.room(self.reserved, view).values(), values, strict=True):
                 if value is not destination:
                     np.copyto(destination, value)  # type: ignore[arg-type]
-            contents: list[tuple[int, Buffer]] = []
+            contents: list[Buffer] = []
         else:
             # What lies in the room for another plan goes to the server before that is given up.
-            contents = [(0, plan.table), *zip(plan.offsets, map(_octets, values), strict=True)]
+            contents = padded([plan.table, *map(_octets, values)])
+            if last is not None and last.form is plan:
+                last.add(plan.end, contents)
+                return last
         self._remember(batch, plan)
-        return OutgoingResult(0, 0, self._end.layout_number(plan.text), plan.count, plan.end, contents)
+        layout = self._end.layout_number(plan.text)
+        return OutgoingResult(0, 0, layout, plan.count, plan.end, contents, form=plan)
 
     def _remember(self, batch: Batch, plan: _Plan) -> None:
         if len(self._last) >= _REMEMBERED:
@@ -172,8 +181,8 @@ class ResultWriter:
         offsets, end = lay_out([entry.nbytes for entry in entries], head.size)
         places = [number for entry, offset in zip(entries, offsets, strict=True) for number in (offset, entry.nbytes)]
         table = head.pack(*places, *bounds)
-        contents: list[tuple[int, Buffer]] = [(0, table)]
-        contents += [(offset, _octets(entry.source)) for offset, entry in zip(offsets, entries, strict=True)]
+        end = aligned(end)
+        contents = padded([table, *[_octets(entry.source) for entry in entries]])
         heads = tuple(entry.head for entry in entries)
         text = checked(to_json(ResultLayout(heads, _told(failures))))
         if failures:

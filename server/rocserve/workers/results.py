@@ -9,17 +9,29 @@ from collections.abc import Mapping, Sequence
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json
-from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Parameters
+from rocserve.core.requests import LARGE_RESPONSE, Parameters
+from rocserve.core.tensor_places import aligned
 from rocserve.core.tensors import Buffer, TensorHead, can_hold
 from rocserve.plane.heap import HeapReader
-from rocserve.workers.entries import LONGEST_TEXT_BYTES, ONCE, REMEMBERED_LAYOUTS, numbers
+from rocserve.plane.link import ENTRY_BYTES
+from rocserve.workers.entries import (
+    ENTRY,
+    ERROR,
+    LONGEST_TEXT_BYTES,
+    ONCE,
+    OPEN,
+    REMEMBERED_LAYOUTS,
+    RESULT,
+    RESULT_LAYOUT,
+    numbers,
+)
 from rocserve.workers.messages import ResultLayout
-from rocserve.workers.wire import status_code
+from rocserve.workers.wire import LONGEST_TEXT, status_code
 
 Outputs = tuple[tuple[TensorHead, ...], Sequence[Buffer]]
 """What one request's part of a result is, and its bytes."""
-Part = tuple[tuple[TensorHead, ...], Sequence[tuple[int, int]]]
-"""What one request's part of a result is, and the first byte and the end of each of its outputs."""
+Part = tuple[tuple[TensorHead, ...], Sequence[slice]]
+"""What one request's part of a result is, and where each of its outputs lies, counted from the result's first byte."""
 
 OutputCuts = Mapping[str, Sequence[tuple[int, ...]]]
 """By output, the shape of each request's part, where that is not the request's rows."""
@@ -35,13 +47,14 @@ _NOTHING = memoryview(b"")
 _ALONE = (1,)
 """A request whose result is not cut."""
 
+_Known = tuple[int, Sequence[Part], ResultLayout]
+"""Where a result ends, each request's part, and its layout."""
+
 
 class BatchOutcome:
     """What became of a batch."""
 
     __slots__ = (
-        "_open",
-        "_parameters",
         "_parts",
         "_view",
         "compute_end_ns",
@@ -49,7 +62,9 @@ class BatchOutcome:
         "failures",
         "input_end_ns",
         "is_large",
+        "open",
         "output_start_ns",
+        "parameters",
         "slot",
     )
 
@@ -61,50 +76,50 @@ class BatchOutcome:
         self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
         self.failures: dict[int, ServeError] = {}
         """Single requests that failed, by their place in the batch."""
+        self.open: set[int] = set()
+        """The requests that the model answers, or has answered, by responses of their own."""
+        self.parameters: dict[int, Parameters] = {}
+        """What the model says beside the outputs of its response, by request."""
         self._view = view
         self.is_large = len(view) > LARGE_RESPONSE
         self.slot: object = None
         """See InferResponse."""
-        self._open: set[int] | None = None
-        self._parameters: dict[int, Parameters] | None = None
         self._parts: list[tuple[int, Part]] = []
-        """By request: where the memory of its outputs begins, and where in it they lie."""
+        """By request: where its result begins, and what it has of that."""
 
     def outputs_of(self, request_index: int) -> Outputs:
         """One request's rows of each output, as views on the worker's heap."""
-        start, (heads, bounds) = self._parts[request_index]
-        view = self._view
-        return heads, [view[start + begin : start + end] for begin, end in bounds]
+        start, (heads, slices) = self._parts[request_index]
+        return heads, list(map(self._view[start:].__getitem__, slices))
 
-    def is_open(self, request_index: int) -> bool:
-        """Whether the model answers the request, or has answered it, by responses of its own."""
-        return self._open is not None and request_index in self._open
+    def add(self, starts: Sequence[int], parts: Sequence[Part], layout: ResultLayout) -> None:
+        """Results that begin there, each of as many requests as there are parts, one behind the other.
 
-    def parameters_of(self, request_index: int) -> Parameters:
-        """What the model says beside the outputs of its response to a request."""
-        return NO_PARAMETERS if self._parameters is None else self._parameters.get(request_index, NO_PARAMETERS)
-
-    def add(self, index: int, start: int, parts: Sequence[Part], layout: ResultLayout) -> None:
-        """A result, of the requests from `index` on. Raises: ValueError."""
+        Raises:
+            ValueError: there is no such request as one that failed.
+        """
+        index = len(self._parts)
         if layout.parameters:
-            if self._parameters is None:
-                self._parameters = {}
-            self._parameters[index] = layout.parameters
-        self._parts += [(start, part) for part in parts]
+            self.parameters[index] = layout.parameters
+        self._parts += [(start, part) for start in starts for part in parts]
         for failure in layout.failures:
             if not 0 <= failure.request_index < len(parts):
                 raise ValueError(f"a failure of request {failure.request_index} of {len(parts)}")
             self.failures[index + failure.request_index] = ServeError(status_code(failure.code), failure.text)
 
-    def add_open(self, index: int) -> None:
-        if self._open is None:
-            self._open = set()
-        self._open.add(index)
+    def add_open(self, count: int) -> None:
+        """So many requests that are open."""
+        self.open.update(range(len(self._parts), len(self._parts) + count))
+        self._parts += [(0, _NO_PART)] * count
+
+    def add_failure(self, error: ServeError) -> None:
+        self.failures[len(self._parts)] = error
         self._parts.append((0, _NO_PART))
 
-    def add_failure(self, index: int, error: ServeError) -> None:
-        self.failures[index] = error
-        self._parts.append((0, _NO_PART))
+    @property
+    def request_count(self) -> int:
+        """Of those that have been added."""
+        return len(self._parts)
 
 
 class ResultReader:
@@ -116,7 +131,7 @@ class ResultReader:
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
         self._layouts: dict[int, ResultLayout] = {}
-        self._parts: dict[tuple[int, bytes, tuple[int, ...]], tuple[int, Sequence[Part], ResultLayout]] = {}
+        self._known: dict[tuple[int, bytes, tuple[int, ...]], _Known] = {}
         self._remembered = 0
         self._once: ResultLayout | None = None
 
@@ -134,9 +149,61 @@ class ResultReader:
         self._once = from_json(ResultLayout, text)
 
     def text(self, place: int, nbytes: int) -> bytes:
+        """Of a slot of its own. Raises: ValueError."""
         if nbytes > LONGEST_TEXT_BYTES:
             raise ValueError(f"a text of {nbytes} bytes, expected at most {LONGEST_TEXT_BYTES}")
         return bytes(self._heap.checked(place, nbytes))
+
+    def error(self, code: int, place: int, nbytes: int) -> ServeError:
+        """Whose text has a slot of its own. Raises: ValueError."""
+        return _error(code, self.text(place, nbytes))
+
+    def read_batch(
+        self,
+        place: int,
+        nbytes: int,
+        entries: int,
+        times: tuple[int, int, int],
+        sizes: tuple[int, ...],
+        cuts: OutputCuts | None,
+        each: bool,
+        sees_requests: bool,
+    ) -> BatchOutcome:
+        """The results of a batch.
+
+        Args:
+            place: of their slot of so many bytes, at whose beginning is a table of so many entries.
+            times: see BatchOutcome.
+            sizes: of the batch's requests, in rows.
+            cuts: where outputs are cut otherwise than by rows.
+            each: there are results of each request, else there is one of all.
+            sees_requests: the model sees each request for itself, so that it may keep one open.
+        """
+        if not 0 < entries * ENTRY_BYTES <= nbytes:
+            raise ValueError(f"results in {entries} entries of {nbytes} bytes")
+        view = self._heap.checked(place, nbytes)
+        outcome = BatchOutcome(None, times, view)
+        for kind, flags, code, number, a, b, c in ENTRY.iter_unpack(view[: entries * ENTRY_BYTES]):
+            if kind == RESULT_LAYOUT:
+                self.define_once(_part(view, a, b))
+                continue
+            count = a if each else len(sizes)
+            may_be = not flags & (OPEN | ERROR) or (each and (sees_requests or not flags & OPEN))
+            if kind != RESULT or not 0 < count <= len(sizes) - outcome.request_count or not may_be:
+                raise ValueError(f"a message of kind {kind} among the results of {len(sizes)} requests")
+            if flags & OPEN:
+                outcome.add_open(count)
+            elif flags & ERROR:
+                outcome.add_failure(_error(code, _part(view, b, c)))
+            else:
+                end, parts, layout = self.read(view, number, b, c, _ALONE if each else sizes, cuts)
+                starts = [b + index * aligned(end) for index in range(count if each else 1)]
+                if starts[-1] + end > len(view):
+                    raise ValueError(f"a result of {end} bytes at byte {starts[-1]} of {len(view)}")
+                outcome.add(starts, parts, layout)
+        if outcome.request_count != len(sizes):
+            raise ValueError(f"results of {outcome.request_count} requests where there are {len(sizes)}")
+        return outcome
 
     def read(
         self,
@@ -146,8 +213,8 @@ class ResultReader:
         count: int,
         sizes: tuple[int, ...],
         cuts: OutputCuts | None = None,
-    ) -> tuple[Sequence[Part], ResultLayout]:
-        """For each request its part of a result, counted from `start`, and the result's layout.
+    ) -> _Known:
+        """Where a result ends and each request's part of it, counted from `start`, and its layout.
 
         Args:
             view: the slot of the result, whose numbers begin at its byte `start`.
@@ -157,7 +224,7 @@ class ResultReader:
         once, self._once = self._once, None
         table = bytes(view[start : start + 8 * count])
         key = (number, table, sizes)
-        known = self._parts.get(key) if once is None and cuts is None else None
+        known = self._known.get(key) if once is None and cuts is None else None
         if known is None:
             layout = once or self._layouts.get(number)
             if layout is None:
@@ -168,13 +235,12 @@ class ResultReader:
             if once is None and cuts is None:
                 self._remembered += len(sizes) * len(layout.outputs) + 1
                 if self._remembered > _MOST_REMEMBERED:
-                    self._parts.clear()
+                    self._known.clear()
                     self._remembered = 0
-                self._parts[key] = known
-        end, parts, layout = known
-        if start + end > len(view):
-            raise ValueError(f"a result of {end} bytes at byte {start} of {len(view)}")
-        return parts, layout
+                self._known[key] = known
+        if start + known[0] > len(view):
+            raise ValueError(f"a result of {known[0]} bytes at byte {start} of {len(view)}")
+        return known
 
     def read_at(self, place: int, number: int, count: int) -> tuple[Outputs, ResultLayout]:
         """A single result in a slot of its own, and its layout."""
@@ -183,8 +249,8 @@ class ResultReader:
         table = numbers(count).unpack(self._heap.checked(place, 8 * count))
         end = max(8 * count, *[start + nbytes for start, nbytes in zip(table[0::2], table[1::2], strict=True)])
         view = self._heap.checked(place, end)
-        ((heads, bounds),), layout = self.read(view, number, 0, count, _ALONE)
-        return (heads, [view[begin:end] for begin, end in bounds]), layout
+        _, ((heads, slices),), layout = self.read(view, number, 0, count, _ALONE)
+        return (heads, [view[each] for each in slices]), layout
 
 
 def _cut(
@@ -192,7 +258,7 @@ def _cut(
 ) -> tuple[int, Sequence[Part]]:
     """Where a result ends, and each request's part."""
     heads: list[list[TensorHead]] = [[] for _ in request_sizes]
-    places: list[list[tuple[int, int]]] = [[] for _ in request_sizes]
+    places: list[list[slice]] = [[] for _ in request_sizes]
     position, end, total = 2 * len(layout.outputs), 8 * len(numbers), 0
     if position > len(numbers):
         raise ValueError(f"{len(numbers)} numbers for {len(layout.outputs)} outputs")
@@ -216,7 +282,7 @@ def _cut(
             shapes = [(size, *head.shape[1:]) for size in request_sizes]
         for request, (shape, (begin, finish)) in enumerate(zip(shapes, itertools.pairwise(bounds), strict=True)):
             heads[request].append(TensorHead(head.name, head.datatype, shape))
-            places[request].append((offset + begin, offset + finish))
+            places[request].append(slice(offset + begin, offset + finish))
     if total > end:
         raise ValueError(f"outputs of {total} bytes in {end} bytes of memory")
     shared: dict[tuple[TensorHead, ...], tuple[TensorHead, ...]] = {}
@@ -247,3 +313,14 @@ def _check_bounds(head: TensorHead, bounds: Sequence[int], nbytes: int, request_
     rising = all(first <= second for first, second in itertools.pairwise(bounds))
     if len(bounds) != len(request_sizes) + 1 or bounds[0] != 0 or bounds[-1] != nbytes or not rising:
         raise ValueError(f"output '{head.name}' of {nbytes} bytes is cut at {list(bounds)}")
+
+
+def _part(view: memoryview, start: int, nbytes: int) -> bytes:
+    """Bytes of a slot. Raises: ValueError."""
+    if nbytes > LONGEST_TEXT_BYTES or start + nbytes > len(view):
+        raise ValueError(f"a text of {nbytes} bytes at byte {start} of {len(view)}")
+    return bytes(view[start : start + nbytes])
+
+
+def _error(code: int, text: bytes) -> ServeError:
+    return ServeError(status_code(code), text.decode(errors="replace")[:LONGEST_TEXT])

@@ -9,9 +9,9 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal, unavailable
@@ -21,12 +21,15 @@ from rocserve.core.requests import Signature
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.answer_watch import AnswerWatch, process_state
-from rocserve.workers.instance import CallStarter, Instance
+from rocserve.workers.instance import Instance
 from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
-from rocserve.workers.load_limit import LoadLimit
 from rocserve.workers.messages import Load, Progress, WarmUp
 from rocserve.workers.process import WorkerProcess
+
+if TYPE_CHECKING:
+    from rocserve.workers.group import WorkerGroup
 
 _TAKE_OVER_SECONDS = 10.0
 """A worker that the server before has left may still be at what that has sent it; with a longer batch it is ended."""
@@ -72,17 +75,46 @@ class RestartPolicy:
         return min(self.first_delay_seconds * 2.0 ** min(failures - 2, 60), self.longest_delay_seconds)
 
 
-class SupervisorEvents(Protocol):
-    """What a supervisor tells; all on the asyncio loop."""
+class LoadLimit:
+    """Bounds the time that a worker takes to load its model and to warm it up.
 
-    def instance_opened(self, instance: Instance) -> None: ...
-    def instance_lost(self, instance: Instance, reason: ServeError) -> None: ...
-    def restarting(self, reason: str, delay_seconds: float) -> None: ...
-    def recovered(self) -> None: ...
-    def progress(self, text: str) -> None: ...
-    def silent(self, seconds: Sequence[float]) -> None: ...
-    def described(self, properties: Mapping[str, str]) -> None: ...
-    def measured(self, changes: MetricChanges) -> None: ...
+    Not counted is the time in which the engine says that it compiles: that has limits of its own.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: 0 = no limit."""
+        self._left = seconds or None
+        self._timeout: asyncio.Timeout | None = None
+        self._compiles = False
+        self._since = 0.0
+
+    @contextlib.asynccontextmanager
+    async def bounding(self) -> AsyncIterator[None]:
+        """A part of the load. Raises: TimeoutError, the time is over; so it is for what follows."""
+        async with asyncio.timeout(None) as self._timeout:
+            self._go_on()
+            try:
+                yield
+            finally:
+                self._pause()
+                self._timeout = None
+
+    def told(self, doing: str) -> None:
+        """The engine says what it is at; "" = nothing that takes long."""
+        self._pause()
+        self._compiles = bool(doing)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._since = asyncio.get_running_loop().time()
+        if self._timeout is not None and self._left is not None and not self._compiles:
+            self._timeout.reschedule(self._since + self._left)
+
+    def _pause(self) -> None:
+        if self._timeout is None or self._left is None or self._compiles or self._timeout.expired():
+            return
+        self._left = max(0.0, self._left - (asyncio.get_running_loop().time() - self._since))
+        self._timeout.reschedule(None)
 
 
 class WorkerSupervisor:
@@ -95,7 +127,8 @@ class WorkerSupervisor:
         launcher: WorkerLauncher,
         mail: InstanceMail,
         inputs: SharedHeap,
-        events: SupervisorEvents,
+        group: WorkerGroup,
+        index: int,
         policy: RestartPolicy,
         log: logging.Logger,
         start_call: CallStarter | None,
@@ -104,6 +137,7 @@ class WorkerSupervisor:
         content: str = "",
     ) -> None:
         """`inputs`: the heap of the version, where requests' tensors lie.
+        `group`: is told of all that happens to this worker of it, the one with this index.
         `start_call`: runs the calls of a model that sees each request for itself; None for the other kind.
         `content`: tells the files that are loaded; "" = the worker is not kept for another server."""
         self._load = load
@@ -114,7 +148,9 @@ class WorkerSupervisor:
         self._launcher = launcher
         self._mail = mail
         self._inputs = inputs
-        self._events = events
+        self._group = group
+        self._index = index
+        self._events = group.events
         self._policy = policy
         self._limits = limits
         self._load_limit = LoadLimit(limits.load_seconds)
@@ -180,7 +216,7 @@ class WorkerSupervisor:
             self._events.measured(progress)
             return
         self._load_limit.told(progress.text)
-        self._events.progress(progress.text)
+        self._group.worker_progress(self._index, progress.text)
         if progress.properties:
             self._events.described(progress.properties)
 
@@ -257,7 +293,7 @@ class WorkerSupervisor:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()
-            self._events.progress("")
+            self._group.worker_progress(self._index, "")
             self._end_instances(worker.instances, f"the worker of {self._name} was stopped")
 
     async def _supervise(self, message: WarmUp) -> None:
@@ -270,7 +306,7 @@ class WorkerSupervisor:
                 worker.instances,
                 self._limits,
                 functools.partial(process_state, worker.pid),
-                self._events.silent,
+                functools.partial(self._group.worker_silent, self._index),
                 worker.end_for,
             )
             try:
@@ -291,7 +327,7 @@ class WorkerSupervisor:
         text = f"worker of {self._name} {worker.fate}"
         self._log.error("%s; it is being restarted", text)
         self._worker = None
-        self._events.progress("")
+        self._group.worker_progress(self._index, "")
         reason = unavailable(f"{text}; the model is being restarted")
         for instance in worker.instances:
             instance.stop_taking()
@@ -302,7 +338,7 @@ class WorkerSupervisor:
         """Until a worker serves again; how many failures there were in a row."""
         while True:
             delay = self._policy.delay(failures)
-            self._events.restarting(reason, delay)
+            self._group.worker_down(self._index, reason, delay)
             await asyncio.sleep(delay)
             try:
                 await self.load()
@@ -314,7 +350,7 @@ class WorkerSupervisor:
                 self._log.error("%s could not be restarted: %s", self._name, reason)
                 continue
             self._log.info("%s has a worker again", self._name)
-            self._events.recovered()
+            self._group.worker_up(self._index)
             return failures
 
     def _end_instances(self, instances: Sequence[Instance], text: str) -> None:

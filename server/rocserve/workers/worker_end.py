@@ -8,16 +8,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
 from rocserve.core.request_form import RequestLayout
-from rocserve.core.tensor_places import TensorPlaces, aligned
+from rocserve.core.tensor_places import TensorPlaces, aligned, padded
 from rocserve.core.tensors import Buffer
 from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
-from rocserve.plane.heap import Heap, HeapReader, copy_bytes
+from rocserve.plane.heap import Heap, HeapReader, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.shared_heap import SHARES
 from rocserve.workers.entries import (
@@ -96,7 +96,7 @@ RESULT_START = aligned(ENTRY_BYTES)
 
 @dataclass(slots=True, eq=False)
 class OutgoingResult:
-    """A result on its way to the server. Not frozen because one is made for each request."""
+    """A result on its way to the server, or several that are alike."""
 
     flags: int = 0
     code: int = 0
@@ -104,16 +104,26 @@ class OutgoingResult:
     count: int = 0
     """Of its numbers, or of the bytes of its text."""
     nbytes: int = 0
-    contents: Sequence[tuple[int, Buffer]] = ()
-    """What lies in it, and where from its first byte on."""
+    """Of all."""
+    contents: list[Buffer] = field(default_factory=list)
+    """Its numbers and outputs one behind the other, each filled up to a multiple of 64 bytes (tensor_places.padded)."""
     layout_text: bytes = b""
     """Of its own layout."""
-    start: int = 0
-    text_start: int = 0
+    requests: int = 1
+    """That have such a result."""
+    form: object = None
+    """Results with the same form differ in nothing but their contents; None: of no other."""
+
+    def add(self, nbytes: int, contents: Sequence[Buffer]) -> None:
+        """The next request has a result of the same form."""
+        self.requests += 1
+        self.nbytes += nbytes
+        self.contents += contents
 
 
 class WorkerEnd:
-    """Not thread-safe, but for `stop`."""
+    """Batches are taken by one thread. Results are posted from any, for a model that sees each request for itself may
+    answer from any."""
 
     def __init__(self, connection: socket.socket, is_alone: bool = True) -> None:
         """`is_alone`: no other instance runs in this process, whose thread would have to wait for one that looks.
@@ -138,6 +148,8 @@ class WorkerEnd:
         self.back = link.readers[BACK]
         self.back_sleep_word = link.own_sleep_word(1)
         self._connection = connection
+        # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
+        self._lock = threading.RLock()
         self._is_wanted = True
         """What is under way; False = the server is gone."""
         (looks,) = ATTACH.unpack(data)
@@ -187,9 +199,10 @@ class WorkerEnd:
         return is_open
 
     def _trim(self) -> None:
-        self._take_returns()
-        while self._heap.trim():
-            pass
+        with self._lock:
+            self._take_returns()
+            while self._heap.trim():
+                pass
 
     def _requests(self, place: int, count: int) -> list[ReceivedRequest]:
         requests: list[ReceivedRequest] = []
@@ -233,22 +246,24 @@ class WorkerEnd:
             HeapFull.
             ServerGone.
         """
-        while True:
-            if not self._is_wanted:
-                raise ServerGone
-            if self._returns.has_mail():
-                self._take_returns()
-            if not self._unread or self._unread_bytes + nbytes <= _MOST_UNREAD_BYTES:
-                place = self._heap.allocate(nbytes)
-                self._unread[place] = nbytes
-                self._unread_bytes += nbytes
-                return place, self._heap.view(place, nbytes)
-            time.sleep(_WAIT_SECONDS)
+        with self._lock:
+            while True:
+                if not self._is_wanted:
+                    raise ServerGone
+                if self._returns.has_mail():
+                    self._take_returns()
+                if not self._unread or self._unread_bytes + nbytes <= _MOST_UNREAD_BYTES:
+                    place = self._heap.allocate(nbytes)
+                    self._unread[place] = nbytes
+                    self._unread_bytes += nbytes
+                    return place, self._heap.view(place, nbytes)
+                time.sleep(_WAIT_SECONDS)
 
     def give_up(self, place: int) -> None:
         """A slot that the server is not told of."""
-        self._unread_bytes -= self._unread.pop(place)
-        self._heap.free(place)
+        with self._lock:
+            self._unread_bytes -= self._unread.pop(place)
+            self._heap.free(place)
 
     def _take_returns(self) -> None:
         for place in returned_places(self._returns.take()):
@@ -257,14 +272,15 @@ class WorkerEnd:
 
     def layout_number(self, text: bytes) -> int:
         """Of a ResultLayout in JSON; the server is told of one that is new."""
-        number = self._layouts.get(text)
-        if number is None:
-            if len(self._layouts) >= REMEMBERED_LAYOUTS:
-                del self._layouts[next(iter(self._layouts))]
-            number = next(self._layout_numbers)
-            self.post(self.layout_entry(text, number, 0))
-            self._layouts[text] = number
-        return number
+        with self._lock:
+            number = self._layouts.get(text)
+            if number is None:
+                if len(self._layouts) >= REMEMBERED_LAYOUTS:
+                    del self._layouts[next(iter(self._layouts))]
+                number = next(self._layout_numbers)
+                self.post(self.layout_entry(text, number, 0))
+                self._layouts[text] = number
+            return number
 
     def layout_entry(self, text: bytes, number: int = 0, flags: int = ONCE) -> bytes:
         """The entry that tells of a layout, by default the next result's alone. Raises: ServeError, see `checked`."""
@@ -278,14 +294,15 @@ class WorkerEnd:
 
     def post(self, entries: bytes) -> None:
         """Tell the server; waits while it has much to take."""
-        count = len(entries) // ENTRY_BYTES
-        while self._results.room < count:
-            if not self._is_wanted:
-                return
+        with self._lock:
+            count = len(entries) // ENTRY_BYTES
+            while self._results.room < count:
+                if not self._is_wanted:
+                    return
+                self._ring()
+                time.sleep(_WAIT_SECONDS)
+            self._results.post(entries)
             self._ring()
-            time.sleep(_WAIT_SECONDS)
-        self._results.post(entries)
-        self._ring()
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
         """A slot for a batch's one result of so many bytes, and the memory where that goes."""
@@ -299,26 +316,24 @@ class WorkerEnd:
 
         Args:
             times: time.monotonic_ns() when its inputs were there and when its engine ended.
-            results: one for each request, or one for all.
+            results: of each request, or one of all.
         """
         count = len(results) + sum([bool(result.layout_text) for result in results])
         end = aligned(count * ENTRY_BYTES)
         table: list[bytes] = []
+        pieces: list[Buffer] = []
         for result in results:
-            if result.layout_text:
-                table.append(ENTRY.pack(RESULT_LAYOUT, ONCE, 0, 0, end, len(result.layout_text), 0))
-                result.text_start = end
-                end = aligned(end + len(result.layout_text))
-            result.start = end
-            table.append(ENTRY.pack(RESULT, result.flags, result.code, result.layout, 0, end, result.count))
-            end = aligned(end + result.nbytes)
+            text = result.layout_text
+            if text:
+                table.append(ENTRY.pack(RESULT_LAYOUT, ONCE, 0, 0, end, len(text), 0))
+                pieces += padded((text,))
+                end += aligned(len(text))
+            number_of = result.requests if each else 0
+            table.append(ENTRY.pack(RESULT, result.flags, result.code, result.layout, number_of, end, result.count))
+            pieces += result.contents
+            end += result.nbytes
         place, view = self.place(end)
-        view[: count * ENTRY_BYTES] = b"".join(table)
-        for result in results:
-            if result.layout_text:
-                view[result.text_start : result.text_start + len(result.layout_text)] = result.layout_text
-            for offset, content in result.contents:
-                copy_bytes(view, result.start + offset, content)
+        fill(view, [*padded((b"".join(table),)), *pieces])
         flags = EACH if each else 0
         self._finish(batch, times, ENTRY.pack(RESULTS, flags, 0, 0, place, count, end))
 
@@ -356,44 +371,10 @@ def error_text(error: BaseException) -> str:
     return text[:LONGEST_TEXT]
 
 
-class SharedWorkerEnd(WorkerEnd):
-    """One that several threads post by: a model that sees each request for itself may answer from any."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        """Raises: see WorkerEnd."""
-        # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
-        self._lock = threading.RLock()
-        super().__init__(connection)
-
-    def place(self, nbytes: int) -> tuple[int, memoryview]:
-        """See WorkerEnd."""
-        with self._lock:
-            return super().place(nbytes)
-
-    def give_up(self, place: int) -> None:
-        """See WorkerEnd."""
-        with self._lock:
-            super().give_up(place)
-
-    def layout_number(self, text: bytes) -> int:
-        """See WorkerEnd."""
-        with self._lock:
-            return super().layout_number(text)
-
-    def post(self, entries: bytes) -> None:
-        """See WorkerEnd."""
-        with self._lock:
-            super().post(entries)
-
-    def _trim(self) -> None:
-        with self._lock:
-            super()._trim()
-
-
 def error_result(error: ServeError) -> OutgoingResult:
     """In the place of the result of a request."""
     text = error_bytes(error)
-    return OutgoingResult(ERROR, int(error.code), 0, len(text), len(text), [(0, text)])
+    return OutgoingResult(ERROR, int(error.code), 0, len(text), aligned(len(text)), padded((text,)))
 
 
 def error_bytes(error: ServeError) -> bytes:

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.metrics import MetricBook
-from rocserve.backends.python.pb_utils.tensor import unwrap_tensor, wrap_tensor
+from rocserve.backends.python.pb_utils.tensor import wrap_tensor
 from rocserve.core.custom_metrics import MetricChange, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import Tensor
@@ -104,7 +104,7 @@ def test_a_tensor_of_each_datatype(pb_utils: Any, name: str, numpy_type: Any, nu
     tensor = pb_utils.Tensor("T", array)
     assert (tensor.name(), tensor.shape(), tensor.triton_dtype(), tensor.is_cpu()) == ("T", [1, 3], number, True)
     assert tensor.as_numpy() is array
-    sent = unwrap_tensor(tensor)
+    sent = tensor._tensor
     assert (sent.datatype, sent.shape, bytes(sent.data)) == (DataType(name), (1, 3), array.tobytes())
     assert pb_utils.triton_string_to_numpy(f"TYPE_{name}")(1) == numpy_type(1)
     assert pb_utils.triton_to_numpy_type(number) is numpy_type
@@ -122,18 +122,18 @@ def test_texts(pb_utils: Any) -> None:
     array = np.array([[b"\x00\xff", "grüße"], [7, b""]], dtype=object)
     tensor = pb_utils.Tensor("T", array)
     array[0, 0] = b"changed afterwards"
-    sent = unwrap_tensor(tensor)
+    sent = tensor._tensor
     assert (sent.datatype, sent.shape) == (DataType.BYTES, (2, 2))
     assert sent.numpy().tolist() == [[b"\x00\xff", "grüße".encode()], [b"7", b""]]
     assert tensor.triton_dtype() == 13
-    assert unwrap_tensor(pb_utils.Tensor("S", np.array([b"ab", b"c"]))).numpy().tolist() == [b"ab", b"c"]
+    assert pb_utils.Tensor("S", np.array([b"ab", b"c"]))._tensor.numpy().tolist() == [b"ab", b"c"]
     with pytest.raises(pb_utils.TritonModelException, match="DLPack does not have support for string tensors"):
         tensor.to_dlpack()
     with pytest.raises(pb_utils.TritonModelException, match=r"NumPy dtype is not supported.*use dtype object"):
         pb_utils.Tensor("U", np.array(["ab"]))
     received = wrap_tensor(sent)
     assert received.as_numpy().tolist() == sent.numpy().tolist()
-    assert bytes(unwrap_tensor(received).data) == sent.data
+    assert bytes(received._tensor.data) == sent.data
 
 
 def test_serialised_bytes(pb_utils: Any) -> None:
@@ -150,17 +150,17 @@ def test_inputs_may_be_changed_in_place(pb_utils: Any) -> None:
         values = tensor.as_numpy()
         values += 1
         assert tensor.as_numpy().tolist() == [1, 1]
-        assert unwrap_tensor(tensor).numpy().tolist() == [1, 1]
+        assert tensor._tensor.numpy().tolist() == [1, 1]
 
 
 def test_arrays_of_any_layout(pb_utils: Any) -> None:
     square = np.arange(6, dtype=np.int32).reshape(2, 3)
-    assert unwrap_tensor(pb_utils.Tensor("T", square.T)).numpy().tolist() == square.T.tolist()
-    assert unwrap_tensor(pb_utils.Tensor("E", np.zeros((0, 3)))).shape == (0, 3)
-    assert unwrap_tensor(pb_utils.Tensor("S", np.array(4.0))).shape == ()
+    assert pb_utils.Tensor("T", square.T)._tensor.numpy().tolist() == square.T.tolist()
+    assert pb_utils.Tensor("E", np.zeros((0, 3)))._tensor.shape == (0, 3)
+    assert pb_utils.Tensor("S", np.array(4.0))._tensor.shape == ()
     unaligned = np.frombuffer(bytes(range(9)), np.int32, 2, offset=1)
     for array in (square, np.zeros((0, 3)), np.array(4.0), np.ones((2, 1), np.float16), np.ones(3, bool), unaligned):
-        sent = unwrap_tensor(pb_utils.Tensor("A", array))
+        sent = pb_utils.Tensor("A", array)._tensor
         assert (len(sent.data), bytes(sent.data)) == (array.nbytes, array.tobytes())
     for array in (
         np.ma.masked_array(square),
@@ -168,7 +168,7 @@ def test_arrays_of_any_layout(pb_utils: Any) -> None:
         np.ma.masked_array(4.0),
         square.view(np.matrix),
     ):
-        assert unwrap_tensor(pb_utils.Tensor("K", array)).numpy().tolist() == np.asarray(array).tolist()
+        assert pb_utils.Tensor("K", array)._tensor.numpy().tolist() == np.asarray(array).tolist()
     fixed = np.arange(3)
     fixed.setflags(write=False)
     assert np.from_dlpack(pb_utils.Tensor("F", fixed)).tolist() == [0, 1, 2]
@@ -184,8 +184,8 @@ def test_bfloat16_only_by_dlpack(pb_utils: Any) -> None:
     again = pb_utils.Tensor.from_dlpack("C", tensor.to_dlpack())
     del tensor
     assert again.triton_dtype() == 14
-    assert unwrap_tensor(again) == Tensor("C", DataType.BF16, (2,), unwrap_tensor(again).data)
-    assert bytes(unwrap_tensor(again).data) == bits
+    assert again._tensor == Tensor("C", DataType.BF16, (2,), again._tensor.data)
+    assert bytes(again._tensor.data) == bits
 
 
 class OnDevice:

@@ -24,7 +24,8 @@ from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.scheduler import SchedulerParts
-from rocserve.workers.instance import RequestLost, WorkerGone
+from rocserve.workers.instance import WorkerGone
+from rocserve.workers.instance_requests import RequestLost
 from rocserve.workers.results import Outputs
 
 from .conftest import Answer as Responder
@@ -42,13 +43,8 @@ class HandOutcome:
         self.failures = failures
         self.input_end_ns = 1
         self.output_start_ns = self.compute_end_ns = 1001
-        self._open = open_requests
-
-    def is_open(self, index: int) -> bool:
-        return index in self._open
-
-    def parameters_of(self, index: int) -> dict[str, int]:
-        return {"index": index}
+        self.open = open_requests
+        self.parameters = {index: {"index": index} for index in range(8)}
 
     def outputs_of(self, index: int) -> Outputs:
         return outputs_from([tensor_from_numpy("OUT", np.full((1, 1), index, np.float32))])
@@ -67,6 +63,10 @@ class HandInstance:
         self.batches: list[Callable[[HandOutcome], None]] = []
         self.sizes: list[int] = []
         self.on_execute: Callable[[], None] = lambda: None
+
+    @property
+    def requests(self) -> HandInstance:
+        return self
 
     def execute(self, form, members, on_outcome) -> None:
         self.on_execute()

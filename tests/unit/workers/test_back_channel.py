@@ -17,11 +17,12 @@ from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
-from rocserve.workers import instance as instance_module
+from rocserve.workers import instance_requests
 from rocserve.workers.back_channel import BackChannel
 from rocserve.workers.entries import BACK, CALL, ENTRY, ERROR, FINAL, NONE, RESPONSE, SERVER_RINGS, numbers
-from rocserve.workers.instance import MOST_CALLS, Instance, OpenCall, RequestLost
-from rocserve.workers.worker_end import SharedWorkerEnd
+from rocserve.workers.instance import Instance
+from rocserve.workers.instance_requests import MOST_CALLS, OpenCall, RequestLost
+from rocserve.workers.worker_end import WorkerEnd
 
 LOG = logging.getLogger("rocserve.test.back_channel")
 
@@ -39,7 +40,9 @@ class Both:
         self.server = Instance(
             "m", mail_of(plane), self.inputs, lambda instance, reason: self.broken.append(reason), LOG, self._call
         )
-        self.end_of_worker = SharedWorkerEnd(self.server.take_peer())
+        assert self.server.requests is not None
+        self.requests = self.server.requests
+        self.end_of_worker = WorkerEnd(self.server.take_peer())
         self.worker = BackChannel(self.end_of_worker, LOG)
         if opens:
             self.server.open()
@@ -52,7 +55,7 @@ class Both:
         self.called.release()
 
     def open_request(self, on_answer: Heard) -> int:
-        return on_plane(self.plane, lambda: self.server.open_request(on_answer))
+        return on_plane(self.plane, lambda: self.requests.open_request(on_answer))
 
     def opened(self, index: int = 0) -> OpenCall:
         """A call, once it has come."""
@@ -210,7 +213,7 @@ def test_cancellations_reach_requests_that_come_later(both: Both) -> None:
     both.worker.start()
     first, second, third = (both.open_request(Heard()) for _ in range(3))
     responder = both.worker.open_request(first)
-    on_plane(both.plane, lambda: (both.server.cancel(second), both.server.cancel(first)))
+    on_plane(both.plane, lambda: (both.requests.cancel(second), both.requests.cancel(first)))
     wait_until(lambda: responder.is_cancelled)
     assert both.worker.open_request(second).is_cancelled
     assert not both.worker.open_request(third).is_cancelled
@@ -233,7 +236,7 @@ def test_calls_and_their_answers(both: Both) -> None:
     with pytest.raises(ServeError, match="the call of model 'm' cannot be sent"):
         both.worker.call(ModelCall("m", (), (), parameters={"k": "x" * (1 << 20)}), heard)
     # All memory is back.
-    wait_until(lambda: not both.server._answers)
+    wait_until(lambda: not both.requests._answers)
     wait_until(lambda: _unread(both) == 0)
 
 
@@ -267,7 +270,7 @@ def test_answers_wait_for_a_worker_that_reads_late(both: Both, size: int) -> Non
     both.worker.start()
     answers = heard.wait()
     assert [value_of(answer) for answer, _ in answers[:-1]] == list(range(count))
-    wait_until(lambda: not both.server._answers)
+    wait_until(lambda: not both.requests._answers)
 
 
 def test_an_answer_for_which_there_is_no_room_is_an_error(both: Both) -> None:
@@ -282,7 +285,7 @@ def test_an_answer_for_which_there_is_no_room_is_an_error(both: Both) -> None:
 
 
 def test_a_worker_that_never_reads_is_broken(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance_module, "MOST_WAITING", 10)
+    monkeypatch.setattr(instance_requests, "MOST_WAITING", 10)
     both.worker.call(ModelCall("m", (), ()), Heard())
     opened = both.opened()
     for value in range(SERVER_RINGS[BACK] + 20):
@@ -292,7 +295,7 @@ def test_a_worker_that_never_reads_is_broken(both: Both, monkeypatch: pytest.Mon
 
 
 def test_a_worker_that_reads_nothing_for_long_is_broken(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance_module, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(instance_requests, "STALL_SECONDS", 0.2)
     both.worker.call(ModelCall("m", (), ()), Heard())
     opened = both.opened()
     for value in range(SERVER_RINGS[BACK] + 1):

@@ -31,7 +31,6 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.core.request_form import BatchForm, Member
-from rocserve.core.requests import NO_PARAMETERS
 from rocserve.core.tensor_places import PlacedTensors, padded
 from rocserve.core.tensors import TensorHead
 from rocserve.plane import trimming
@@ -114,7 +113,8 @@ class Peer:
     def result(self, data: bytes, head: TensorHead = HEAD) -> OutgoingResult:
         """A result of one output."""
         number = self.end_of_worker.layout_number(to_json(ResultLayout((head,))))
-        return OutgoingResult(0, 0, number, 2, 64 + len(data), [(0, numbers(2).pack(64, len(data))), (64, data)])
+        contents = padded([numbers(2).pack(64, len(data)), data])
+        return OutgoingResult(0, 0, number, 2, sum(map(len, contents)), contents)
 
     def finish(self, batch: ReceivedBatch, *results: OutgoingResult, each: bool = False) -> None:
         self.answered_ns = time.monotonic_ns()
@@ -162,7 +162,7 @@ def test_an_answer_by_hand(peer: Peer) -> None:
     assert peer.arrived.acquire(timeout=5)
     (tensor,) = tensors_of(peer.outcomes[0].outputs_of(0))
     assert tensor.numpy().tolist() == [[7] * 16]
-    assert peer.outcomes[0].parameters_of(0) is NO_PARAMETERS
+    assert not peer.outcomes[0].parameters
     times = (peer.outcomes[0].input_end_ns, peer.outcomes[0].output_start_ns)
     assert times == (peer.answered_ns - 2, peer.answered_ns - 1)
     peer.release()
@@ -280,17 +280,17 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
     "too many results": (too_many_results, "a message of kind 20 among the results of 1 requests"),
     "too few results": (told_layout(), "results of 0 requests where there are 1"),
     "another kind among results": (among_results(RESPONSE, 0, 0, 0, 0, 0, 0), "a message of kind 21 among the results"),
-    "an open request": (among_results(RESULT, OPEN, 0, 0, 0, 0, 0, flags=EACH), "a message of kind 20 among"),
+    "an open request": (among_results(RESULT, OPEN, 0, 0, 1, 0, 0, flags=EACH), "a message of kind 20 among"),
     "an error for all": (among_results(RESULT, ERROR, 3, 0, 0, 0, 4), "a message of kind 20 among the results"),
     "a layout never told": (among_results(RESULT, 0, 0, 77, 0, 0, 2), "a result of layout 77, which it has not told"),
     "a result elsewhere": (told_layout((RESULT, 0, 0, 0, 0, FAR, 2)), "a result with 2 numbers in"),
     "countless numbers": (told_layout((RESULT, 0, 0, 0, 0, 0, 1 << 50)), f"a result with {1 << 50} numbers"),
     "a failed request's text elsewhere": (
-        among_results(RESULT, ERROR, 3, 0, 0, FAR, 4, flags=EACH),
+        among_results(RESULT, ERROR, 3, 0, 1, FAR, 4, flags=EACH),
         f"a text of 4 bytes at byte {FAR} of 1024",
     ),
     "a failed request's text beyond": (
-        among_results(RESULT, ERROR, 3, 0, 0, 1000, 25, flags=EACH),
+        among_results(RESULT, ERROR, 3, 0, 1, 1000, 25, flags=EACH),
         "a text of 25 bytes at byte 1000 of 1024",
     ),
     "a result's layout elsewhere": (
@@ -463,7 +463,7 @@ def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
             assert peer.outcomes[0].error is None
             assert tensors_of(peer.outcomes[0].outputs_of(0))[0].numpy().tolist() == [[turn] * (width + 1)]
             peer.release()
-    assert len(peer.instance._forms) <= REMEMBERED_LAYOUTS
+    assert len(peer.instance._writer._forms) <= REMEMBERED_LAYOUTS
     assert len(peer.instance._results._layouts) <= 2 * REMEMBERED_LAYOUTS
     assert len(peer.end_of_worker._forms) <= 2 * REMEMBERED_LAYOUTS
 

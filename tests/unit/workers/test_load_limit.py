@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rocserve.workers.load_limit import LoadLimit
+from rocserve.workers.supervisor import LoadLimit
 
 
 async def test_the_parts_of_a_load_share_its_time():

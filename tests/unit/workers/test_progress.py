@@ -14,8 +14,8 @@ from support.workers import Workshop, config_of, running
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
-from rocserve.workers.control_socket import ControlSocket
 from rocserve.workers.group import WorkerGroup, WorkerPlan
+from rocserve.workers.main import ControlSocket
 from rocserve.workers.messages import LoadFailed, Progress, Unload
 from rocserve.workers.wire import FRAME_LENGTH, LONGEST_FRAME, FrameReader, encode_frame
 

@@ -119,8 +119,7 @@ class Both:
         form = RequestForm(RequestLayout((TensorHead("N", DataType.INT32, (1,)),), ("N",), 1))
         self.send([(form, [memoryview(tensor.data).cast("B")], 0, b"") for _ in answers])
         batch = next(self.batches)
-        results = [self.writer.result(answer) for answer in answers]
-        self.end.finish(batch, (batch.taken_ns, batch.taken_ns), results, each=True)
+        self.end.finish(batch, (batch.taken_ns, batch.taken_ns), self.writer.results(answers), each=True)
         assert self.arrived.acquire(timeout=5)
         return self.outcomes[-1]
 
@@ -163,14 +162,18 @@ def test_results_travel_through_shared_memory(both: Both) -> None:
                 invalid_argument("no"),
                 ModelResponse([]),
                 ModelResponse([tensor_from_numpy("N", values * 2)]),
+                ModelResponse([tensor_from_numpy("N", values * 3)]),
+                ModelResponse([]),
+                ModelResponse([]),
             ]
         )
-        assert [outcome.is_open(index) for index in range(5)] == [False, True, False, False, False]
+        assert outcome.open == {1}
         assert {index: error.text for index, error in outcome.failures.items()} == {2: "no"}
-        assert [dict(outcome.parameters_of(index)) for index in range(5)] == [{"k": 1}, {}, {}, {}, {}]
-        outputs = [tensors_of(outcome.outputs_of(index)) for index in range(5)]
-        assert [len(tensors) for tensors in outputs] == [2, 0, 0, 0, 1]
+        assert outcome.parameters == {0: {"k": 1}}
+        outputs = [tensors_of(outcome.outputs_of(index)) for index in range(8)]
+        assert [len(tensors) for tensors in outputs] == [2, 0, 0, 0, 1, 1, 0, 0]
         assert np.array_equal(outputs[4][0].numpy(), values * 2)
+        assert np.array_equal(outputs[5][0].numpy(), values * 3)
         assert outputs[0][1].numpy().tolist() == [b"x" * length]
         del outcome
         on_plane(both.plane, both.outcomes.clear)

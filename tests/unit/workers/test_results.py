@@ -12,9 +12,9 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.core.tensors import TensorHead
 from rocserve.plane.heap import Heap, HeapReader
-from rocserve.workers.entries import ONCE, REMEMBERED_LAYOUTS, numbers
+from rocserve.workers.entries import ENTRY, ONCE, REMEMBERED_LAYOUTS, RESULT, numbers
 from rocserve.workers.messages import ResultLayout
-from rocserve.workers.results import OutputCuts, Part, ResultReader
+from rocserve.workers.results import BatchOutcome, OutputCuts, Part, ResultReader
 
 HEAD = TensorHead("X", DataType.INT32, (4, 2))
 STRINGS = TensorHead("S", DataType.BYTES, (4,))
@@ -46,12 +46,12 @@ class Told:
         start: int = 0,
     ) -> list[list[tuple[object, ...]]]:
         self.reader.define(flags, 0, to_json(ResultLayout(tuple(heads))))
-        return flat(self.reader.read(self.view, 0, start, self.put(of_result, start), sizes, cuts)[0])
+        return flat(self.reader.read(self.view, 0, start, self.put(of_result, start), sizes, cuts)[1])
 
 
 def flat(parts: Sequence[Part]) -> list[list[tuple[object, ...]]]:
     """By request, each output's head and where it lies."""
-    return [[(*head, *bounds) for head, bounds in zip(*part, strict=True)] for part in parts]
+    return [[(*head, place.start, place.stop) for head, place in zip(*part, strict=True)] for part in parts]
 
 
 @pytest.fixture
@@ -194,9 +194,9 @@ def test_a_layout_told_once_is_of_the_next_result_alone(told: Told) -> None:
     told.put((64, 32))
     for _ in range(2):
         told.reader.define_once(to_json(ResultLayout((STRINGS,), parameters={"k": 1})))
-        parts, layout = told.reader.read(told.view, 7, 0, 2, (4,))
+        _, parts, layout = told.reader.read(told.view, 7, 0, 2, (4,))
         assert (flat(parts)[0][0][0], layout.parameters) == ("S", {"k": 1})
-        parts, _ = told.reader.read(told.view, 7, 0, 2, (4,))
+        _, parts, _ = told.reader.read(told.view, 7, 0, 2, (4,))
         assert flat(parts)[0][0][0] == "X"
 
 
@@ -212,7 +212,7 @@ def test_what_is_remembered_is_bounded(told: Told) -> None:
         told.put((offset % 4000, 32))
         told.reader.read(told.view, last + offset // 4000 - 2, 0, 2, (4,))
         assert told.reader._remembered <= 8192
-    assert len(told.reader._parts) <= 8192
+    assert len(told.reader._known) <= 8192
 
 
 def test_a_layout_that_comes_again_with_another_meaning(told: Told) -> None:
@@ -221,5 +221,28 @@ def test_a_layout_that_comes_again_with_another_meaning(told: Told) -> None:
     told.reader.define(0, 1, to_json(ResultLayout((HEAD,))))
     told.reader.read(told.view, 1, 0, 2, (4,))
     told.reader.define(0, 1, to_json(ResultLayout((TensorHead("Y", DataType.UINT8, (4, 8)),))))
-    parts, _ = told.reader.read(told.view, 1, 0, 2, (4,))
+    _, parts, _ = told.reader.read(told.view, 1, 0, 2, (4,))
     assert all(begin == 64 and end == 96 for *_, begin, end in flat(parts)[0])
+
+
+def read_each(told: Told, count: int, requests: int, nbytes: int) -> BatchOutcome:
+    """The results of a batch that are told as so many alike, in a slot of so many bytes."""
+    told.reader.define(0, 0, to_json(ResultLayout((HEAD,))))
+    ENTRY.pack_into(told.memory, 0, RESULT, 0, 0, 0, count, 64, 2)
+    for index in range(count):
+        told.put((64, 32), 64 + 128 * index)
+        told.memory[128 + 128 * index : 160 + 128 * index] = bytes([index]) * 32
+    return told.reader.read_batch(told.place, nbytes, 1, (0, 0, 0), (4,) * requests, None, True, True)
+
+
+def test_results_that_are_alike_are_told_once(told: Told) -> None:
+    outcome = read_each(told, 3, 3, 64 + 2 * 128 + 96)
+    for index in range(3):
+        heads, data = outcome.outputs_of(index)
+        assert (heads, [bytes(each) for each in data]) == ((HEAD,), [bytes([index]) * 32])
+
+
+@pytest.mark.parametrize(("count", "nbytes"), [(3, 64 + 2 * 128 + 95), (4, 1024), (2, 1024), (0, 1024)])
+def test_results_that_are_alike_fit_the_batch_and_its_memory(told: Told, count: int, nbytes: int) -> None:
+    with pytest.raises(ValueError, match="result"):
+        read_each(told, count, 3, nbytes)

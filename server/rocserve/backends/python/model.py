@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rocserve.backends.python.event_loop import EventLoop
 from rocserve.backends.python.faults import exception_text, fault_text
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
-from rocserve.backends.python.pb_utils.request import InferenceRequest, is_rescheduled, received_request
+from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
 from rocserve.backends.python.pb_utils.response import InferenceResponse
 from rocserve.backends.python.pb_utils.response_sender import RequestAnswers
 from rocserve.backends.python.server_log import keep_server_log
@@ -26,6 +27,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 
 _LOG = logging.getLogger(__name__)
+_IS_CLOSED = attrgetter("is_closed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,16 @@ class PythonModel:
         """
         answers: list[RequestAnswers] = []
         received: list[InferenceRequest] = []
+        place = self._place
         for request in requests:
             outputs = request.requested_outputs or self._outputs
             answering = RequestAnswers(request.responder, self._decoupled, outputs, self._abandoned.take)
             answers.append(answering)
-            received.append(self._received(request, outputs, answering))
+            received.append(
+                received_request(
+                    self._request_class, request, outputs, place.name, place.version, answering, self._iterative
+                )
+            )
         try:
             returned = self._model.execute(received)
             if asyncio.iscoroutine(returned):
@@ -119,7 +126,7 @@ class PythonModel:
             for each in answers:
                 each.close()
             raise self._execute_fault(error) from None
-        if not all(each.is_closed for each in answers):
+        if not all(map(_IS_CLOSED, answers)):
             self._abandoned.watch()
         return results
 
@@ -147,12 +154,6 @@ class PythonModel:
             "model_version": str(place.version),
             "model_name": place.name,
         }
-
-    def _received(self, request: ModelRequest, outputs: tuple[str, ...], answers: RequestAnswers) -> InferenceRequest:
-        place = self._place
-        return received_request(
-            self._request_class, request, outputs, place.name, place.version, answers, self._iterative
-        )
 
     def _results(
         self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[RequestAnswers]
@@ -201,7 +202,7 @@ class PythonModel:
 
 
 def _result(response: Any, request: InferenceRequest, answers: RequestAnswers) -> Result | None:
-    if is_rescheduled(request):
+    if request._is_rescheduled:
         if response is not None:
             raise _WrongAnswer(
                 "Expected a None object in the execute function return list for reschduled request, found type"

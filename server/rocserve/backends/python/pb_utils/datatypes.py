@@ -26,7 +26,7 @@ _NUMBERS: dict[DataType, int] = {
 }
 """TRITONSERVER_DataType, which are also the numbers of config.pbtxt's DataType."""
 
-_BY_NUMPY_DTYPE = {datatype.numpy_dtype: datatype for datatype in DataType if datatype is not DataType.BF16}
+BY_NUMPY_DTYPE = {datatype.numpy_dtype: datatype for datatype in DataType if datatype is not DataType.BF16}
 _BY_NUMBER = {number: datatype for datatype, number in _NUMBERS.items()}
 
 TRITON_STRING_TO_NUMPY: dict[str, Any] = {
@@ -75,6 +75,4 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 def datatype_of_numpy(dtype: np.dtype[Any]) -> DataType | None:
     """Arrays of bytes or of objects are BYTES; arrays of str (numpy's kind "U") have no datatype, as in Triton."""
-    if dtype.kind in "OS":
-        return DataType.BYTES
-    return _BY_NUMPY_DTYPE.get(dtype)
+    return DataType.BYTES if dtype.kind in "OS" else BY_NUMPY_DTYPE.get(dtype)

@@ -9,13 +9,11 @@ from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.core.requests import Parameters, ParameterValue
 
 
-def checked_parameters(parameters: dict[str, Any] | None) -> dict[str, ParameterValue]:
+def checked_parameters(parameters: dict[str, Any]) -> dict[str, ParameterValue]:
     """
     Raises:
         TritonModelException: a key is no str, or a value no bool, int or str.
     """
-    if parameters is None:
-        return {}
     if not isinstance(parameters, dict):
         raise TritonModelException(f"Expect dict, got {type(parameters)}")
     for key, value in parameters.items():

@@ -13,7 +13,7 @@ from rocserve.backends.python.pb_utils.memory import InferenceTrace, PreferredMe
 from rocserve.backends.python.pb_utils.parameters import checked_parameters, parameters_text
 from rocserve.backends.python.pb_utils.response import InferenceResponse
 from rocserve.backends.python.pb_utils.response_sender import InferenceResponseSender, RequestAnswers
-from rocserve.backends.python.pb_utils.tensor import Tensor, unwrap_tensor, wrap_tensor
+from rocserve.backends.python.pb_utils.tensor import Tensor, wrap_tensor
 from rocserve.backends.python.pb_utils.text import as_text
 from rocserve.backends.request_model import ModelCall, ModelRequest
 
@@ -71,12 +71,11 @@ class InferenceRequest:
             id=request_id,
             correlation_id=correlation_id,
             timeout_microseconds=operator.index(timeout),
-            parameters=checked_parameters(parameters),
+            parameters={} if parameters is None else checked_parameters(parameters),
         )
         """For what a request says beside its tensors and what it asks for."""
         self._flags = operator.index(flags)
-        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
-        self._may_come_again = False
+        self._is_rescheduled = self._may_come_again = False
         self._trace = trace
         self._answers: RequestAnswers | None = None
 
@@ -113,7 +112,10 @@ class InferenceRequest:
         return parameters_text(self._message.parameters)
 
     def trace(self) -> InferenceTrace:
-        self._trace = self._trace or InferenceTrace()
+        if self._trace is None:
+            message = self._message
+            of = (message.number, message.trace_context) if isinstance(message, ModelRequest) else ()
+            self._trace = InferenceTrace(*of)
         return self._trace
 
     def is_cancelled(self) -> bool:
@@ -146,7 +148,7 @@ class InferenceRequest:
                 "Unable to reschedule the request: rescheduling needs sequence_batching with iterative_sequence in the"
                 " model's configuration, and a request that the model received."
             )
-        self._release_flags = flags
+        self._is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run the request on the model that it names and wait; errors come in the response.
@@ -182,7 +184,7 @@ class InferenceRequest:
         message = self._message
         return ModelCall(
             self._model_name,
-            [unwrap_tensor(tensor) for tensor in self._inputs],
+            [tensor._tensor for tensor in self._inputs],
             self._names,
             self._model_version,
             message.id,
@@ -191,13 +193,8 @@ class InferenceRequest:
             message.priority,
             message.timeout_microseconds,
             message.parameters,
-            self._trace.number if self._trace is not None else 0,
+            self.trace().number,
         )
-
-
-def is_rescheduled(request: InferenceRequest) -> bool:
-    """Whether its model wants it once more."""
-    return request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
 
 def received_request(
@@ -222,8 +219,8 @@ def received_request(
     received._model_version = model_version
     received._message = request
     received._flags = request.flags
-    received._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+    received._is_rescheduled = False
     received._may_come_again = may_come_again
-    received._trace = InferenceTrace(request.number, request.trace_context)
+    received._trace = None
     received._answers = answers
     return received

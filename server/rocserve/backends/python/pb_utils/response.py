@@ -12,10 +12,10 @@ from rocserve.backends.python.pb_utils.errors import (
     to_serve_error,
 )
 from rocserve.backends.python.pb_utils.parameters import checked_parameters, parameters_text
-from rocserve.backends.python.pb_utils.tensor import Tensor, unwrap_tensor, wrap_tensor
+from rocserve.backends.python.pb_utils.tensor import Tensor, wrap_tensor
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import Parameters
+from rocserve.core.requests import NO_PARAMETERS, Parameters
 
 
 class InferenceResponse:
@@ -36,7 +36,7 @@ class InferenceResponse:
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"error must be a pb_utils.TritonError, got {type(error).__name__}")
         self._error = error
-        self._parameters: Parameters = checked_parameters(parameters)
+        self._parameters: Parameters = NO_PARAMETERS if parameters is None else checked_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         return self._tensors
@@ -56,7 +56,7 @@ def answer_of(response: InferenceResponse, wanted: Collection[str]) -> Answer:
     """What goes to the client: the error, or those of the tensors that it asked for."""
     if response._error is not None:
         return to_serve_error(response._error)
-    tensors = [unwrap_tensor(tensor) for tensor in response._tensors if tensor.name() in wanted]
+    tensors = [tensor._tensor for tensor in response._tensors if tensor._tensor.name in wanted]
     return ModelResponse(tensors, response._parameters)
 
 

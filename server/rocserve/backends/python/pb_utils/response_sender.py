@@ -19,7 +19,7 @@ AbandonedHandler = Callable[[RequestResponder, bool], None]
 class RequestAnswers:
     """The answers to one request: they come from `execute`'s return or from the sender, on any thread."""
 
-    __slots__ = ("_closed", "_decoupled", "_lock", "_on_abandoned", "_responder", "_sent", "_wanted")
+    __slots__ = ("_decoupled", "_lock", "_on_abandoned", "_responder", "_sent", "_wanted", "is_closed")
 
     def __init__(
         self,
@@ -35,17 +35,13 @@ class RequestAnswers:
         self._on_abandoned = on_abandoned
         self._lock = threading.Lock()
         self._sent = 0
-        self._closed = False
+        self.is_closed = False
+        """Whether the final answer has been given."""
 
     def __del__(self) -> None:
         # A request that the model has dropped would leave its client waiting.
-        if not self._closed:
+        if not self.is_closed:
             self._on_abandoned(self._responder, self._sent > 0)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the final answer has been given."""
-        return self._closed
 
     @property
     def is_cancelled(self) -> bool:
@@ -79,7 +75,7 @@ class RequestAnswers:
     def close(self) -> bool:
         """Let nothing more be sent; whether something might have been."""
         with self._lock:
-            was_open, self._closed = not self._closed, True
+            was_open, self.is_closed = not self.is_closed, True
         return was_open
 
     def _account(self, response: InferenceResponse | None, flags: int) -> None:
@@ -94,9 +90,9 @@ class RequestAnswers:
                         "Unable to send response. Non-decoupled model cannot send complete final before sending a"
                         " response."
                     )
-            if self._closed:
+            if self.is_closed:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
-            self._closed = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            self.is_closed = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
             self._sent += 1
 
     def _respond(self, answer: Answer | None, final: bool) -> None:

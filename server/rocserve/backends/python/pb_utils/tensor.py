@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.python.pb_utils.bytes_tensors import encode_array
-from rocserve.backends.python.pb_utils.datatypes import datatype_of_numpy, triton_number
+from rocserve.backends.python.pb_utils.datatypes import BY_NUMPY_DTYPE, datatype_of_numpy, triton_number
 from rocserve.backends.python.pb_utils.dlpack import CPU_DEVICE, export_array, import_array
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.text import as_text
@@ -19,10 +19,11 @@ class Tensor:
     """A named tensor in the CPU's memory. It shares the memory of the array that it is made from."""
 
     def __init__(self, name: str | bytes, numpy_array: np.ndarray[Any, Any]) -> None:
-        name = as_text(name, "the name of a Tensor")
+        if type(name) is not str:
+            name = as_text(name, "the name of a Tensor")
         if not isinstance(numpy_array, np.ndarray):
             raise TypeError(f"Tensor '{name}' must be made from a numpy array, got {type(numpy_array).__name__}")
-        datatype = datatype_of_numpy(numpy_array.dtype)
+        datatype = BY_NUMPY_DTYPE.get(numpy_array.dtype) or datatype_of_numpy(numpy_array.dtype)
         if datatype is None:
             raise TritonModelException(
                 f"NumPy dtype is not supported. Tensor '{name}' has dtype {numpy_array.dtype}"
@@ -31,8 +32,9 @@ class Tensor:
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         # Subclasses such as masked arrays hand out their memory in ways of their own.
-        plain = np.asarray(numpy_array)
-        array = plain if plain.flags.c_contiguous else np.ascontiguousarray(plain)
+        array = numpy_array if type(numpy_array) is np.ndarray else np.asarray(numpy_array)
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
         # Texts are taken down now: a model may use the same array of objects for the next request.
         data = encode_array(array) if datatype is DataType.BYTES else core.octets(array)
         self._tensor = core.Tensor(name, datatype, numpy_array.shape, data)
@@ -61,7 +63,7 @@ class Tensor:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
             )
-        return self._memory()
+        return self._memory() if self._array is None else self._array
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule on the tensor's memory."""
@@ -107,8 +109,3 @@ def wrap_tensor(tensor: core.Tensor) -> Tensor:
     wrapped._tensor = tensor
     wrapped._array = None
     return wrapped
-
-
-def unwrap_tensor(tensor: Tensor) -> core.Tensor:
-    """A model's tensor on its way out, on the same memory."""
-    return tensor._tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rocserve.workers.current_requests import begin_requests, current_prefix, end_requests
+from rocserve.core.request_prefix import begin_requests, current_prefix, end_requests
 
 
 def test_one_batch_after_the_other() -> None:

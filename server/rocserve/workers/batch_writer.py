@@ -1,0 +1,93 @@
+"""Lays out batches in the heap that the workers of a version read: a table of requests, forms that are new to the
+worker, and the inputs that do not lie in the heap already."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rocserve.core.errors import internal
+from rocserve.core.request_form import Member, RequestForm
+from rocserve.core.tensor_places import PlacedTensors, aligned, padded
+from rocserve.core.tensors import Buffer
+from rocserve.plane.heap import COPIED_AT_ONCE, Slot, fill
+from rocserve.plane.link import ENTRY_BYTES
+from rocserve.plane.shared_heap import SharedHeap
+from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, PLACED, REMEMBERED_LAYOUTS, REQUEST
+
+
+class WrittenBatch(NamedTuple):
+    """A tuple, for one is made of each batch."""
+
+    slot: Slot
+    """Of its table, and of inputs; the heap has it back when nobody holds this."""
+    entry_count: int
+    """Of its table."""
+    placed: Sequence[PlacedTensors]
+    """Inputs that lie elsewhere in the heap."""
+    view: memoryview
+    """The slot."""
+    large: Sequence[tuple[int, Buffer]]
+    """What is still to be copied into it, and where."""
+
+
+class BatchWriter:
+    """Those of one instance. One thread."""
+
+    def __init__(self, inputs: SharedHeap) -> None:
+        self._inputs = inputs
+        self._forms: dict[RequestForm, int] = {}
+        """The numbers of those that the worker knows."""
+        self._numbers = itertools.count()
+
+    def write(self, members: Sequence[Member]) -> WrittenBatch:
+        """
+        Raises:
+            ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them.
+        """
+        forms = self._forms
+        fresh = [form for form in {member[0] for member in members} if form not in forms]
+        try:
+            return self._write(fresh, members)
+        except BaseException:
+            # The worker will not hear of them.
+            for form in fresh:
+                forms.pop(form, None)
+            raise
+        finally:
+            while len(forms) > REMEMBERED_LAYOUTS:
+                del forms[next(iter(forms))]
+
+    def _write(self, fresh: Sequence[RequestForm], members: Sequence[Member]) -> WrittenBatch:
+        """`fresh`: the forms that the worker does not know."""
+        inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
+        count = len(members) + len(fresh)
+        table: list[bytes] = []
+        pieces: list[Buffer] = []
+        placed: list[PlacedTensors] = []
+        end = aligned(count * ENTRY_BYTES)
+        for form in fresh:
+            text = form.text
+            if len(text) > LONGEST_TEXT_BYTES:
+                raise internal(f"the layout of a request takes {len(text)} bytes, at most {LONGEST_TEXT_BYTES} can be")
+            number = forms[form] = next(self._numbers)
+            table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
+            pieces += padded((text,))
+            end += aligned(len(text))
+        for form, data, number, details in members:
+            flags, place = 0, end
+            if type(data) is PlacedTensors and data.heap is inputs and data.sizes == form.places.sizes:
+                flags, place = PLACED, data.offset
+                placed.append(data)
+            else:
+                of_member, nbytes = form.places.pieces(data)
+                pieces += of_member
+                end += nbytes
+            table.append(pack(REQUEST, flags, 0, forms[form], number, place, len(details) | end << 32))
+            if details:
+                pieces += padded((details,))
+                end += aligned(len(details))
+        slot, view = inputs.place(end)
+        pieces = [*padded((b"".join(table),)), *pieces]
+        return WrittenBatch(slot, count, placed, view, fill(view, pieces, COPIED_AT_ONCE))

@@ -1,0 +1,282 @@
+"""The server's side of what passes beside the batches of an instance whose model sees each request for itself:
+responses to requests that are open, calls of other models and their answers, cancellations.
+
+All calls are made on the data plane's thread, unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
+from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
+from rocserve.core.tensors import Tensor
+from rocserve.core.trace import Trace
+from rocserve.plane.heap import HeapFull, HeapReader, ReadSlot, Slot
+from rocserve.plane.link import LinkBroken, RingWriter
+from rocserve.plane.loop import PlaneLoop, TimerHandle
+from rocserve.plane.shared_heap import SharedHeap
+from rocserve.workers.call_texts import read_call, write_response
+from rocserve.workers.entries import AGAIN, ANSWER, CANCELLED, ENTRY, ERROR, FINAL, NONE
+from rocserve.workers.results import ResultReader
+
+STALL_SECONDS = 60.0
+"""A worker that takes nothing for this long is broken: its model holds Python's lock for good."""
+MOST_WAITING = 16384
+"""Messages that may wait for a worker to take them."""
+MOST_CALLS = 4096
+"""That a worker may have under way: they wait in the queues of other models, beside clients' requests."""
+_RETRY_SECONDS = 0.002
+"""After a ring was full."""
+
+OnAnswer = Callable[[Result | None, bool], None]
+"""Takes a response, an error or nothing, or that the request is to be sent again; and whether it is the last."""
+
+
+class RequestLost(ServeError):
+    """The worker has ended, and with it a request that its model had kept open."""
+
+
+class CallStarter(Protocol):
+    """Runs what models call (rocserve.scheduling.model_calls)."""
+
+    def __call__(self, call: ModelCall, opened: OpenCall) -> None:
+        """Start a call; it is answered through `opened`, now or later. Never blocks."""
+
+
+class InstanceRequests:
+    """The requests of one instance that are open, and the calls that its model has under way."""
+
+    def __init__(
+        self,
+        start_call: CallStarter,
+        plane: PlaneLoop,
+        inputs: SharedHeap,
+        writer: RingWriter,
+        ring: Callable[[], None],
+        reader: HeapReader,
+        results: ResultReader,
+        give_place: Callable[[int], None],
+        on_broken: Callable[[str], None],
+        guarded: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """
+        Args:
+            start_call: runs what the model calls.
+            inputs: the heap that the worker reads, for the answers to calls.
+            writer: by it the worker is told; `ring` wakes who reads that.
+            reader: of the worker's heap, as `results`.
+            give_place: gives a place in the worker's heap back.
+            on_broken: called when the worker talks nonsense, or does not take what is said to it.
+            guarded: calls back, and logs what that raises.
+        """
+        self._start_call = start_call
+        self._plane = plane
+        self._inputs = inputs
+        self._writer = writer
+        self._ring = ring
+        self._reader = reader
+        self._results = results
+        self._give_place = give_place
+        self._on_broken = on_broken
+        self._guarded = guarded
+        self._numbers = itertools.count(1)
+        self._open: dict[int, OnAnswer] = {}
+        self._calls: dict[int, OpenCall] = {}
+        self.traces: dict[int, Trace] = {}
+        """Of the open requests that are traced, by their numbers: calls that a model makes for them belong to them."""
+        self.said = 0
+        """How many messages there were."""
+        self._answers: dict[int, Slot] = {}
+        """Of calls, that the worker has not read yet."""
+        self._waiting: deque[bytes] = deque()
+        """Messages that found no room."""
+        self._waiting_since = 0.0
+        self._retry: TimerHandle | None = None
+        self._has_ended = False
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    @property
+    def call_count(self) -> int:
+        return len(self._calls)
+
+    @property
+    def is_expected(self) -> bool:
+        """The worker has something to say."""
+        return bool(self._open or self._calls or self._answers)
+
+    def open_request(self, on_answer: OnAnswer) -> int:
+        """The number of a request that is about to be sent to the worker; what the model responds to it comes to
+        `on_answer`, until a last answer, `close_request`, or the worker's end."""
+        number = next(self._numbers)
+        self._open[number] = on_answer
+        return number
+
+    def close_request(self, number: int) -> None:
+        """The request has been answered."""
+        self._open.pop(number, None)
+        if self.traces:
+            self.traces.pop(number, None)
+
+    def cancel(self, number: int) -> None:
+        """Tell the model that nobody waits for a request any more."""
+        if number in self._open:
+            self._send(ENTRY.pack(CANCELLED, 0, 0, 0, number, 0, 0))
+
+    def answer_call(self, number: int, answer: Answer | None, final: bool) -> None:
+        """Tensors are copied before it returns."""
+        if self._has_ended:
+            return
+        if final and self._calls.pop(number, None) is None:
+            return
+        flags = FINAL if final else 0
+        if answer is None:
+            self._send(ENTRY.pack(ANSWER, flags | NONE, 0, number, 0, 0, 0))
+            return
+        try:
+            slot, code, count = write_response(self._inputs, answer)
+        except (ValueError, HeapFull) as error:
+            fault = internal(f"the answer to a call cannot be sent to the model: {error}")
+            slot, code, count = write_response(self._inputs, fault)
+        self._answers[slot.offset] = slot
+        self._send(ENTRY.pack(ANSWER, flags | (ERROR if code else 0), code, number, 0, slot.offset, count))
+
+    def _send(self, entry: bytes) -> None:
+        if self._has_ended:
+            return
+        if self._waiting or not self._has_room():
+            if not self._waiting:
+                self._waiting_since = time.monotonic()
+            self._waiting.append(entry)
+            self._retry_later()
+            return
+        self._writer.post(entry)
+        self._ring()
+
+    def _has_room(self) -> bool:
+        try:
+            return self._writer.room > 0
+        except LinkBroken as error:
+            self._on_broken(f"it sent what cannot be read: {error}")
+            return False
+
+    def _retry_later(self) -> None:
+        if self._retry is None and not self._has_ended:
+            self._retry = self._plane.call_at(time.monotonic() + _RETRY_SECONDS, self._send_waiting)
+
+    def _send_waiting(self) -> None:
+        self._retry = None
+        now = time.monotonic()
+        while self._waiting and self._has_room():
+            self._writer.post(self._waiting.popleft())
+            self._waiting_since = now
+        self._ring()
+        if self._waiting:
+            if now - self._waiting_since > STALL_SECONDS or len(self._waiting) > MOST_WAITING:
+                self._on_broken(f"it has not taken its answers, {len(self._waiting)} messages wait")
+            else:
+                self._retry_later()
+
+    # What the worker says
+
+    def take_response(self, flags: int, code: int, number: int, request: int, place: int, count: int) -> None:
+        """RESPONSE. Raises: ValueError."""
+        self.said += 1
+        final = bool(flags & (FINAL | AGAIN))
+        on_answer = self._open.get(request)
+        answer: Result | None = None
+        if flags & AGAIN:
+            answer = RESCHEDULED
+        elif flags & ERROR:
+            answer = self._results.error(code, place, count)
+            self._give_place(place)
+        elif not flags & NONE:
+            (heads, contents), layout = self._results.read_at(place, number, count)
+            outputs = [Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]
+            answer = ModelResponse(outputs, layout.parameters, ReadSlot(self._give_place, place, self._reader))
+        if final:
+            self.close_request(request)
+        if on_answer is not None:
+            self._guarded(functools.partial(on_answer, answer, final))
+
+    def take_call(self, number: int, place: int, count: int) -> None:
+        """CALL. Raises: ValueError."""
+        if number in self._calls:
+            raise ValueError(f"two calls of the number {number}")
+        self.said += 1
+        call = read_call(self._reader, place, count)
+        opened = self._calls[number] = OpenCall(self, number, ReadSlot(self._give_place, place, self._reader))
+        if len(self._calls) > MOST_CALLS:
+            opened.answer(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"), True)
+            return
+        try:
+            self._start_call(call, opened)
+        except Exception as error:
+            # A call says what its model likes; what it asks for may not even be a request.
+            opened.answer(invalid_argument(f"the call cannot be run: {error}"), True)
+
+    def take_returns(self, places: tuple[int, ...]) -> None:
+        """RETURN: the worker has read these answers."""
+        for place in places:
+            self._answers.pop(place, None)
+
+    def stop(self) -> None:
+        """Nothing more is said to the worker."""
+        self._has_ended = True
+
+    def end(self, error: ServeError) -> None:
+        """The worker has ended: open requests get the error, calls are cancelled."""
+        self._has_ended = True
+        if self._retry is not None:
+            self._retry.cancel()
+        lost = RequestLost(error.code, error.text)
+        requests, self._open = self._open, {}
+        for on_answer in requests.values():
+            self._guarded(functools.partial(on_answer, lost, True))
+        calls, self._calls = self._calls, {}
+        for opened in calls.values():
+            self._guarded(opened.cancelled)
+        self._answers.clear()
+
+
+class OpenCall:
+    """A call that a model has made, for whoever serves it."""
+
+    def __init__(self, requests: InstanceRequests, number: int, slot: ReadSlot) -> None:
+        """`slot`: what the call's tensors lie in."""
+        self._requests = requests
+        self._number = number
+        self.slot: ReadSlot | None = slot
+        self._is_cancelled = False
+        self._on_cancel: list[Callable[[], None]] = []
+
+    def answer(self, answer: Answer | None, final: bool) -> None:
+        """Tensors are copied before it returns; after the worker's end it is dropped."""
+        self._requests.answer_call(self._number, answer, final)
+        if final:
+            self.slot = None
+
+    def trace_of(self, request_number: int) -> Trace | None:
+        """The trace of the open request of this number, which the model says that the call belongs to."""
+        return self._requests.traces.get(request_number)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """Call back, once, when the worker has ended and nobody waits for the call any more."""
+        if self._is_cancelled:
+            callback()
+        else:
+            self._on_cancel.append(callback)
+
+    def cancelled(self) -> None:
+        self._is_cancelled = True
+        callbacks, self._on_cancel = self._on_cancel, []
+        for callback in callbacks:
+            callback()
