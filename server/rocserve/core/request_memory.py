@@ -158,7 +158,11 @@ class RequestMemory:
         Raises:
             MemoryFull: there is no room for them; nothing has been noted.
         """
-        self._add(holder, nbytes, self._requests)
+        # Written out here and below, without a call: every request of gRPC comes by.
+        self._lock.acquire()
+        self._table[self._requests] += nbytes
+        holder.held_bytes += nbytes
+        self._lock.release()
         used = sum(self._all_used)
         if used > self.limit_bytes:
             self._take_back(self._refused, holder, nbytes, self._requests)
@@ -213,12 +217,10 @@ class RequestMemory:
             MemoryFull: there is no room for the answer; nothing is noted any more.
         """
         self._lock.acquire()
-        try:
-            self._table[self._requests] -= holder.held_bytes
-            self._table[self._answers] += nbytes
-            holder.held_bytes = nbytes
-        finally:
-            self._lock.release()
+        self._table[self._requests] -= holder.held_bytes
+        self._table[self._answers] += nbytes
+        holder.held_bytes = nbytes
+        self._lock.release()
         used = sum(self._all_answers)
         if used > self.limit_bytes:
             self._take_back(self._refused_answers, holder, nbytes, self._answers)

@@ -53,7 +53,8 @@ class ModelScheduler(Scheduler):
             self._expiring.append(entry)
             if request.deadline is not None:
                 self._triage.note(entry)
-        self._mark()
+        if not self._is_marked:
+            self._mark()
 
     @property
     def waiting(self) -> int:

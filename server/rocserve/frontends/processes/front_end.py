@@ -219,13 +219,13 @@ class RemoteInference:
 
     def has_mail(self) -> bool:
         """See Source."""
-        return self._inbox.has_mail() or self._end.has_returns
+        return self._inbox.has_mail() or bool(self._end.to_return)
 
     def poll(self) -> bool:
         """See Source."""
         entries = self._inbox.take()
         if not entries:
-            if self._end.has_returns:
+            if self._end.to_return:
                 self._end.flush()
             return False
         self._end.take_returns()

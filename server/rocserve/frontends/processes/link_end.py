@@ -42,8 +42,9 @@ class FrontLinkEnd:
         """By number: its own, and the shares that it has of others."""
         self._plane = plane
         self._posts: deque[bytes] = deque()
-        self._to_return: list[int] = []
-        self.give_back: Callable[[int], None] = self._to_return.append
+        self.to_return: list[int] = []
+        """Places that the other end is to be told of; it is with what is posted next, or by `flush`."""
+        self.give_back: Callable[[int], None] = self.to_return.append
         """Takes a place in the other's heap that nobody reads any more. From any thread."""
         self._trimmer = HeapTrimmer(plane)
         self._slots: dict[int, object] = {}
@@ -108,11 +109,6 @@ class FrontLinkEnd:
         self._trimmer.trim_later(heap, self.take_returns)
         return place, view
 
-    @property
-    def has_returns(self) -> bool:
-        """Whether the other end is to be told of places; it is with what is posted next, or by `flush`."""
-        return bool(self._to_return)
-
     def flush(self) -> None:
         posts, messages = self._posts, self._messages
         if self._of_turn:
@@ -124,7 +120,7 @@ class FrontLinkEnd:
         count = min(len(posts), messages.room)
         if count:
             messages.post(b"".join([posts.popleft() for _ in range(count)]))
-        to_return = self._to_return
+        to_return = self.to_return
         if to_return and (not count or len(to_return) >= _RETURNED_AT_ONCE):
             returns = min(self._returns.room, -(-len(to_return) // 3))
             returned = to_return[: 3 * returns]

@@ -164,20 +164,20 @@ class FrontLink:
 
     def has_mail(self) -> bool:
         """See Source."""
-        return self._inbox.has_mail() or self._end.has_returns or self._end.has_returned
+        return self._inbox.has_mail() or bool(self._end.to_return) or self._end.has_returned
 
     def poll(self) -> bool:
         """See Source."""
         if not self._is_open:
             return False
-        if not self._inbox.has_mail():
-            self._end.take_returns()
-            if self._end.has_returns:
-                self._end.flush()
-            return False
         try:
             self._end.take_returns()
-            for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(self._inbox.take()):
+            entries = self._inbox.take()
+            if not entries:
+                if self._end.to_return:
+                    self._end.flush()
+                return False
+            for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(entries):
                 if kind == REQUEST:
                     self._begin(flags, number, a & 0xFFFFFFFF, b, a >> 32, c)
                 else:
