@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     folder = tmp_path_factory.mktemp("deadlines")
     repository: Path = folder / "repository"
     write_model(repository / "slow", SLOW, CONFIG)
-    flags = ("--http-request-timeout-secs=8", *FLAGS)
+    flags = ("--http-request-timeout-secs=5", *FLAGS)
     with RocserveProcess([repository], *flags, log=folder / "log") as process:
         process.wait_until_ready()
         yield process
@@ -61,17 +61,16 @@ OVERDUE = 504, {"error": "Deadline Exceeded"}
 @pytest.mark.parametrize("header", ["x_request_timeout_ms", "x_envoy_expected_rq_timeout_ms"])
 def test_a_request_that_runs_is_answered_at_its_deadline_and_cancelled(server: RocserveProcess, header: str) -> None:
     began = time.monotonic()
-    assert infer(server, 7.0, **{header: "300"}) == OVERDUE
-    assert time.monotonic() - began < 5.0
+    assert infer(server, 60.0, **{header: "300"}) == OVERDUE
     # The model has been told, and is free for the next.
     assert infer(server, 0.0)[0] == 200
-    assert time.monotonic() - began < 6.0
+    assert time.monotonic() - began < 5.0, "the server's own limit ended it"
     wait_until(lambda: counted(server, "rocserve_request_memory_bytes") == 0, "a free memory")
 
 
 def test_requests_that_wait_do_not_run_after_their_deadline(server: RocserveProcess) -> None:
     before = counted(server, "nv_inference_exec_count")
-    running = threading.Thread(target=infer, args=(server, 1.5))
+    running = threading.Thread(target=infer, args=(server, 3.0))
     running.start()
     wait_until(lambda: counted(server, "rocserve_request_memory_bytes") > 0, "the first request")
     answers: list[tuple[int, Any]] = []
@@ -93,9 +92,9 @@ def test_requests_that_wait_do_not_run_after_their_deadline(server: RocserveProc
 
 def test_the_server_s_own_limit_holds_for_all(server: RocserveProcess) -> None:
     began = time.monotonic()
-    assert infer(server, 19.0) == OVERDUE
-    assert infer(server, 19.0, x_request_timeout_ms="200") == OVERDUE
-    assert 7.5 < time.monotonic() - began < 18.0
+    assert infer(server, 60.0) == OVERDUE
+    assert infer(server, 60.0, x_request_timeout_ms="200") == OVERDUE
+    assert 4.5 < time.monotonic() - began < 30.0
 
 
 def test_generate_and_its_stream_have_deadlines_too(server: RocserveProcess) -> None:

@@ -79,5 +79,5 @@ def test_workers_end_with_a_killed_server(serve, repository: Path):
     family = psutil.Process(server.process.pid).children(recursive=True)
     assert family
     server.kill()
-    _, left = psutil.wait_procs(family, timeout=10)
+    _, left = psutil.wait_procs(family, timeout=30)
     assert left == []

@@ -199,7 +199,7 @@ def test_all_end_with_a_killed_supervisor(serve, repository: Path) -> None:
     family = server.family()
     assert len(family) >= 4
     server.kill()
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
@@ -211,7 +211,7 @@ def test_the_end_while_another_is_being_started(serve, repository: Path, seconds
     time.sleep(seconds)
     # The signal may come before the supervisor knows of the death: then that is what the server ended with.
     assert server.terminate() in (0, 128 + signal.SIGKILL)
-    assert psutil.wait_procs([*family, *server.family()], timeout=5)[1] == []
+    assert psutil.wait_procs([*family, *server.family()], timeout=30)[1] == []
 
 
 def test_a_third_signal_ends_it_whatever_it_is_doing(serve, repository: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_third_signal_ends_it_whatever_it_is_doing(serve, repository: Path) ->
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
     assert server.process.wait(5) == -signal.SIGTERM
-    assert psutil.wait_procs(family, timeout=5)[1] == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
 
 
 def test_a_death_before_it_serves_is_the_end(repository: Path) -> None:

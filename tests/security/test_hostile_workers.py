@@ -285,8 +285,8 @@ def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProces
     client.async_infer("hostile", [entry], lambda result, error: answers.append(error), client_timeout=60)
     while not answers and time.monotonic() - started < 5:
         # The index is told by the loop that reads the flood.
-        other.get_model_repository_index(client_timeout=2)
-        infer(other, "honest", seconds=2)
+        other.get_model_repository_index(client_timeout=10)
+        infer(other, "honest", seconds=10)
     wait_until(lambda: answers, "the end of the flood", seconds=60)
     assert len(server.log_text.splitlines()) - lines < 1000
 

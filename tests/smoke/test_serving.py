@@ -89,4 +89,4 @@ def test_the_server_ends_in_order(server: RocserveProcess) -> None:
     """The last test of this server."""
     family = server.family()
     assert server.terminate() == 0
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
