@@ -81,12 +81,29 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one-process", "front-ends"])
-def server(request: pytest.FixtureRequest, models: Path) -> Iterator[RocserveProcess]:
-    log = models.parent / f"server-{request.param}.log"
-    with RocserveProcess([models], f"--front-ends={request.param}", log=log) as running:
+def serving(models: Path, front_ends: int) -> RocserveProcess:
+    return RocserveProcess([models], f"--front-ends={front_ends}", log=models.parent / f"server-{front_ends}.log")
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[RocserveProcess]:
+    with serving(models, front_ends=0) as running:
         running.wait_until_ready(60)
         yield running
+
+
+@pytest.fixture(scope="module")
+def server_with_front_ends(models: Path) -> Iterator[RocserveProcess]:
+    with serving(models, front_ends=2) as running:
+        running.wait_until_ready(60)
+        yield running
+
+
+@pytest.fixture(params=["server", "server_with_front_ends"])
+def either(request: pytest.FixtureRequest) -> RocserveProcess:
+    """For what the page follows, and what it sends; what it makes of them is the same."""
+    running: RocserveProcess = request.getfixturevalue(request.param)
+    return running
 
 
 def visit(page: Any, server: RocserveProcess, model: str = "", version: str = "1") -> None:
@@ -99,8 +116,8 @@ def row(page: Any, model: str) -> Any:
     return page.locator(".models tbody").filter(has=page.get_by_role("link", name=model, exact=True))
 
 
-def test_states_change_as_they_do(page: Any, server: RocserveProcess, models: Path) -> None:
-    visit(page, server)
+def test_states_change_as_they_do(page: Any, either: RocserveProcess, models: Path) -> None:
+    visit(page, either)
     row(page, "digits").locator(".badge.ready").wait_for()
     drop(models, "fresh", add_constant(1.0))
     row(page, "fresh").locator(".badge.ready").wait_for()
@@ -116,8 +133,8 @@ def test_states_change_as_they_do(page: Any, server: RocserveProcess, models: Pa
     shutil.rmtree(models / "broken")
 
 
-def test_a_picture_is_classified(page: Any, server: RocserveProcess) -> None:
-    visit(page, server, "digits")
+def test_a_picture_is_classified(page: Any, either: RocserveProcess) -> None:
+    visit(page, either, "digits")
     picture = next((DATA / "digits").glob("*_two.jpg"))
     page.get_by_label("choose a file").set_input_files(picture)
     page.locator(".bars li").nth(4).wait_for()
