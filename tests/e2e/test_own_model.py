@@ -214,12 +214,11 @@ def test_a_table_tells_what_is_served_and_why_not(tmp_path: Path) -> None:
     drop(tmp_path / "r", "good", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop(tmp_path / "r", "bad", b"no model")
     with RocserveProcess([tmp_path / "r"], log=tmp_path / "server.log") as server:
-        wait_until(lambda: "good" in server.printed, "the table")
+        wait_until(lambda: "\nbad 1: " in server.printed, "the table, and the reason under it")
         lines = [line.split() for line in server.printed.splitlines()]
         assert ["model", "version", "runs", "on", "inputs", "outputs", "state"] in lines
         assert ["good", "1", "onnxruntime,", "cpu", "X", "FP32", "[-1,2]", "Y", "FP32", "[-1,2]", "READY"] in lines
         assert ["bad", "1", "UNAVAILABLE"] in lines
-        assert "\nbad 1: " in server.printed
         assert "curl" not in server.printed
 
 

@@ -189,7 +189,7 @@ def test_one_that_dies_again_and_again_has_to_wait(server: RocserveProcess) -> N
                 front_end.kill()
         return bool(re.search(r"another is started in 0\.[12] s", server.log_text[before:]))
 
-    wait_until(has_to_wait, "a pause before the next one")
+    wait_until(has_to_wait, "a pause before the next one", seconds=90)
     wait_until(lambda: both_listen(server), "the next front ends")
     assert own_client(server).is_server_ready()
 

@@ -46,7 +46,7 @@ class Case:
     def exchange(self) -> Exchange:
         name = self.model.name
         steps = [PacedStream(name, self.arrivals), Counters(name)]
-        return Exchange(f"batching: {self.name}", steps, at_once=True)
+        return Exchange(f"batching: {self.name}", steps, at_once=True, timed=True)
 
     @property
     def loading(self) -> Exchange:

@@ -79,7 +79,8 @@ class Case:
                 calls.append(pause(self.seconds_apart))
         config = Call("ModelConfig", pb.ModelConfigRequest(name=name))
         counted = [Counters(name)] if self.counts else []
-        return Exchange(f"sequences: {self.name}", [load(name), config, *calls, *counted, unload(name)], at_once=True)
+        steps = [load(name), config, *calls, *counted, unload(name)]
+        return Exchange(f"sequences: {self.name}", steps, at_once=True, timed=self.seconds_apart > 0)
 
 
 WHOLE = [Ask(start=True), Ask(), Ask(end=True)]

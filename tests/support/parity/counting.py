@@ -21,6 +21,8 @@ class Comparisons:
     """Those that showed."""
     triton_failed_at: str = ""
     """The exchange in which a running Triton ended by itself, or gave no answer in time."""
+    late: list[str] = field(default_factory=list)
+    """The exchanges for which a running Triton was late."""
 
     def count_difference(self, difference: Difference) -> None:
         if difference not in self.differences:
@@ -35,8 +37,7 @@ class Comparisons:
 
     @property
     def _failed(self) -> str:
-        return (
-            f", and with recorded answers since Triton failed at '{self.triton_failed_at}'"
-            if self.triton_failed_at
-            else ""
-        )
+        late = f", and with recorded answers where Triton was late: {', '.join(self.late)}" if self.late else ""
+        if self.triton_failed_at:
+            late += f", and with recorded answers since Triton failed at '{self.triton_failed_at}'"
+        return late

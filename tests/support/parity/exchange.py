@@ -128,6 +128,8 @@ class Exchange:
     """Whether the order of a response's outputs counts. Triton gives those of an ensemble in none."""
     at_once: bool = False
     """Whether both servers are asked beside each other; else rocserve when Triton has answered."""
+    timed: bool = False
+    """Whether the answers depend on when the requests come: on a busy machine Triton may be late for them."""
     about: str = ""
     """What a step that asks no server gives to the servers."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,16 @@ def test_a_running_triton_must_answer_as_recorded(file: Path) -> None:
     with pytest.raises(AssertionError, match=r"Triton answers otherwise than recorded; record again") as failed:
         compare(file, WRONG, WRONG)
     assert "answer.value: recorded b'\\x01', triton b'\\x02'" in str(failed.value)
+
+
+def test_recorded_answers_stand_for_a_triton_that_was_late(file: Path) -> None:
+    timed = replace(ASKED, timed=True)
+    recorded(file, timed, [RIGHT], "started")
+    compared = pair(file, RIGHT, WRONG)
+    compared.compare(timed)
+    assert str(compared._comparisons).endswith("with recorded answers where Triton was late: asked")
+    with pytest.raises(AssertionError, match="asked, step 0"):
+        pair(file, WRONG, WRONG).compare(timed)
 
 
 def test_recorded_answers_stand_for_a_triton_that_gives_none(file: Path) -> None:
