@@ -153,11 +153,11 @@ def execute(
     requested: Sequence[str],
     sizes: Sequence[int],
     on_outcome: Callable[[BatchOutcome], None],
-    one_by_one: bool = False,
+    is_grouped: bool = False,
 ) -> None:
     """Instance.execute, with the batch as inputs."""
     members = members_of(inputs, requested, sizes)
-    on_plane(instance._plane, lambda: instance.execute(BatchForm(None, one_by_one), members, on_outcome))
+    on_plane(instance._plane, lambda: instance.execute(BatchForm(None, is_grouped), members, on_outcome))
 
 
 def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
@@ -172,7 +172,7 @@ def submit(
     inputs: Sequence[BatchInput],
     requested: Sequence[str],
     sizes: Sequence[int],
-    one_by_one: bool = False,
+    is_grouped: bool = False,
 ) -> asyncio.Future[Answer]:
     """Run a batch; the answer in the test's loop."""
     loop = asyncio.get_running_loop()
@@ -190,7 +190,7 @@ def submit(
         # An outcome that came twice would raise InvalidStateError in the loop.
         loop.call_soon_threadsafe(future.set_result, answer)
 
-    execute(instance, inputs, requested, sizes, on_outcome, one_by_one)
+    execute(instance, inputs, requested, sizes, on_outcome, is_grouped)
     return future
 
 

@@ -31,7 +31,7 @@ from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, defaul
 if TYPE_CHECKING:
     # A server of gRPC alone is spared HTTP's modules, one whose front ends are processes gRPC itself.
     from rocserve.frontends.grpc.inference import InferenceHandlers
-    from rocserve.frontends.grpc.reactor import ReactorTransport
+    from rocserve.frontends.grpc.server import GrpcServer
     from rocserve.frontends.http.listener import HttpListener
     from rocserve.frontends.metrics.endpoint import MetricsEndpoint
     from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
@@ -80,7 +80,7 @@ class FrontEnds:
         """HTTP's loop."""
         self._grpc: GrpcService | None = None
         self._handlers: InferenceHandlers | None = None
-        self._transport: ReactorTransport | None = None
+        self._transport: GrpcServer | None = None
         self._counts = _Counts.of(settings)
         self._processes: list[FrontEndProcesses] = []
         self._common: FrontEndParts | None = None
@@ -289,13 +289,13 @@ class FrontEnds:
     ) -> int:
         from rocserve.frontends.grpc.codec import InferCodec
         from rocserve.frontends.grpc.inference import InferenceHandlers
-        from rocserve.frontends.grpc.reactor import ReactorTransport
+        from rocserve.frontends.grpc.server import GrpcServer
 
         served = self._served
         forwarding = header_forwarding(self._settings.grpc.header_forward_pattern)
         handlers = InferenceHandlers(served.inference, InferCodec(), served.memory, forwarding)
         all_routes = {**routes, **handlers.routes(access.restrictions)}
-        transport = ReactorTransport(options, all_routes, log, self._plane, served.memory)
+        transport = GrpcServer(options, all_routes, log, self._plane, served.memory)
         port = transport.start()
         self._handlers, self._transport = handlers, transport
         return port

@@ -13,7 +13,7 @@ from rocserve.core.request_form import BatchForm, Member
 from rocserve.core.requests import InferResponse
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
@@ -27,8 +27,8 @@ class FormedBatch:
 
     entries: list[QueuedRequest]
     compute_start_ns: int
-    one_by_one: bool = False
-    """A convoy: its requests run one after the other."""
+    is_grouped: bool = False
+    """They travel together, and the engine runs them one after the other."""
     sent_ahead: bool = False
     """It waits in its worker behind another."""
     is_first: bool = False
@@ -68,8 +68,8 @@ class BatchLayouts:
                 name: [scatter.shape_of(entry.plan.input_shape(scatter.source)) for entry in batch.entries]
                 for name, scatter in self._scattered.items()
             }
-            return BatchForm(cuts, batch.one_by_one)
-        return _GROUPED if batch.one_by_one else _TOGETHER
+            return BatchForm(cuts, batch.is_grouped)
+        return _GROUPED if batch.is_grouped else _TOGETHER
 
     def forget(self, batch: FormedBatch) -> None:
         """Nothing of the batch ran."""
@@ -114,9 +114,9 @@ class BatchAnswerer:
             self._statistics.note_failure(refusal.text)
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
         if queue_starts:
-            if batch.one_by_one:
+            if batch.is_grouped:
                 rows = batch.entries[0].plan.batch_size
-            self._statistics.record_batch(*times, queue_starts, time.monotonic_ns(), rows, batch.one_by_one)
+            self._statistics.record_batch(*times, queue_starts, time.monotonic_ns(), rows, batch.is_grouped)
             if batch.absent_rows:
                 self._statistics.leave_out(batch.absent_rows)
         for responder, answer in answers:

@@ -21,7 +21,7 @@ class BatchDecision:
     """time.monotonic_ns() at which the oldest request has waited long enough; 0 = no need."""
     is_full: bool = False
     """No request that comes later could join them."""
-    one_by_one: bool = False
+    is_grouped: bool = False
     """They travel together, but the engine runs them one after the other."""
 
 
@@ -72,7 +72,7 @@ class NoBatching:
             if count == longest or entry.plan is not plan:
                 break
             count += 1
-        return BatchDecision(count, is_full=True, one_by_one=count > 1)
+        return BatchDecision(count, is_full=True, is_grouped=count > 1)
 
     def observe(self, engine_ns: int, request_count: int) -> None:
         self._request_ns += (engine_ns // request_count - self._request_ns) >> 2

@@ -43,7 +43,7 @@ class ComputeTimes:
         rows = entries[0].plan.batch_size
         nanoseconds = outcome.compute_end_ns - (outcome.input_end_ns if batch.sent_ahead else batch.compute_start_ns)
         if len(entries) > 1:
-            if batch.one_by_one:
+            if batch.is_grouped:
                 nanoseconds //= len(entries)
             else:
                 rows = sum([entry.plan.batch_size for entry in entries])

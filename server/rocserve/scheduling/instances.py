@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.rate_limiter import LimitedInstance, RateLimiter
 from rocserve.workers.instance import SLOTS, Instance
 
@@ -116,7 +116,7 @@ class InstancePool:
 
     @property
     def has_waiting(self) -> bool:
-        return any(len(batches) > 1 or (batches and batches[0].one_by_one) for batches in self._in_hand.values())
+        return any(len(batches) > 1 or (batches and batches[0].is_grouped) for batches in self._in_hand.values())
 
     def waiting(self) -> Iterator[QueuedRequest]:
         """As far as the server can know; those that were dropped are not among them. From any thread."""
@@ -135,7 +135,7 @@ class InstancePool:
 
 
 def _waiting_of(batch: FormedBatch, place: int) -> Iterator[QueuedRequest]:
-    if place == 0 and not batch.one_by_one:
+    if place == 0 and not batch.is_grouped:
         return
     # Of grouped requests in the engine at least the first has begun.
     begun = batch.entries[0] if place == 0 else None

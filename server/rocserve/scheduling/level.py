@@ -9,7 +9,7 @@ from itertools import chain
 from operator import attrgetter
 
 from rocserve.core.model_config import QueuePolicy
-from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.queued_request import QueuedRequest
 
 _ARRIVAL = attrgetter("queue_start_ns")
 

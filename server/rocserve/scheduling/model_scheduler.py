@@ -11,8 +11,8 @@ from rocserve.core.serving import Responder
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
-from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.queue import QueueFull, RequestQueue
+from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work
@@ -111,7 +111,7 @@ class ModelScheduler(Scheduler):
             return None
         if not self._pool.claim(instance):
             return None
-        batch = FormedBatch(self._queue.take(decision.request_count), now_ns, decision.one_by_one)
+        batch = FormedBatch(self._queue.take(decision.request_count), now_ns, decision.is_grouped)
         if self._sequencer is not None:
             for entry in batch.entries:
                 # What is refused while it waits keeps nobody waiting; one that comes back from a worker has its ticket.

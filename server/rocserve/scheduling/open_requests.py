@@ -20,7 +20,7 @@ from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import BatchLayouts, FormedBatch
-from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import InstanceRequests, RequestLost
@@ -293,7 +293,7 @@ class RequestBatches:
         if good:
             # They may have ended at different times; what is counted is the sum.
             ended_ns = sum([single.ended_ns for single in good]) // len(good)
-            grouped = running.formed.one_by_one
+            grouped = running.formed.is_grouped
             counted = good[:1] if grouped else requests
             rows = sum([single.entry.plan.batch_size for single in counted])
             queue_starts = [single.entry.queue_start_ns for single in good]

@@ -10,8 +10,8 @@ from itertools import chain
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.request_prefix import request_prefix
-from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.level import Level
+from rocserve.scheduling.queued_request import QueuedRequest
 
 _KEPT_LEVELS = 64
 """Priority levels whose queues stay when they are empty, since the next request is likely to need one of them again; a

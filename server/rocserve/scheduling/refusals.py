@@ -9,7 +9,7 @@ from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.statistics import ModelStatistics
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.response_sequencer import OrderedResponder
 
 Refused = tuple[QueuedRequest, ServeError]

@@ -14,7 +14,7 @@ from rocserve.core.serving import Responder
 from rocserve.core.tensors import Buffer, Tensor, TensorHead
 from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.plane.heap import copied
-from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.queued_request import QueuedRequest
 
 _REMEMBERED_FORMS = 1024
 

@@ -18,10 +18,10 @@ from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
 from rocserve.scheduling.drain import Drain
-from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.instances import InstancePool, LimitedInstancePool
 from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.refusals import Refused, not_handed_over, refuse
 from rocserve.scheduling.sequence.router import SequenceRouter
@@ -213,7 +213,7 @@ class Scheduler(ABC):
 
     def _run(self, instance: Instance, batch: FormedBatch) -> None:
         self._drain.running += 1
-        if (batch.sent_ahead or batch.one_by_one) and not self._is_looking:
+        if (batch.sent_ahead or batch.is_grouped) and not self._is_looking:
             self._look_soon()
         try:
             layout, requests = self._layouts.of(batch, instance)

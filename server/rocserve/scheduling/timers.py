@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from rocserve.plane.loop import PlaneLoop, TimerHandle
-from rocserve.scheduling.entry import QueuedRequest
+from rocserve.scheduling.queued_request import QueuedRequest
 
 _FEW = 256
 

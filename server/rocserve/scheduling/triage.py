@@ -34,8 +34,8 @@ from itertools import islice
 
 from rocserve.scheduling.batch_policy import BatchDecision, BatchPolicy
 from rocserve.scheduling.compute_times import ComputeTimes
-from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.queue import RequestQueue
+from rocserve.scheduling.queued_request import QueuedRequest
 
 NOTHING = BatchDecision(0)
 """All that waited was hopeless."""
@@ -146,7 +146,7 @@ class Triage:
             rows += entry.plan.batch_size
             soonest = min(soonest, entry.request.deadline or math.inf)
             if count and begins + self.times.of(rows) > soonest:
-                return BatchDecision(count, is_full=True, one_by_one=decision.one_by_one and count > 1)
+                return BatchDecision(count, is_full=True, is_grouped=decision.is_grouped and count > 1)
         if decision.request_count or soonest == math.inf:
             return decision
         # It waits for company: for no longer than half of the time that it has.

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.grpc.reactor import ReactorTransport
-from rocserve.frontends.grpc.reactor_calls import ReactorCall
+from rocserve.frontends.grpc.server import GrpcServer
+from rocserve.frontends.grpc.server_calls import ServerCall
 from rocserve.frontends.grpc.transport import Routes, TransportOptions
 from rocserve.plane.loop import PlaneLoop
 
@@ -30,7 +30,7 @@ CHANNEL_OPTIONS = (
 class Served:
     """A running transport and the client channels opened to it."""
 
-    transport: ReactorTransport
+    transport: GrpcServer
     port: int
     channels: list[grpc.Channel] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class Served:
 
     def calls_alive(self) -> int:
         """Call objects of the transport that still exist, in flight or not."""
-        return sum(isinstance(thing, ReactorCall) for thing in gc.get_objects())
+        return sum(isinstance(thing, ServerCall) for thing in gc.get_objects())
 
 
 Serve = Callable[..., Served]
@@ -68,7 +68,7 @@ def serve(plane: PlaneLoop) -> Iterator[Serve]:
 
     def start(routes: Routes, memory: RequestMemory | None = None, **options: Any) -> Served:
         settings = TransportOptions(**{"address": "127.0.0.1", "port": 0, **options})
-        transport = ReactorTransport(settings, routes, LOG, plane, memory)
+        transport = GrpcServer(settings, routes, LOG, plane, memory)
         served = Served(transport, transport.start())
         running.append(served)
         return served

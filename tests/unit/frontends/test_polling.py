@@ -18,7 +18,7 @@ UNARY = "/test.Service/Unary"
 SERVER = """
 import logging, sys, time
 from rocserve.frontends.grpc import polling
-from rocserve.frontends.grpc.reactor import ReactorTransport
+from rocserve.frontends.grpc.server import GrpcServer
 from rocserve.frontends.grpc.transport import TransportOptions, UnaryRoute
 from rocserve.plane.loop import PlaneLoop
 
@@ -28,7 +28,7 @@ log = logging.getLogger()
 plane = PlaneLoop(log)
 plane.start()
 routes = {"/test.Service/Unary": UnaryRoute(lambda call: call.reply(call.message))}
-transport = ReactorTransport(TransportOptions("127.0.0.1", 0), routes, log, plane)
+transport = GrpcServer(TransportOptions("127.0.0.1", 0), routes, log, plane)
 port = transport.start()
 print(port, type(transport._polling).__name__, flush=True)
 for line in sys.stdin:

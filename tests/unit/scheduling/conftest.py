@@ -54,7 +54,7 @@ class Execution:
         self.requests = [data for _, data, _, _ in members]
         self.request_sizes = tuple(form.layout.rows for form, _, _, _ in members)
         self.shape = (sum(self.request_sizes), *members[0][0].layout.inputs[0].shape[1:])
-        self.one_by_one = form.is_grouped
+        self.is_grouped = form.is_grouped
         self.engine_ns = 1000
         self._on_outcome = loop.turning(on_outcome)
 

@@ -39,7 +39,7 @@ def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(ma
         bench.submit(float(value))
     # The engine has to show that it is quick; until then each request goes for itself.
     alone = 0
-    while not bench.executions[alone].one_by_one:
+    while not bench.executions[alone].is_grouped:
         bench.executions[alone].finish()
         alone += 1
     assert alone

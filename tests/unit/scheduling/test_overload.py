@@ -15,8 +15,8 @@ from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
 from rocserve.scheduling.compute_times import ComputeTimes
-from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
+from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.triage import Triage
 
 from .conftest import config

@@ -6,8 +6,8 @@ import pytest
 
 from rocserve.core.model_config import DynamicBatching, QueuePolicy
 from rocserve.core.requests import InferRequest, RequestHead
-from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.queue import _KEPT_LEVELS, QueueFull, QueueLimits, RequestQueue
+from rocserve.scheduling.queued_request import QueuedRequest
 
 MOST_LEVELS = 2**64 - 1
 LIMITS = QueueLimits(max_requests=1000)

@@ -254,24 +254,24 @@ async def test_inputs_of_the_wrong_size_are_refused_here(workshop: Workshop) -> 
     assert (await run_add_sub(instance)).error is None
 
 
-async def test_a_convoy_runs_one_by_one_and_a_failure_is_one_requests_own(workshop: Workshop) -> None:
+async def test_grouped_requests_run_one_by_one_and_a_failure_is_one_requests_own(workshop: Workshop) -> None:
     group = await workshop.serving("single")
     values = [np.full((2, 16), 5, np.int32), np.zeros((1, 16), np.int32), np.full((1, 16), 7, np.int32)]
     ones = [np.ones_like(value) for value in values]
     for _ in range(2):
         inputs = [batch_input("A", *values), batch_input("B", *ones)]
-        answer = await submit(group.instances[0], inputs, ("SUM",), (2, 1, 1), one_by_one=True)
+        answer = await submit(group.instances[0], inputs, ("SUM",), (2, 1, 1), is_grouped=True)
         assert answer.error is None
         assert {index: failure.text for index, failure in answer.failures.items()} == {1: "nothing but zeros"}
         assert answer.outputs[0]["SUM"].tolist() == [[6] * 16] * 2
         assert answer.outputs[2]["SUM"].tolist() == [[8] * 16]
 
 
-async def test_a_convoy_in_which_all_fail(workshop: Workshop) -> None:
+async def test_grouped_requests_that_all_fail(workshop: Workshop) -> None:
     group = await workshop.serving("single")
     zeros = [np.zeros((1, 16), np.int32)] * 2
     inputs = [batch_input("A", *zeros), batch_input("B", *zeros)]
-    answer = await submit(group.instances[0], inputs, ("SUM",), (1, 1), one_by_one=True)
+    answer = await submit(group.instances[0], inputs, ("SUM",), (1, 1), is_grouped=True)
     assert answer.error is None
     assert {index: failure.text for index, failure in answer.failures.items()} == dict.fromkeys(
         (0, 1), "nothing but zeros"

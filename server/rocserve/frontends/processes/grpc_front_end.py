@@ -8,7 +8,7 @@ from functools import partial
 
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.inference import InferenceHandlers
-from rocserve.frontends.grpc.reactor import ReactorTransport
+from rocserve.frontends.grpc.server import GrpcServer
 from rocserve.frontends.grpc.transport import transport_options
 from rocserve.frontends.processes.main import FrontEndTask, WayToServer
 from rocserve.services.forwarded_headers import header_forwarding
@@ -18,7 +18,7 @@ from rocserve.services.restrictions import GRPC_HEADER_PREFIX, restrictions
 def serve(task: FrontEndTask) -> None:
     """Until the server says so or is gone. Raises: EOFError, ConnectionError: the server is gone."""
     settings, log = task.settings, task.log
-    transport: ReactorTransport
+    transport: GrpcServer
     handlers: InferenceHandlers
 
     def stop(grace_seconds: float) -> None:
@@ -35,7 +35,7 @@ def serve(task: FrontEndTask) -> None:
     restricted = restrictions(settings.grpc.restricted, log, GRPC_HEADER_PREFIX)
     routes = {**handlers.routes(restricted), **way.forwarding.routes()}
     options = transport_options(settings.grpc, settings.write_timeout_seconds)
-    transport = ReactorTransport(replace(options, port=task.port, reuse_port=True), routes, log, plane, task.memory)
+    transport = GrpcServer(replace(options, port=task.port, reuse_port=True), routes, log, plane, task.memory)
     try:
         transport.start()
     except (OSError, RuntimeError, ValueError) as error:

@@ -13,8 +13,8 @@ from rocserve.core.serving import Responder
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.compute_times import ComputeTimes
-from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.queue import QueueFull
+from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.tensors import Buffer
 from rocserve.core.validation import RequestPlan
-from rocserve.scheduling.entry import QueuedRequest
 from rocserve.scheduling.queue import RequestQueue
+from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.response_sequencer import ResponseSequencer
 from rocserve.scheduling.sequence.states import SequenceStates
 from rocserve.workers.instance import Instance

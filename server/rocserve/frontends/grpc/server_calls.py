@@ -1,6 +1,6 @@
 """Calls on the transport's completion queue: unary ones and streams.
 
-The tag of every operation is a function that takes its event; see `reactor`. What is asked of a call on another thread
+The tag of every operation is a function that takes its event; see `server`. What is asked of a call on another thread
 than the loop's is done on that.
 """
 
@@ -57,9 +57,9 @@ class CallOwner(Protocol):
     log: logging.Logger
     failures: RequestFailures
     waiting: WaitingCalls
-    live: set[ReactorCall]
+    live: set[ServerCall]
     """Calls in flight. Removing a call from it is what makes an answer the first and only one."""
-    sending: dict[ReactorUnaryCall | ReactorStreamCall, float]
+    sending: dict[ServerUnaryCall | ServerStreamCall, float]
     """Calls with an answer that their clients have not taken yet, and since when (time.monotonic()) it is for them to
     do so."""
     closed: bool
@@ -79,7 +79,7 @@ def refuse(event: Event, code: StatusCode, text: str) -> None:
     event.call.start_server_batch((_NO_METADATA, _status(code, text, ())), _ignore)
 
 
-class ReactorCall:
+class ServerCall:
     """What unary calls and streams share.
 
     The core counts the references to a call, and this is one: it may be cancelled at any time, also when the server has
@@ -121,7 +121,7 @@ class ReactorCall:
         return peer.decode(errors="replace")
 
 
-class ReactorUnaryCall(ReactorCall):
+class ServerUnaryCall(ServerCall):
     __slots__ = ("_route", "_watchers", "held_bytes", "message")
 
     def __init__(self, transport: CallOwner, event: Event, route: UnaryRoute) -> None:
@@ -248,7 +248,7 @@ class ReactorUnaryCall(ReactorCall):
                 self._transport.failures.report(f"{self.method}: a cancellation could not be passed on", error)
 
 
-class ReactorStreamCall(ReactorCall):
+class ServerStreamCall(ServerCall):
     __slots__ = (
         "_finished",
         "_flow",

@@ -2,7 +2,7 @@
 
 grpcio's own Python servers (grpc/_server.py, grpc.aio) are written on this queue and spend most of a small call's time
 above it, in thread pools or tasks. All that touches the private module is in this file and in
-`reactor_calls`.
+`server_calls`.
 
 The tag of every operation is a function that takes its event; the transport does nothing but call it.
 """
@@ -22,15 +22,15 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.credentials import server_credentials
 from rocserve.frontends.grpc.polling import Polling, QueuePolling, WaitingThread, find_epoll
-from rocserve.frontends.grpc.reactor_calls import (
+from rocserve.frontends.grpc.received_bytes import received_bytes
+from rocserve.frontends.grpc.server_calls import (
     Event,
-    ReactorCall,
-    ReactorStreamCall,
-    ReactorUnaryCall,
     ReceiveMessage,
+    ServerCall,
+    ServerStreamCall,
+    ServerUnaryCall,
     refuse,
 )
-from rocserve.frontends.grpc.received_bytes import received_bytes
 from rocserve.frontends.grpc.transport import (
     LINGER_SECONDS,
     SERVER_EXITING,
@@ -58,7 +58,7 @@ LAST_EVENTS_SECONDS = 0.05
 """How long events are handled after the server has shut down."""
 
 
-class ReactorTransport:
+class GrpcServer:
     """A gRPC server for a set of routes, on one completion queue.
 
     A source of the data plane's loop: handlers are called on its thread, and so is all that is done with gRPC's core.
@@ -80,8 +80,8 @@ class ReactorTransport:
         self._counts_unfinished = memory is not None
         self.log = log
         self.failures = RequestFailures(log)
-        self.live: set[ReactorCall] = set()
-        self.sending: dict[ReactorUnaryCall | ReactorStreamCall, float] = {}
+        self.live: set[ServerCall] = set()
+        self.sending: dict[ServerUnaryCall | ServerStreamCall, float] = {}
         self.waiting: WaitingCalls = WaitingCalls(options.waiting, time.monotonic(), log)
         self._unrequested = 0
         self.closed = False
@@ -274,13 +274,13 @@ class ReactorTransport:
             return
         route = self._unary.get(name)
         if route is not None:
-            call = ReactorUnaryCall(self, event, route)
+            call = ServerUnaryCall(self, event, route)
             self.live.add(call)
             waiting.since[call] = waiting.checked_at
             event.call.start_server_batch((ReceiveMessage(0),), call.on_message)
             return
         stream_route = self._stream.get(name)
         if stream_route is not None:
-            ReactorStreamCall(self, event).open(stream_route)
+            ServerStreamCall(self, event).open(stream_route)
             return
         refuse(event, StatusCode.UNIMPLEMENTED, unknown_method(name.decode(errors="replace")))
