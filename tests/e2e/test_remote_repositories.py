@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -36,18 +37,18 @@ class Elsewhere:
         self.between = BetweenStore(store.port)
         self.url = f"s3://127.0.0.1:{self.between.port}/{name}/models"
         self.listing = f"^/{name}$"
-        self._folder = folder
+        self.folder = folder
         self._servers: list[RocserveProcess] = []
 
     def serve(self, *flags: str, more: tuple[Path, ...] = ()) -> RocserveProcess:
         """Ready or not."""
         server = RocserveProcess(
             [self.url, *more],
-            f"--cache-directory={self._folder / 'cache'}",
+            f"--cache-directory={self.folder / 'cache'}",
             "--repository-poll-secs=0.3",
             "--repository-settle-secs=0.2",
             *flags,
-            log=self._folder / f"server-{len(self._servers)}.log",
+            log=self.folder / f"server-{len(self._servers)}.log",
             environment=S3_KEYS,
         )
         self._servers.append(server)
@@ -56,7 +57,7 @@ class Elsewhere:
 
     def put(self, name: str, constant: float, version: int = 1) -> None:
         """A model that adds a constant."""
-        folder = drop(self._folder / f"made-{constant}", name, add_constant(constant), version=version)
+        folder = drop(self.folder / f"made-{constant}", name, add_constant(constant), version=version)
         for key, content in files_of(folder).items():
             self.bucket.put(key, content)
 
@@ -147,14 +148,29 @@ def test_an_object_that_is_refused_or_vanishes_keeps_what_serves(
     wait_until(lambda: index_of(server, name) == READY, "an index without the reason")
 
 
-@pytest.mark.parametrize("listing", [b"<html>Sign in</html>", b"<ListBucketResult></ListBucketResult>"])
-def test_a_listing_that_lies_unloads_nothing(polled: tuple[Elsewhere, RocserveProcess], listing: bytes):
+LEADS_OUT = (
+    b'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Contents>'
+    b"<Key>models/m/../../../outside</Key><LastModified>2020-01-01T00:00:00Z</LastModified><Size>3</Size>"
+    b'<ETag>"a"</ETag></Contents></ListBucketResult>'
+)
+
+
+@pytest.mark.parametrize(
+    ("listing", "text"),
+    [
+        (b"<html>Sign in</html>", "came a listing without it"),
+        (b"<ListBucketResult></ListBucketResult>", "came a listing without it"),
+        (LEADS_OUT, "rename or remove that object"),
+    ],
+)
+def test_a_listing_that_lies_unloads_nothing(polled: tuple[Elsewhere, RocserveProcess], listing: bytes, text: str):
     elsewhere, server = polled
     elsewhere.between.faults.bodies[elsewhere.listing] = listing
-    wait_until(lambda: "s3://" in str(rows_of(server)), "the reason in the index")
+    wait_until(lambda: text in str(rows_of(server)), "the reason in the index")
     assert answer(server, "m") == [2.0, 3.0]
     elsewhere.between.faults.bodies.clear()
-    wait_until(lambda: "s3://" not in str(rows_of(server)), "an index without the reason")
+    wait_until(lambda: text not in str(rows_of(server)), "an index without the reason")
+    assert not list(elsewhere.folder.rglob("outside"))
 
 
 def test_names_that_no_disk_can_hold_are_refused(polled: tuple[Elsewhere, RocserveProcess]):
@@ -165,19 +181,21 @@ def test_names_that_no_disk_can_hold_are_refused(polled: tuple[Elsewhere, Rocser
     elsewhere.bucket.put("odd/a/b", b"and a folder")
     wait_until(lambda: "an object and a folder at once" in reason_of(server, "odd"), "the reason in the index")
     assert answer(server, "odd") == [2.0, 3.0]
+    elsewhere.bucket.delete("odd/a", "odd/a/b")
+    wait_until(lambda: index_of(server, "odd") == READY, "an index without the reason")
 
 
-def test_names_that_lead_out_are_refused(elsewhere: Elsewhere, store: StoreServer, tmp_path: Path):
-    server = elsewhere.serve()
-    server.wait_until_ready()
-    elsewhere.between.faults.bodies[elsewhere.listing] = (
-        b'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Contents>'
-        b"<Key>models/m/../../../outside</Key><LastModified>2020-01-01T00:00:00Z</LastModified><Size>3</Size>"
-        b'<ETag>"a"</ETag></Contents></ListBucketResult>'
-    )
-    wait_until(lambda: "rename or remove that object" in str(rows_of(server)), "the reason in the index")
-    assert answer(server, "m") == [2.0, 3.0]
-    assert not list(tmp_path.rglob("outside"))
+def test_a_large_object_comes_in_parts_and_the_index_tells_how_far(polled: tuple[Elsewhere, RocserveProcess]):
+    elsewhere, server = polled
+    content = random.Random(7).randbytes(20_000_000)
+    elsewhere.between.faults.seconds["large/1/weights"] = 1.0
+    elsewhere.bucket.put("large/1/weights", content)
+    elsewhere.put("large", 1.0)
+    wait_until(lambda: "MB" in reason_of(server, "large"), "how far it is")
+    assert "being taken from s3://" in reason_of(server, "large")
+    wait_for(server, "large", 1.0)
+    assert [file.read_bytes() == content for file in elsewhere.folder.rglob("models/large/1/weights")] == [True]
+    assert sum(count for path, count in elsewhere.between.faults.asked.items() if path.endswith("weights")) == 3
 
 
 def test_an_upload_that_goes_on_is_waited_for(polled: tuple[Elsewhere, RocserveProcess], tmp_path: Path):
@@ -265,6 +283,10 @@ def test_a_model_is_taken_when_it_is_loaded(elsewhere: Elsewhere):
         # What was taken before is there without the store.
         client.load_model("m")
         assert answer(server, "m") == [3.0, 4.0]
+    # A server that takes another's place waits for no store.
+    server.server_process().kill()
+    wait_until(lambda: "this one takes its place" in server.log_text, "another server")
+    wait_for(server, "m", 2.0)
 
 
 def test_all_is_loaded_once_in_mode_none_with_credentials_of_tritons_file(elsewhere: Elsewhere, tmp_path: Path):

@@ -18,7 +18,6 @@ _LARGE_BYTES = 64
 """Files of so many are told of as those that the hub keeps apart, by their SHA-256; those of a real hub have more."""
 _PAGE = 2
 """Entries of a tree in one answer."""
-DATE = "Mon, 01 Jan 2024 00:00:00 GMT"
 
 
 class WebServer:
@@ -29,6 +28,10 @@ class WebServer:
         self.hub: dict[str, bytes] = {}
         self.token = ""
         """Without it the hub answers 401."""
+        self.date = "Mon, 01 Jan 2024 00:00:00 GMT"
+        """When files were last changed."""
+        self.damaged = ""
+        """The hub's file whose content is another than the hub says."""
         self.pinned = ""
         """The commit, however the files change; "" = that of the files."""
         self.asked: list[str] = []
@@ -46,7 +49,9 @@ class WebServer:
                 if "/org/model" in path:
                     found, headers = web.hub_answer(path, query)
                 tag = (
-                    {"ETag": f'"{hashlib.md5(found).hexdigest()}"', "Last-Modified": DATE} if found is not None else {}
+                    {"ETag": f'"{hashlib.md5(found).hexdigest()}"', "Last-Modified": web.date}
+                    if found is not None
+                    else {}
                 )
                 self._answer(200 if found is not None else 404, found or b"", headers | tag)
 
@@ -88,7 +93,9 @@ class WebServer:
             more = f'<{self.url}{path}?recursive=true&cursor={begin + _PAGE}>; rel="next"'
             link = {"Link": more} if begin + _PAGE < len(entries) else {}
             return json.dumps(entries[begin : begin + _PAGE]).encode(), link
-        return self.hub.get(unquote(path).removeprefix(f"/org/model/resolve/{self.commit}/")), {}
+        name = unquote(path).removeprefix(f"/org/model/resolve/{self.commit}/")
+        found = self.hub.get(name)
+        return (found[:-1] + b"!" if found and name == self.damaged else found), {}
 
 
 def _entry(name: str, data: bytes) -> dict[str, object]:

@@ -131,7 +131,9 @@ class ModelRepository:
             await self._begin_polling()
         else:
             names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
-            await self._remotes.start(None if ALL_MODELS in names else names)
+            # A server that takes another's place serves what that has taken.
+            taken = () if self._settings.may_lack_models else names
+            await self._remotes.start(None if ALL_MODELS in taken else taken)
             missing = await self._explicit.load_at_start(names)
             self._not_found = {} if self._settings.may_lack_models else missing
         await self._image_models.wait()

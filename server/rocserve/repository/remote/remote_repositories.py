@@ -50,7 +50,8 @@ class RemoteRepositories:
             await self._there(self._open_all())
 
     async def start(self, names: Collection[str] | None) -> None:
-        """Take what is there, or in explicit mode what has these names (None = all); then follow the stores."""
+        """Take what is there, or what has these names (None = all); then follow the stores. Without names nothing waits
+        for a store."""
         if self._loop is not None:
             await self._there(self._start(names))
 
@@ -105,9 +106,10 @@ class RemoteRepositories:
         self._loop.run_forever()
 
     async def _open_all(self) -> None:
+        room = Room(self._settings.remotes[0].home.parent, self._settings.remote_cache_bytes)
         for place in self._settings.remotes:
             try:
-                self._open(place)
+                self._open(place, room)
             except (StoreError, ServeError, OSError) as error:
                 self._broken[place.url] = text = f"{place.url}: {error}"
                 self._log.error("%s", text)
@@ -116,13 +118,13 @@ class RemoteRepositories:
         settings = self._settings
         if settings.control_mode is ControlMode.POLL:
             await beside(self._look_twice(each) for each in self._repositories)
-        else:
+        elif names != ():
             await beside(each.look(takes=False) for each in self._repositories)
-            await beside(each.take(names) for each in self._repositories if names is None or names)
+            await beside(each.take(names) for each in self._repositories)
         if settings.control_mode is not ControlMode.NONE:
             self._followers = [asyncio.ensure_future(self._follow(each)) for each in self._repositories]
 
-    def _open(self, place: RemotePlace) -> None:
+    def _open(self, place: RemotePlace, room: Room) -> None:
         """Raises: StoreError, ServeError, OSError."""
         folder = place.home.parent
         # Workers of another user read models here; who may not list the folder above finds no compiled program there.
@@ -130,7 +132,6 @@ class RemoteRepositories:
         folder.mkdir(mode=0o755, exist_ok=True)
         check_private(folder)
         self._in_use.append(use(place.home))
-        room = Room(folder, self._settings.remote_cache_bytes)
         source = open_source(place, os.environ, room)
         repository = RemoteRepository(place, source, self._settings.settle_seconds, room, self._log)
         repository.open_copy()
@@ -146,7 +147,8 @@ class RemoteRepositories:
     async def _follow(self, repository: RemoteRepository) -> None:
         takes = self._settings.control_mode is ControlMode.POLL
         while True:
-            await asyncio.sleep(self._settings.poll_seconds)
+            if repository.has_listed or repository.failure:
+                await asyncio.sleep(self._settings.poll_seconds)
             try:
                 await repository.look(takes=takes)
             except Exception:
