@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 from collections.abc import Iterator
@@ -60,6 +61,12 @@ class Elsewhere:
         folder = drop(self.folder / f"made-{constant}", name, add_constant(constant), version=version)
         for key, content in files_of(folder).items():
             self.bucket.put(key, content)
+
+    def put_empty(self, key: str) -> None:
+        """By HTTP, as the library cannot name an object with a "/" at its end."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.between.port)
+        connection.request("PUT", f"{self.listing[1:-1]}/models/{key}", headers={"Content-Length": "0"})
+        assert connection.getresponse().status == 200
 
     def end(self) -> None:
         self.between.close()
@@ -185,6 +192,20 @@ def test_names_that_no_disk_can_hold_are_refused(polled: tuple[Elsewhere, Rocser
     wait_until(lambda: index_of(server, "odd") == READY, "an index without the reason")
 
 
+def test_an_ensemble_has_a_version_by_an_empty_object(polled: tuple[Elsewhere, RocserveProcess]):
+    elsewhere, server = polled
+    config = """
+        platform: "ensemble" max_batch_size: 64
+        input { name: "X" data_type: TYPE_FP32 dims: 2 } output { name: "Y" data_type: TYPE_FP32 dims: 2 }
+        ensemble_scheduling { step { model_name: "m" model_version: -1
+            input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }
+    """
+    for name, empty in {"as_git_keeps": "1/.gitkeep", "as_consoles_make": "1/"}.items():
+        elsewhere.bucket.put(f"{name}/config.pbtxt", config.encode())
+        elsewhere.put_empty(f"{name}/{empty}")
+        wait_for(server, name, 1.0)
+
+
 def test_a_large_object_comes_in_parts_and_the_index_tells_how_far(polled: tuple[Elsewhere, RocserveProcess]):
     elsewhere, server = polled
     content = random.Random(7).randbytes(20_000_000)
@@ -235,6 +256,9 @@ def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewher
     assert "503" in row.reason
     assert "what was taken before goes on being served" in row.reason
     assert answer(server, "m") == [2.0, 3.0]
+    before = asked[""]
+    wait_until(lambda: asked[""] > before + 8, "two more looks, each with its retries")
+    assert server.log_text.count("expected a listing") == 1
     server.terminate()
 
     elsewhere.between.close()

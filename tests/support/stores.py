@@ -214,7 +214,7 @@ class BetweenStore:
                 finally:
                     connection.close()
 
-            do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+            do_HEAD = do_PUT = do_GET  # noqa: N815 - the name that http.server looks for
 
             def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
                 self.send_response_only(status)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rocserve.config.versions import is_version_name
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.repository.remote.credentials import store_options
 from rocserve.repository.remote.objects import ObjectChanged, RemoteObject, StoreError
@@ -58,7 +59,7 @@ class BucketSource:
             found = obstore.list(self._store, where or None)
             return [_object(self._prefix, meta) async for page in found for meta in page]
 
-        return await told(self._place, f"a listing of '{where}'", pages())
+        return await told(self._place, "a listing", pages())
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
         """See source.Source. Parts of large ones come beside each other."""
@@ -119,7 +120,11 @@ def _made(place: RemotePlace, make: Callable[[], ObjectStore]) -> ObjectStore:
 
 
 def _object(prefix: str, meta: Any) -> RemoteObject:
-    return RemoteObject(meta["path"].removeprefix(prefix), meta["size"], _tag(meta), meta["last_modified"].timestamp())
+    key = meta["path"].removeprefix(prefix)
+    if not meta["size"] and is_version_name(key.rpartition("/")[2]):
+        # Consoles make an empty object for a folder, whose "/" at the end the library leaves out.
+        key += "/.folder"
+    return RemoteObject(key, meta["size"], _tag(meta), meta["last_modified"].timestamp())
 
 
 def _tag(meta: Any) -> str:
@@ -147,15 +152,18 @@ async def told(place: RemotePlace, expected: str, asked: Awaitable[Result]) -> R
         ) from None
     except (BaseError, OSError, ValueError, LookupError) as error:
         words = _words(error)
-        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(r"\b40[13]\b", words)
+        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(
+            r"(Error|code:) 40[13]\b", words
+        )
         advice = f"check {_ADVICE[place.kind]}, and that they may list and read" if denied else "it is asked again"
         raise StoreError(f"expected {expected}, came: {words}; {advice}") from None
 
 
 def _words(error: Exception) -> str:
-    """What an error says, in a line, without what follows a "?" in its URLs."""
+    """What an error says, in a line: without what follows a "?" in its URLs, and the same each time."""
     text = str(error).split("\n\nDebug source")[0]
     text = re.sub(r"\?[^\s\"']+", "", text)
+    text = re.sub(r" in [\d.]+\w*s(, after \d+ retries)?(, max_retries: \d+, retry_timeout: \w+)?\b", "", text)
     if body := re.search(r"<Code>(.*?)</Code>.*?(?:<Message>(.*?)</Message>)?", text, re.DOTALL):
         text = f"{text[: text.find('<')].strip().rstrip(':')}: {body[1]}"
     return " ".join(text.split()).rstrip(": ")

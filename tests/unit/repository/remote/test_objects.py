@@ -27,6 +27,13 @@ def test_temporary_names_and_marks_of_folders_are_left_out() -> None:
     assert not units["a"].refusal
 
 
+def test_an_empty_file_keeps_the_folder_that_it_is_in() -> None:
+    assert set(arrange(objects("a/config.pbtxt", "a/1/.gitkeep", size=0))["a"].objects) == {
+        "a/config.pbtxt",
+        "a/1/.gitkeep",
+    }
+
+
 @pytest.mark.parametrize("key", ["a/../../etc/passwd", "a//b", "a/\0", f"a/{'x' * 256}", "a/.."])
 def test_what_is_no_path_within_the_folder_is_refused(key: str) -> None:
     units = arrange(objects("b/1/model.onnx", key))
