@@ -155,36 +155,41 @@ class RequestBatches:
         running.times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         times = (batch.compute_start_ns, *running.times)
         now_ns = time.monotonic_ns()
+        failures, is_open = outcome.failures, () if outcome.error is not None else outcome.open
         answers: list[tuple[QueuedRequest, InferResponse | ServeError]] = []
+        ended: list[int] = []
         for index, single in enumerate(running.requests):
             entry = single.entry
             if single.trace is not None:
                 self._end_trace(single, times)
             if entry.request.phases is not None:
                 entry.request.phases.add_run(times)
-            if single.ended_ns or (outcome.error is None and index in outcome.open):
+            if single.ended_ns or index in is_open:
                 continue
-            answer = self._answer(index, entry, outcome)
-            self._mark_ended(single, isinstance(answer, ServeError), now_ns)
-            answers.append((entry, answer))
+            failure = outcome.error or (failures.get(index) if failures else None)
+            if failure is None:
+                try:
+                    parameters = outcome.parameters.get(index, NO_PARAMETERS)
+                    response = self._responses.make(entry, *outcome.outputs_of(index), parameters)
+                    response.is_large, response.slot = outcome.is_large, outcome.slot
+                    answers.append((entry, response))
+                except ServeError as error:
+                    failure = error
+            if failure is not None:
+                answers.append((entry, failure))
+                single.failed = True
+            single.ended_ns = now_ns
+            ended.append(single.number)
+        running.open_count -= len(ended)
+        running.instance.close_requests(ended)
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
         is_done = self._count_if_done(running)
         for entry, answer in answers:
-            self._tell(entry, answer, True)
+            if isinstance(answer, ServeError):
+                self._tell(entry, answer, True)
+            else:
+                entry.responder.send(answer)
         return is_done
-
-    def _answer(self, index: int, entry: QueuedRequest, outcome: BatchOutcome) -> InferResponse | ServeError:
-        """What has come with the batch."""
-        failure = outcome.error or outcome.failures.get(index)
-        if failure is not None:
-            return failure
-        try:
-            parameters = outcome.parameters.get(index, NO_PARAMETERS)
-            response = self._responses.make(entry, *outcome.outputs_of(index), parameters)
-            response.is_large, response.slot = outcome.is_large, outcome.slot
-            return response
-        except ServeError as error:
-            return error
 
     def _said(self, single: _Running, answer: Result | None, final: bool) -> None:
         """The model has answered beside its batch, or its worker has ended."""
@@ -272,7 +277,7 @@ class RequestBatches:
         single.ended_ns = now_ns
         single.failed = failed
         single.batch.open_count -= 1
-        single.batch.instance.close_request(single.number)
+        single.batch.instance.close_requests((single.number,))
 
     def _count_if_done(self, running: _RunningBatch) -> bool:
         """Whether the batch has come back and all its requests have ended; then it is counted, and let go."""

@@ -10,7 +10,7 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
@@ -115,16 +115,17 @@ class InstanceRequests:
 
     def open_request(self, on_answer: OnAnswer) -> int:
         """The number of a request that is about to be sent to the worker; what the model responds to it comes to
-        `on_answer`, until a last answer, `close_request`, or the worker's end."""
+        `on_answer`, until a last answer, `close_requests`, or the worker's end."""
         number = next(self._numbers)
         self._open[number] = on_answer
         return number
 
-    def close_request(self, number: int) -> None:
-        """The request has been answered."""
-        self._open.pop(number, None)
-        if self.traces:
-            self.traces.pop(number, None)
+    def close_requests(self, numbers: Iterable[int]) -> None:
+        """They have been answered."""
+        for number in numbers:
+            self._open.pop(number, None)
+            if self.traces:
+                self.traces.pop(number, None)
 
     def cancel(self, number: int) -> None:
         """Tell the model that nobody waits for a request any more."""
@@ -203,7 +204,7 @@ class InstanceRequests:
             outputs = [Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]
             answer = ModelResponse(outputs, layout.parameters, ReadSlot(self._give_place, place, self._reader))
         if final:
-            self.close_request(request)
+            self.close_requests((request,))
         if on_answer is not None:
             self._guarded(functools.partial(on_answer, answer, final))
 

@@ -197,7 +197,8 @@ class ResultReader:
                 outcome.add_failure(_error(code, _part(view, b, c)))
             else:
                 end, parts, layout = self.read(view, number, b, c, _ALONE if each else sizes, cuts)
-                starts = [b + index * aligned(end) for index in range(count if each else 1)]
+                stride = aligned(end)
+                starts = [b + index * stride for index in range(count if each else 1)]
                 if starts[-1] + end > len(view):
                     raise ValueError(f"a result of {end} bytes at byte {starts[-1]} of {len(view)}")
                 outcome.add(starts, parts, layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -80,8 +80,9 @@ class HandInstance:
         self.open[self._last] = on_answer
         return self._last
 
-    def close_request(self, number: int) -> None:
-        self.open.pop(number, None)
+    def close_requests(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.open.pop(number, None)
 
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)

@@ -21,6 +21,8 @@ from rocserve.core.requests import NO_PARAMETERS, Parameters
 class InferenceResponse:
     """Tensors or an error; with an error the tensors are not looked at."""
 
+    __slots__ = ("__weakref__", "_error", "_parameters", "_tensors")
+
     def __init__(
         self,
         output_tensors: Sequence[Tensor] = (),

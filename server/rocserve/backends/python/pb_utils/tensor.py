@@ -18,6 +18,8 @@ from rocserve.core.datatypes import DataType
 class Tensor:
     """A named tensor in the CPU's memory. It shares the memory of the array that it is made from."""
 
+    __slots__ = ("__weakref__", "_array", "_tensor")
+
     def __init__(self, name: str | bytes, numpy_array: np.ndarray[Any, Any]) -> None:
         if type(name) is not str:
             name = as_text(name, "the name of a Tensor")
@@ -36,7 +38,10 @@ class Tensor:
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
         # Texts are taken down now: a model may use the same array of objects for the next request.
-        data = encode_array(array) if datatype is DataType.BYTES else core.octets(array)
+        if datatype is DataType.BYTES:
+            data: core.Buffer = encode_array(array)
+        else:
+            data = array.data.cast("B") if array.size else b""
         self._tensor = core.Tensor(name, datatype, numpy_array.shape, data)
         self._array: np.ndarray[Any, Any] | None = array
 
