@@ -121,14 +121,13 @@ class FrontLinkEnd:
         if count:
             messages.post(b"".join([posts.popleft() for _ in range(count)]))
         to_return = self.to_return
-        if to_return and (not count or len(to_return) >= _RETURNED_AT_ONCE):
+        # Other places that come back are nothing to be woken for; a model may wait for these.
+        is_awaited = bool(to_return) and max(to_return) >= HELD_OUTPUTS
+        if to_return and (not count or is_awaited or len(to_return) >= _RETURNED_AT_ONCE):
             returns = min(self._returns.room, -(-len(to_return) // 3))
-            returned = to_return[: 3 * returns]
-            self._returns.post(return_entries(returned))
+            self._returns.post(return_entries(to_return[: 3 * returns]))
             del to_return[: 3 * returns]
-            # Other places that come back are nothing to be woken for; a model may wait for these.
-            count += any(place >= HELD_OUTPUTS for place in returned)
-        if count:
+        if count or is_awaited:
             self.ring()
         if posts:
             self._plane.call_at(time.monotonic() + _RETRY_SECONDS, self.flush)
