@@ -18,7 +18,7 @@ Parameters = Mapping[str, ParameterValue]
 NO_PARAMETERS: Parameters = {}
 
 LARGE_RESPONSE = 16 << 20
-"""Bytes of outputs from which on they are first copied, in steps, and then made an answer of, in steps."""
+"""Bytes of outputs from which on whoever copies them does so in steps."""
 
 SHARED_REGION = "shared_memory_region"
 SHARED_OFFSET = "shared_memory_offset"

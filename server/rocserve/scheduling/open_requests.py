@@ -213,8 +213,8 @@ class RequestBatches:
                 told = self._responses.make(single.entry, heads_of(answer.outputs), data, answer.parameters)
                 told.is_large, told.slot = sum(map(len, data)) > LARGE_RESPONSE, answer.slot
                 if told.is_large:
-                    go_on = functools.partial(self._timers.at_end_of_turn, functools.partial(self._go_on, single))
-                    single.large = weakref.ref(answer.slot, lambda _: go_on())
+                    go_on = functools.partial(self._go_on, single)
+                    single.large = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
             except ServeError as error:
                 told = error
         if self._decoupled:
