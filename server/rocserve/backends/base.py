@@ -38,6 +38,8 @@ class EngineSpec:
     """The module that takes its models to a GPU where it is installed, one worker an instance; "" = the CPU only."""
     gpu_files: tuple[str, ...] = ()
     """Files in that module's folder, of which one must be there for it; empty = the module alone does it."""
+    compiles_ahead: bool = False
+    """Whether its workers keep what they compile in the cache."""
     needs_migraphx: bool = False
     """Whether its workers load MIGraphX: they are started as its installation wants (migraphx/installation.py)."""
 

@@ -124,7 +124,7 @@ def _may_compile(definition: ModelDefinition, plan: EnginePlan) -> bool:
     config = definition.config
     asks_for_accelerators = bool(config.gpu_accelerators or config.cpu_accelerators)
     on_gpu = any(worker.device is not None for worker in plan.workers)
-    return plan.engine.needs_migraphx or asks_for_accelerators or on_gpu
+    return plan.engine.needs_migraphx or plan.engine.compiles_ahead or asks_for_accelerators or on_gpu
 
 
 def _with_file(worker: WorkerPlan, definition: ModelDefinition, version_folder: Path) -> WorkerPlan:

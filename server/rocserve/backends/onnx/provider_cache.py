@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +17,7 @@ from pathlib import Path
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.cached_folders import trim_folders
 from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.cache.opening import cache_directory
 from rocserve.backends.migraphx.cache.private_folder import make_private
@@ -48,7 +48,8 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     providers = tuple(_with_cache(provider, place, contents) for provider in plan.providers)
     # Another server may be trimming the same folders.
     with suppress(OSError):
-        _trim(place, model.settings.cache_bytes)
+        # The last is the one that is about to be used.
+        trim_folders(_folders(place), model.settings.cache_bytes)
     return replace(plan, providers=providers)
 
 
@@ -84,19 +85,6 @@ def _folder_name(provider: Provider, contents: str, environment: Mapping[str, st
 
 def _text(part: str | Mapping[str, str]) -> bytes:
     return part.encode() if isinstance(part, str) else repr(sorted(part.items())).encode()
-
-
-def _trim(place: Path, limit_bytes: int) -> None:
-    """Remove the folders that were used least lately until the others take no more than the limit."""
-    folders = sorted(_folders(place), key=lambda folder: folder.stat().st_mtime)
-    sizes = [sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) for folder in folders]
-    total = sum(sizes)
-    # The last is the one that is about to be used.
-    for folder, size in zip(folders[:-1], sizes[:-1], strict=True):
-        if total <= limit_bytes:
-            return
-        shutil.rmtree(folder, ignore_errors=True)
-        total -= size
 
 
 def _folders(place: Path) -> Sequence[Path]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rocserve.backends.pytorch.datatypes import datatype_of
-from rocserve.backends.pytorch.program import Program, ProgramTensor, output_names, outputs_of
+from rocserve.backends.pytorch.program import ProgramSignature, ProgramTensor, output_names, outputs_of
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
@@ -35,6 +35,8 @@ class BoundProgram:
     """The signature's names, in the program's order."""
     outputs: Mapping[str, int]
     """Their places in what the program returns."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of each input the shapes that requests have: the signature's, with the sizes that the configuration fixes."""
     samples: Mapping[str, tuple[int, ...]]
     """Of each input a shape that the program takes; one row where it batches."""
 
@@ -53,7 +55,7 @@ class BoundProgram:
         return tensors
 
 
-def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
+def bind(program: ProgramSignature, config: ModelConfig, trial: Trial) -> BoundProgram:
     """
     Args:
         trial: for what only a run tells.
@@ -67,26 +69,27 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
             f" most {program.most_rows} rows"
         )
     batches = program.batches if program.outputs is not None else config.max_batch_size > 0
-    names = _names(program.inputs, [entry.name for entry in config.inputs], program.goes_by_order)
+    names = given_names(program.inputs, [entry.name for entry in config.inputs], program.goes_by_order)
     declared = {entry.name: entry for entry in config.inputs}
     inputs = [_input(names[place], tensor, declared, config) for place, tensor in enumerate(program.inputs)]
+    shapes = {spec.name: _request_shape(spec, declared.get(spec.name), batches) for spec in inputs}
     samples = {
-        spec.name: _sample(spec, tensor, declared.get(spec.name), batches)
+        spec.name: _sample(shapes[spec.name], tensor.sample or spec.shape, batches)
         for spec, tensor in zip(inputs, program.inputs, strict=True)
     }
-    bound = BoundProgram(Signature(tuple(inputs), (), batches), tuple(spec.name for spec in inputs), {}, samples)
+    signature = Signature(tuple(inputs), (), batches)
+    bound = BoundProgram(signature, tuple(spec.name for spec in inputs), {}, shapes, samples)
     tensors = program.outputs if program.outputs is not None else _tried_outputs(bound, config, trial)
-    given = _names(tensors, [entry.name for entry in config.outputs], program.outputs is None)
+    given = given_names(tensors, [entry.name for entry in config.outputs], program.outputs is None)
     outputs = [_spec(name, tensor) for name, tensor in zip(given, tensors, strict=True)]
     if program.outputs is None:
         by_name = {entry.name: entry for entry in config.outputs}
         outputs = [_open_sizes(spec, by_name.get(spec.name), batches) for spec in outputs]
     signature = Signature(tuple(inputs), tuple(outputs), batches, max_batch_size=program.most_rows)
-    places = {name: place for place, name in enumerate(given)}
-    return BoundProgram(signature, bound.inputs, places, samples)
+    return replace(bound, signature=signature, outputs={name: place for place, name in enumerate(given)})
 
 
-def _names(tensors: Sequence[ProgramTensor], configured: Sequence[str], goes_by_order: bool) -> list[str]:
+def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], goes_by_order: bool = False) -> list[str]:
     """What each is called, in the program's order: as the configuration has it, where it can be told which it means."""
     names = [tensor.names[0] for tensor in tensors]
     by_name = {alias: place for place, tensor in enumerate(tensors) for alias in tensor.names}
@@ -129,13 +132,14 @@ def _own_shape(entry: InputConfig | OutputConfig, batches: bool) -> tuple[int, .
     return (-1, *dims) if batches else dims
 
 
-def _sample(spec: TensorSpec, tensor: ProgramTensor, declared: InputConfig | None, batches: bool) -> tuple[int, ...]:
-    """The example's sizes, but those that the configuration fixes; 1 for what nobody says."""
-    known = tensor.sample or spec.shape
-    fixed = spec.shape if declared is None else _own_shape(declared, batches)
-    if len(fixed) != len(known):
-        fixed = spec.shape
-    sizes = [theirs if ours == -1 else ours for ours, theirs in zip(fixed, known, strict=True)]
+def _request_shape(spec: TensorSpec, declared: InputConfig | None, batches: bool) -> tuple[int, ...]:
+    own = spec.shape if declared is None else _own_shape(declared, batches)
+    return own if len(own) == len(spec.shape) else spec.shape
+
+
+def _sample(shape: tuple[int, ...], known: tuple[int, ...], batches: bool) -> tuple[int, ...]:
+    """The example's sizes, but those that are fixed; 1 for what nobody says."""
+    sizes = [theirs if own == -1 else own for own, theirs in zip(shape, known, strict=True)]
     if batches:
         sizes[0] = 1
     return tuple(1 if size == -1 else size for size in sizes)

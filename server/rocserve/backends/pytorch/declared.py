@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rocserve.backends.pytorch.program import Program, ProgramTensor, input_names
+from rocserve.backends.pytorch.program import Program, ProgramSignature, ProgramTensor, input_names
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
 _DEVICE = "AOTI_DEVICE_KEY"
@@ -38,9 +38,7 @@ def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, key
     if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
         return Program(
             lambda values: module(dict(zip(keys, values, strict=True))),
-            tuple(ProgramTensor((key,)) for key in keys),
-            None,
-            overwritten=frozenset(range(len(keys))),
+            _told_by_configuration([ProgramTensor((key,)) for key in keys]),
         )
     for argument in needed:
         if not _is_tensor(argument) and str(argument.type) != "List[str]":
@@ -50,10 +48,10 @@ def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, key
             )
     return Program(
         lambda values: module(*values),
-        tuple(ProgramTensor((argument.name, f"INPUT__{place}")) for place, argument in enumerate(needed)),
-        None,
-        goes_by_order=True,
-        overwritten=frozenset(range(len(needed))),
+        _told_by_configuration(
+            [ProgramTensor((argument.name, f"INPUT__{place}")) for place, argument in enumerate(needed)],
+            goes_by_order=True,
+        ),
     )
 
 
@@ -80,8 +78,13 @@ def open_package(path: Path, device: torch.device) -> Program:
         args, kwargs = pytree.tree_unflatten(list(values), in_spec)
         return package(*args, **kwargs)
 
-    inputs = tuple(ProgramTensor((f"INPUT__{place}", way)) for place, way in enumerate(input_names(in_spec)))
-    return Program(call, inputs, None, overwritten=frozenset(range(len(inputs))))
+    names = enumerate(input_names(in_spec))
+    return Program(call, _told_by_configuration([ProgramTensor((f"INPUT__{place}", way)) for place, way in names]))
+
+
+def _told_by_configuration(inputs: Sequence[ProgramTensor], goes_by_order: bool = False) -> ProgramSignature:
+    # It may write into any of them.
+    return ProgramSignature(tuple(inputs), None, goes_by_order=goes_by_order, overwritten=frozenset(range(len(inputs))))
 
 
 def _is_tensor(argument: Any) -> bool:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import torch
 
 from rocserve.backends.base import LoadedModel, ModelSource
-from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.declared import open_package, open_script
-from rocserve.backends.pytorch.exported import exported_program, read_exported
+from rocserve.backends.pytorch.exported import exported_program, read_exported, to_device
 from rocserve.backends.pytorch.model import TorchModel, set_up
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.parameters import RunOptions, run_options
-from rocserve.backends.pytorch.program import Program, in_precision
+from rocserve.backends.pytorch.program import DTYPES, Program, in_precision
 from rocserve.core.errors import invalid_argument, unavailable
 
 _LOG = logging.getLogger(__name__)
-
-_PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -31,16 +29,23 @@ def load(model: ModelSource) -> LoadedModel:
     options = run_options(model.config)
     set_up(options)
     device = find_device(model)
-    program = _open(model, kind, options, device)
-    properties = {
-        "program": kind.value,
-        "device": str(device),
-        "precision": options.precision,
-        "threads": str(options.intra_op_threads),
-    }
-    loaded = TorchModel(model.config, program, options, device, properties)
-    if model.config.has_open_batch and loaded.signature.supports_batching and device.type == "cpu":
-        loaded.bound_batches(model.memory_bytes, BACKEND.default_max_batch_size)
+    return served(model, _open(model, kind, options, device), options, device, {"program": kind.value})
+
+
+def served(
+    model: ModelSource, program: Program, options: RunOptions, device: torch.device, properties: Mapping[str, str]
+) -> TorchModel:
+    """The model of an opened program, with what its device has for batches.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, the configuration does not do for the program.
+    """
+    facts = {"device": str(device), "precision": options.precision, "threads": str(options.intra_op_threads)}
+    loaded = TorchModel(model.config, program, options, device, {**properties, **facts})
+    if device.type != "cpu":
+        loaded.capture(model.report)
+    elif model.config.has_open_batch and loaded.signature.supports_batching:
+        loaded.bound_batches(model.memory_bytes)
     return loaded
 
 
@@ -68,7 +73,7 @@ def find_device(model: ModelSource) -> torch.device:
 
 
 def _open(model: ModelSource, kind: FileKind, options: RunOptions, device: torch.device) -> Program:
-    dtype = _PRECISIONS.get(options.precision)
+    dtype = DTYPES.get(options.precision)
     if kind is FileKind.PACKAGE:
         if dtype is not None:
             raise invalid_argument(
@@ -80,9 +85,7 @@ def _open(model: ModelSource, kind: FileKind, options: RunOptions, device: torch
         keys = [entry.name for entry in model.config.inputs]
         program = open_script(model.model_file, device, dtype, keys)
     else:
-        exported = read_exported(model.model_file)
-        if device.type != "cpu":
-            exported = torch.export.passes.move_to_device_pass(exported, device)
+        exported = to_device(read_exported(model.model_file), device)
         module = exported.module()
         program = exported_program(exported, module if dtype is None else module.to(dtype))
     return program if dtype is None else in_precision(program, dtype)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
+from rocserve.backends.migraphx.engine_choice import migraphx_choice
+from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.parameters import read_choice
+from rocserve.backends.pytorch.torch_compile import TORCH_COMPILE, torch_compile_options
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import ModelConfig
 
@@ -21,21 +26,34 @@ EAGER = EngineSpec(
     gpu_files=_GPU_LIBRARIES,
 )
 
-INSTALL = (
+INDUCTOR = replace(EAGER, name="inductor", module="rocserve.backends.pytorch.inductor", compiles_ahead=True)
+
+MIGRAPHX_ONNX = replace(MIGRAPHX, name="migraphx-onnx", module="rocserve.backends.pytorch.onnx_export")
+
+_INSTALL = (
     "install it where rocserve is: pip install torch --index-url https://download.pytorch.org/whl/cpu (for the CPU; of"
     " AMD's GPUs see pytorch.org)"
 )
 
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
-    """By parameter `engine`: auto (also when it is left out) or eager.
+    """By parameter `engine`: auto (also when it is left out), eager, inductor or migraphx-onnx.
 
     Raises:
-        ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE where PyTorch is not installed.
+        ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE where PyTorch is not here, or MIGraphX where it is
+            named.
     """
-    wanted = read_choice(config, "engine", "auto", ("auto", EAGER.name))
+    wanted = read_choice(config, "engine", "auto", ("auto", EAGER.name, INDUCTOR.name, MIGRAPHX_ONNX.name))
     if not machine.is_installed("torch"):
-        raise unavailable(f"model '{config.name}' needs PyTorch, which is not installed; {INSTALL}")
+        raise unavailable(f"model '{config.name}' needs PyTorch, which is not installed; {_INSTALL}")
+    named = "parameter 'engine' says so"
+    if wanted == MIGRAPHX_ONNX.name:
+        remedy = "leave the parameter out to have PyTorch run the model"
+        return replace(migraphx_choice(config, machine, named, remedy), engine=MIGRAPHX_ONNX)
     auto_takes_gpus = machine.is_installed("torch", _GPU_LIBRARIES[:1])
-    reason = "parameter 'engine' says so" if wanted == EAGER.name else "it runs all of PyTorch's files as they are"
+    if wanted == INDUCTOR.name:
+        return EngineChoice(INDUCTOR, named, auto_takes_gpus=auto_takes_gpus)
+    if wanted == "auto" and torch_compile_options(config).is_asked_for:
+        return EngineChoice(INDUCTOR, f"parameter '{TORCH_COMPILE}' says so", auto_takes_gpus=auto_takes_gpus)
+    reason = named if wanted == EAGER.name else "it runs all of PyTorch's files as they are"
     return EngineChoice(EAGER, reason, auto_takes_gpus=auto_takes_gpus)

@@ -11,7 +11,7 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.datatypes import datatype_of
-from rocserve.backends.pytorch.program import Program, ProgramTensor, input_names, output_names
+from rocserve.backends.pytorch.program import Program, ProgramSignature, ProgramTensor, input_names, output_names
 from rocserve.core.errors import invalid_argument
 
 _MOST_ROWS = 1 << 31
@@ -29,6 +29,15 @@ def read_exported(path: Path) -> Any:
         return torch.export.load(path)
     except Exception as error:
         raise invalid_argument(f"PyTorch {torch.__version__} cannot read {path.name}: {error}") from error
+
+
+def to_device(exported: Any, device: torch.device) -> Any:
+    """The program with its weights there."""
+    if device.type == "cpu":
+        return exported
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(exported, device)
 
 
 def exported_program(exported: Any, module: Callable[..., Any]) -> Program:
@@ -68,14 +77,14 @@ def exported_program(exported: Any, module: Callable[..., Any]) -> Program:
         args, kwargs = pytree.tree_unflatten(leaves, in_spec)
         return module(*args, **kwargs)
 
-    return Program(
-        call,
+    signature = ProgramSignature(
         tuple(inputs),
         tuple(_tensor("output", own, values[name]) for own, name in zip(names, tensors, strict=True)),
         batches=bool(inputs) and rows is not None and (bounds is None or bool(bounds.lower <= _LEAST_ROWS)),
         most_rows=None if bounds is None or not bounds.upper < _MOST_ROWS else int(bounds.upper),
         overwritten=frozenset(place for place, tensor in enumerate(inputs) if tensor.names[0] in written),
     )
+    return Program(call, signature)
 
 
 def _values(exported: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,16 @@ import torch
 
 from rocserve.backends.base import Batch, BatchResult
 from rocserve.backends.batch_memory import rows_that_fit
+from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
+from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.binding import BoundProgram, bind
 from rocserve.backends.pytorch.datatypes import from_torch, to_torch
+from rocserve.backends.pytorch.graphs import GraphedProgram, Report
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import Program, outputs_of
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import Signature
+from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor
 
 _LOG = logging.getLogger(__name__)
@@ -49,20 +52,51 @@ class TorchModel:
         self._program = program
         self._options = options
         self._device = device
-        self._bound: BoundProgram = bind(program, config, self._call)
+        self._graphed: GraphedProgram | None = None
+        self._bound: BoundProgram = bind(program.signature, config, self._call)
 
     @property
     def signature(self) -> Signature:
         return self._bound.signature
 
-    def bound_batches(self, memory_bytes: int, most: int) -> None:
-        """Have the signature say how many rows fit into memory. `most`: those that nobody needs to hear of."""
+    def bound_batches(self, memory_bytes: int) -> None:
+        """Have the signature say how many rows fit into memory."""
         with suppress(ServeError):
             rows = rows_that_fit(lambda rows: self._call(self._bound.zeros(rows)), 1, memory_bytes)
             least = min((each for each in (rows, self.signature.max_batch_size) if each is not None), default=None)
             self._bound = replace(self._bound, signature=replace(self.signature, max_batch_size=least))
-            if rows is not None and rows < most:
+            if rows is not None and rows < BACKEND.default_max_batch_size:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
+
+    def capture(self, report: Report) -> None:
+        """Have batches run by captured graphs, where the program has batches and all other sizes are numbers: one for
+        each size of parameter `batch_sizes`, else for 1, 2, 4 ... and the largest batch.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, the parameter is no list of sizes.
+        """
+        shapes = self._bound.shapes
+        if not self.signature.supports_batching or any(-1 in shape[1:] for shape in shapes.values()):
+            self.properties = {**self.properties, "graphs": "none: its inputs vary in size, or it has no batches"}
+            return
+        most = BACKEND.default_max_batch_size
+        largest = self._config.max_batch_size or min(most, self.signature.max_batch_size or most)
+        text = self._config.parameters.get("batch_sizes", "").strip()
+        sizes = parse_batch_sizes(text, largest) if text else default_batch_sizes(largest)
+        datatypes = {spec.name: spec.datatype for spec in self.signature.inputs}
+        specs = [TensorSpec(name, datatypes[name], shapes[name]) for name in self._bound.inputs]
+        graphed = GraphedProgram(self._program, specs, self._device)
+        try:
+            with self._mode():
+                graphed.capture(sizes, report)
+        except Exception as error:
+            _LOG.warning("model '%s' runs operator by operator, as it cannot be captured: %s", self._config.name, error)
+            self.properties = {**self.properties, "graphs": "none: it cannot be captured"}
+        else:
+            self._graphed = graphed
+            self.properties = {**self.properties, "graphs": ", ".join(map(str, graphed.sizes))}
+        finally:
+            report("")
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Without samples: zeros, of the sizes of the example where the file has them; a program that cannot take them
@@ -89,19 +123,19 @@ class TorchModel:
         return BatchResult({name: from_torch(name, outputs[places[name]]) for name in batch.requested_outputs})
 
     def close(self) -> None:
+        self._graphed = None
         del self._program
         if self._device.type != "cpu":
             torch.cuda.empty_cache()
 
     def _call(self, inputs: Sequence[Tensor]) -> Any:
         """What the program returns for inputs in its order. Raises: ServeError."""
-        options = self._options
         try:
-            with (
-                torch.inference_mode() if options.inference_mode else torch.no_grad(),
-                torch.jit.optimized_execution(options.optimised_execution),
-            ):
-                values = [to_torch(tensor, place in self._program.overwritten) for place, tensor in enumerate(inputs)]
+            with self._mode(), torch.jit.optimized_execution(self._options.optimised_execution):
+                if self._graphed is not None:
+                    return self._graphed([to_torch(tensor, copies=False) for tensor in inputs])
+                written = self._program.signature.overwritten
+                values = [to_torch(tensor, place in written) for place, tensor in enumerate(inputs)]
                 if self._device.type != "cpu":
                     values = [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in values]
                 return self._program.call(values)
@@ -113,8 +147,12 @@ class TorchModel:
         except Exception as error:
             raise internal(f"PyTorch: {error}") from None
         finally:
-            if options.cleans_cache and self._device.type != "cpu":
+            if self._options.cleans_cache and self._device.type != "cpu":
                 torch.cuda.empty_cache()
+
+    def _mode(self) -> AbstractContextManager[Any]:
+        mode: AbstractContextManager[Any] = torch.inference_mode() if self._options.inference_mode else torch.no_grad()
+        return mode
 
 
 def set_up(options: RunOptions) -> None:

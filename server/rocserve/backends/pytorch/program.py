@@ -12,6 +12,9 @@ from torch.utils import _pytree as pytree
 from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.core.datatypes import DataType
 
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""By the parameter `precision`; fp32 is as the file has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
@@ -28,10 +31,9 @@ class ProgramTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    call: Callable[[Sequence[Any]], Any]
-    """From all inputs, each a tensor or a list of str, to what the program returns: a tensor, a list of str, or tuples,
-    lists and dicts of them."""
+class ProgramSignature:
+    """What a program's file says of it."""
+
     inputs: tuple[ProgramTensor, ...]
     outputs: tuple[ProgramTensor, ...] | None
     """None = a run tells."""
@@ -43,6 +45,14 @@ class Program:
     """Whether names that are none of the program's stand for its tensors in the configuration's order."""
     overwritten: frozenset[int] = frozenset()
     """The inputs that it may write into, by their places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    call: Callable[[Sequence[Any]], Any]
+    """From all inputs, each a tensor or a list of str, to what the program returns: a tensor, a list of str, or tuples,
+    lists and dicts of them."""
+    signature: ProgramSignature
 
 
 def outputs_of(result: Any) -> list[Any]:
@@ -75,7 +85,7 @@ def input_names(in_spec: Any) -> list[str]:
 def in_precision(program: Program, dtype: torch.dtype) -> Program:
     """The same program, whose weights are of `dtype`: it is given what it computes in, and its tensors stay as they
     are."""
-    known = program.outputs or ()
+    known = program.signature.outputs or ()
     wanted = [torch_dtype(tensor.datatype) for tensor in known if tensor.datatype is not None]
 
     def cast(value: Any) -> Any:

@@ -74,8 +74,9 @@ class Child:
         if self._order.low_priority:
             # After the imports, whose threads it is for as well; MIGraphX's own inherit it.
             yield_to_others()
+        installation = self._order.installation
         try:
-            binding = open_binding(self._order.installation, self._order.binding)
+            binding = None if installation is None else open_binding(installation, self._order.binding)
         except MigraphxError as error:
             raise unavailable(f"MIGraphX cannot be loaded: {with_hint(str(error))}") from None
         return to_json(module.perform(job, binding, self._report)).decode()

@@ -52,7 +52,8 @@ class JobError(ServeError):
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:
-    installation: MigraphxInstallation
+    installation: MigraphxInstallation | None
+    """None = the job does without MIGraphX; it gets None for the binding then."""
     binding: str
     """auto, c_api or module."""
     job: str

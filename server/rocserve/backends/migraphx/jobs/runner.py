@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,20 +40,23 @@ class JobRunner:
 
     def __init__(
         self,
-        installation: MigraphxInstallation,
+        installation: MigraphxInstallation | None,
         report: Callable[[str], None],
         log: logging.Logger,
         *,
         binding: str = "auto",
+        engine: str = "MIGraphX",
     ) -> None:
-        """`report` takes what a job is at, as a line; `log` what MIGraphX writes.
+        """`report` takes what a job is at, as a line; `log` what the engine writes.
 
-        `binding`: auto, c_api or module.
+        `installation`: None = the jobs do without MIGraphX. `binding`: auto, c_api or module. `engine`: what it is
+        called.
         """
         self.report = report
         self._installation = installation
         self._log = log
         self._binding = binding
+        self._engine = engine
         self._lock = threading.Lock()
         self._running: set[JobProcess] = set()
         self._called_off = False
@@ -77,11 +81,11 @@ class JobRunner:
         Raises:
             JobError: why not; its `kind` says of what kind that is.
         """
-        watch = JobWatch(job.title, report or self.report, self._log)
+        watch = JobWatch(job.title, report or self.report, self._log, engine=self._engine)
         limit = _Limit(timeout_seconds, limit_name, remedy)
         with self._start(job, low_priority, environment) as process:
             try:
-                result = _Supervision(job, process, watch, limit).result()
+                result = _Supervision(job, process, watch, limit, self._engine).result()
             except JobError:
                 self.check_called_off(job.title)
                 raise
@@ -106,7 +110,8 @@ class JobRunner:
         kind = type(job)
         order = JobOrder(self._installation, self._binding, to_json(job).decode(), low_priority)
         # -P: modules of the working directory do not come before Python's own.
-        command = [*python_command(self._installation), "-P", "-m", _CHILD, kind.__module__, kind.__name__]
+        python = (sys.executable,) if self._installation is None else python_command(self._installation)
+        command = [*python, "-P", "-m", _CHILD, kind.__module__, kind.__name__]
         with self._lock:
             self.check_called_off(job.title)
             try:
@@ -130,11 +135,12 @@ class _Limit:
 class _Supervision:
     """Of one child, from its start to its end."""
 
-    def __init__(self, job: Job, process: JobProcess, watch: JobWatch, limit: _Limit) -> None:
+    def __init__(self, job: Job, process: JobProcess, watch: JobWatch, limit: _Limit, engine: str) -> None:
         self._job = job
         self._process = process
         self._watch = watch
         self._limit = limit
+        self._engine = engine
         self._result: str | None = None
         self._failure: JobFailure | None = None
         self._peak_bytes = 0
@@ -147,7 +153,7 @@ class _Supervision:
         if self._failure is not None:
             raise self._error(self._failure.kind, StatusCode(self._failure.code), self._failure.text)
         if self._result is None:
-            end = describe_end(status, self._process.output.last_lines, self._peak_bytes)
+            end = describe_end(status, self._process.output.last_lines, self._peak_bytes, self._engine)
             raise self._error(self._kind_of_end(status), StatusCode.UNAVAILABLE, with_hint(end))
         return self._result
 

@@ -1,4 +1,4 @@
-"""Tells what a job is at: to whoever waits for it, now and then; what MIGraphX writes meanwhile, to the log."""
+"""Tells what a job is at: to whoever waits for it, now and then; what its engine writes meanwhile, to the log."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ class JobWatch:
         report: Callable[[str], None],
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
+        engine: str = "MIGraphX",
     ) -> None:
         self.phase = _START
         self._title = title
         self._report = report
         self._log = log
         self._clock = clock
+        self._engine = engine
         self._started = clock()
         self._pause = _FIRST_REPORT_SECONDS
         self._next_report = self._started + self._pause
@@ -54,7 +56,7 @@ class JobWatch:
         self.tells()
 
     def takes_lines(self, lines: Sequence[str]) -> None:
-        """What MIGraphX wrote."""
+        """What the engine wrote."""
         for line in lines:
             self._message = line.strip()
             self._lines_left -= 1
@@ -75,7 +77,7 @@ class JobWatch:
         if self.elapsed_seconds >= 1:
             text += f" ({_duration(self.elapsed_seconds)} so far)"
         if self._message:
-            text += f"; MIGraphX: {self._message[:_LONGEST_MESSAGE]}"
+            text += f"; {self._engine}: {self._message[:_LONGEST_MESSAGE]}"
         self._report(text)
 
 
