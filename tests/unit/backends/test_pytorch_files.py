@@ -10,6 +10,7 @@ from support.machine import ToldMachine
 
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
+from rocserve.backends.pytorch.torch_compile import TORCH_COMPILE
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 
@@ -17,6 +18,11 @@ from rocserve.core.model_config import ModelConfig
 class WithoutPyTorch(ToldMachine):
     def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
         return module != "torch" and ToldMachine.is_installed(self, module, files)
+
+
+class WithPyTorch(ToldMachine):
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        return module == "torch" and not files
 
 
 def archive(file: Path, *names: str) -> Path:
@@ -74,3 +80,39 @@ def test_without_pytorch_the_text_says_what_to_install() -> None:
     assert raised.value.text.startswith(
         "model 'm' needs PyTorch, which is not installed; install it where rocserve is:"
     )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "engine"),
+    [
+        ({}, "eager"),
+        ({"engine": "auto"}, "eager"),
+        ({"engine": "inductor"}, "inductor"),
+        ({"engine": "migraphx-onnx"}, "migraphx-onnx"),
+        ({TORCH_COMPILE: '{"mode": "default"}'}, "inductor"),
+        ({TORCH_COMPILE: '{"disable": true}'}, "eager"),
+        ({TORCH_COMPILE: "{}", "engine": "eager"}, "eager"),
+    ],
+)
+def test_engines(parameters: dict[str, str], engine: str) -> None:
+    choice = BACKEND.engine_for(ModelConfig(name="m", parameters=parameters), WithPyTorch(migraphx=""))
+    assert choice.engine.name == engine
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"engine": "tensorrt"}, "parameter 'engine' of model 'm' must be one of auto, eager, inductor, migraphx, "),
+        ({"engine": "migraphx-onnx"}, "model 'm' needs MIGraphX (parameter 'engine' says so): it is not installed"),
+        (
+            {TORCH_COMPILE: "[]"},
+            f"parameter '{TORCH_COMPILE}' of model 'm' must be a JSON object with any of fullgraph",
+        ),
+        ({TORCH_COMPILE: '{"mode": 1}'}, f"parameter '{TORCH_COMPILE}' of model 'm' must be a JSON object with any of"),
+        ({TORCH_COMPILE: '{"backend": "onnxrt"}'}, f"parameter '{TORCH_COMPILE}' of model 'm' asks for the backend"),
+    ],
+)
+def test_engines_that_cannot_be_had(parameters: dict[str, str], text: str) -> None:
+    with pytest.raises(ServeError) as raised:
+        BACKEND.engine_for(ModelConfig(name="m", parameters=parameters), WithPyTorch())
+    assert raised.value.text.startswith(text)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
-from rocserve.backends.pytorch.engine_choice import EAGER, INDUCTOR, MIGRAPHX_ONNX, choose_engine
+from rocserve.backends.pytorch.engine_choice import EAGER, INDUCTOR, MIGRAPHX_ONNX, TORCH_MIGRAPHX, choose_engine
 
 BACKEND = BackendSpec(
     name="pytorch",
     platforms=("pytorch_libtorch", "torch_aoti", "pytorch_aoti", "pytorch"),
-    engines=(EAGER, INDUCTOR, MIGRAPHX_ONNX),
+    engines=(EAGER, INDUCTOR, TORCH_MIGRAPHX, MIGRAPHX_ONNX),
     model_filenames=("model.pt2", "model.pt"),
     file_endings=(".pt2", ".pt"),
     # Programs and packages hold code, machine code among it.

@@ -33,9 +33,17 @@ def load(model: ModelSource) -> LoadedModel:
 
 
 def served(
-    model: ModelSource, program: Program, options: RunOptions, device: torch.device, properties: Mapping[str, str]
+    model: ModelSource,
+    program: Program,
+    options: RunOptions,
+    device: torch.device,
+    properties: Mapping[str, str],
+    captures: bool = True,
 ) -> TorchModel:
     """The model of an opened program, with what its device has for batches.
+
+    Args:
+        captures: whether its batches may run by captured graphs.
 
     Raises:
         ServeError: INVALID_ARGUMENT, the configuration does not do for the program.
@@ -43,7 +51,7 @@ def served(
     facts = {"device": str(device), "precision": options.precision, "threads": str(options.intra_op_threads)}
     loaded = TorchModel(model.config, program, options, device, {**properties, **facts})
     if device.type != "cpu":
-        loaded.capture(model.report)
+        loaded.fix_sizes(captures, model.report)
     elif model.config.has_open_batch and loaded.signature.supports_batching:
         loaded.bound_batches(model.memory_bytes)
     return loaded

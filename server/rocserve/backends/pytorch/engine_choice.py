@@ -28,7 +28,13 @@ EAGER = EngineSpec(
 
 INDUCTOR = replace(EAGER, name="inductor", module="rocserve.backends.pytorch.inductor", compiles_ahead=True)
 
+TORCH_MIGRAPHX = replace(
+    EAGER, name="migraphx", module="rocserve.backends.pytorch.torch_migraphx", gpu_module="torch_migraphx", gpu_files=()
+)
+
 MIGRAPHX_ONNX = replace(MIGRAPHX, name="migraphx-onnx", module="rocserve.backends.pytorch.onnx_export")
+
+_NAMES = ("auto", EAGER.name, INDUCTOR.name, TORCH_MIGRAPHX.name, MIGRAPHX_ONNX.name)
 
 _INSTALL = (
     "install it where rocserve is: pip install torch --index-url https://download.pytorch.org/whl/cpu (for the CPU; of"
@@ -37,19 +43,21 @@ _INSTALL = (
 
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
-    """By parameter `engine`: auto (also when it is left out), eager, inductor or migraphx-onnx.
+    """By parameter `engine`: auto (also when it is left out), eager, inductor, migraphx or migraphx-onnx.
 
     Raises:
         ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE where PyTorch is not here, or MIGraphX where it is
             named.
     """
-    wanted = read_choice(config, "engine", "auto", ("auto", EAGER.name, INDUCTOR.name, MIGRAPHX_ONNX.name))
+    wanted = read_choice(config, "engine", "auto", _NAMES)
     if not machine.is_installed("torch"):
         raise unavailable(f"model '{config.name}' needs PyTorch, which is not installed; {_INSTALL}")
     named = "parameter 'engine' says so"
     if wanted == MIGRAPHX_ONNX.name:
         remedy = "leave the parameter out to have PyTorch run the model"
         return replace(migraphx_choice(config, machine, named, remedy), engine=MIGRAPHX_ONNX)
+    if wanted == TORCH_MIGRAPHX.name:
+        return EngineChoice(TORCH_MIGRAPHX, named, auto_takes_gpus=True)
     auto_takes_gpus = machine.is_installed("torch", _GPU_LIBRARIES[:1])
     if wanted == INDUCTOR.name:
         return EngineChoice(INDUCTOR, named, auto_takes_gpus=auto_takes_gpus)

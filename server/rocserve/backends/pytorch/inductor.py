@@ -16,7 +16,7 @@ from rocserve.backends.pytorch import eager
 from rocserve.backends.pytorch.compile_job import PACKAGE, SIGNATURE, InductorJob
 from rocserve.backends.pytorch.declared import open_package
 from rocserve.backends.pytorch.model import set_up
-from rocserve.backends.pytorch.model_file import FileKind, file_kind
+from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
 from rocserve.backends.pytorch.parameters import run_options
 from rocserve.backends.pytorch.program import Program, ProgramSignature
 from rocserve.backends.pytorch.torch_compile import torch_compile_options
@@ -34,14 +34,9 @@ def load(model: ModelSource) -> LoadedModel:
         ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, there is no C++ compiler, or
             Inductor cannot compile the program.
     """
-    kind = file_kind(model.model_file)
-    if kind is FileKind.PACKAGE:
+    if file_kind(model.model_file) is FileKind.PACKAGE:
         return eager.load(model)
-    if kind is not FileKind.EXPORTED:
-        raise invalid_argument(
-            f"model '{model.name}': parameter 'engine' is \"inductor\", which compiles programs of torch.export, and"
-            f" {model.model_file.name} is {kind.value}; export the module with torch.export, or leave the parameter out"
-        )
+    require_exported(model, "inductor")
     options = run_options(model.config)
     set_up(options)
     device = eager.find_device(model)

@@ -17,9 +17,9 @@ from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.binding import BoundProgram, bind
 from rocserve.backends.pytorch.datatypes import from_torch, to_torch
-from rocserve.backends.pytorch.graphs import GraphedProgram, Report
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import Program, outputs_of
+from rocserve.backends.pytorch.sizes import Report, SizedProgram
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
@@ -52,7 +52,7 @@ class TorchModel:
         self._program = program
         self._options = options
         self._device = device
-        self._graphed: GraphedProgram | None = None
+        self._sized: SizedProgram | None = None
         self._bound: BoundProgram = bind(program.signature, config, self._call)
 
     @property
@@ -68,16 +68,18 @@ class TorchModel:
             if rows is not None and rows < BACKEND.default_max_batch_size:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
-    def capture(self, report: Report) -> None:
-        """Have batches run by captured graphs, where the program has batches and all other sizes are numbers: one for
-        each size of parameter `batch_sizes`, else for 1, 2, 4 ... and the largest batch.
+    def fix_sizes(self, captures: bool, report: Report) -> None:
+        """Have batches run at fixed sizes, where the program has batches and all other dimensions are numbers: those of
+        parameter `batch_sizes`, else 1, 2, 4 ... and the largest batch.
+
+        Args:
+            captures: by captured graphs; a program that cannot be captured goes on as it is.
 
         Raises:
             ServeError: INVALID_ARGUMENT, the parameter is no list of sizes.
         """
         shapes = self._bound.shapes
         if not self.signature.supports_batching or any(-1 in shape[1:] for shape in shapes.values()):
-            self.properties = {**self.properties, "graphs": "none: its inputs vary in size, or it has no batches"}
             return
         most = BACKEND.default_max_batch_size
         largest = self._config.max_batch_size or min(most, self.signature.max_batch_size or most)
@@ -85,16 +87,17 @@ class TorchModel:
         sizes = parse_batch_sizes(text, largest) if text else default_batch_sizes(largest)
         datatypes = {spec.name: spec.datatype for spec in self.signature.inputs}
         specs = [TensorSpec(name, datatypes[name], shapes[name]) for name in self._bound.inputs]
-        graphed = GraphedProgram(self._program, specs, self._device)
+        sized = SizedProgram(self._program, specs, self._device, captures)
         try:
             with self._mode():
-                graphed.capture(sizes, report)
+                sized.open(sizes, report)
         except Exception as error:
+            if not captures:
+                raise
             _LOG.warning("model '%s' runs operator by operator, as it cannot be captured: %s", self._config.name, error)
-            self.properties = {**self.properties, "graphs": "none: it cannot be captured"}
         else:
-            self._graphed = graphed
-            self.properties = {**self.properties, "graphs": ", ".join(map(str, graphed.sizes))}
+            self._sized = sized
+            self.properties = {**self.properties, "batch_sizes": ", ".join(map(str, sized.sizes))}
         finally:
             report("")
 
@@ -123,7 +126,7 @@ class TorchModel:
         return BatchResult({name: from_torch(name, outputs[places[name]]) for name in batch.requested_outputs})
 
     def close(self) -> None:
-        self._graphed = None
+        self._sized = None
         del self._program
         if self._device.type != "cpu":
             torch.cuda.empty_cache()
@@ -132,8 +135,8 @@ class TorchModel:
         """What the program returns for inputs in its order. Raises: ServeError."""
         try:
             with self._mode(), torch.jit.optimized_execution(self._options.optimised_execution):
-                if self._graphed is not None:
-                    return self._graphed([to_torch(tensor, copies=False) for tensor in inputs])
+                if self._sized is not None:
+                    return self._sized([to_torch(tensor, copies=False) for tensor in inputs])
                 written = self._program.signature.overwritten
                 values = [to_torch(tensor, place in written) for place, tensor in enumerate(inputs)]
                 if self._device.type != "cpu":

@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
+from rocserve.backends.base import ModelSource
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.core.errors import ServeError, invalid_argument
 
@@ -40,6 +41,19 @@ def file_kind(path: Path) -> FileKind:
     if damaged is not None:
         raise invalid_argument(f"{path.name} is damaged: '{damaged}' in it has another checksum; copy it again")
     return kind
+
+
+def require_exported(model: ModelSource, engine: str) -> None:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT, the file is no program of torch.export, which is all that this engine takes.
+    """
+    kind = file_kind(model.model_file)
+    if kind is not FileKind.EXPORTED:
+        raise invalid_argument(
+            f"model '{model.name}': parameter 'engine' is \"{engine}\", which takes programs of torch.export, and"
+            f" {model.model_file.name} is {kind.value}; export the module with torch.export, or leave the parameter out"
+        )
 
 
 def _kind_of(names: list[str], file: str) -> FileKind:

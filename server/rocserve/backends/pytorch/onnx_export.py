@@ -13,9 +13,8 @@ from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.migraphx.serving.compile_context import open_compile_context
 from rocserve.backends.migraphx.serving.compiled_model import load_compiled
 from rocserve.backends.pytorch.compile_job import ONNX, OnnxJob
-from rocserve.backends.pytorch.model_file import FileKind, file_kind
+from rocserve.backends.pytorch.model_file import require_exported
 from rocserve.backends.pytorch.written_files import written_folder
-from rocserve.core.errors import invalid_argument
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,12 +26,7 @@ def load(model: ModelSource) -> LoadedModel:
         ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, the program cannot be written
             as ONNX, or MIGraphX cannot be used or cannot compile it.
     """
-    kind = file_kind(model.model_file)
-    if kind is not FileKind.EXPORTED:
-        raise invalid_argument(
-            f"model '{model.name}': parameter 'engine' is \"migraphx-onnx\", which takes programs of torch.export, and"
-            f" {model.model_file.name} is {kind.value}; export the module with torch.export, or leave the parameter out"
-        )
+    require_exported(model, "migraphx-onnx")
     context = open_compile_context(model, _LOG)
     return load_compiled(context, _exported(model), "written as ONNX from a program of torch.export")
 

@@ -1,0 +1,28 @@
+"""Damaged copies of PyTorch's files: none gives other values, none hurts more than the process that loads it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.pytorch import TorchFiles
+
+FILES = 500
+SCRIPT = Path(__file__).parents[2] / "support/pytorch_damage.py"
+"""A process of its own, so that PyTorch is imported once, and not here."""
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+
+def test_500_damaged_files(torch_files: TorchFiles, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), str(torch_files.folder), str(tmp_path), str(FILES)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=580, check=True)
+    counts = json.loads(ran.stdout)
+    # Its checksum does not betray a member that was put in; PyTorch may not survive that, or take it for weights.
+    ends = ("served", "refused", "wrong", "failed", "crashed")
+    assert set(counts) <= {"served", "refused", *(f"member {end}" for end in ends)}
+    assert sum(counts.values()) == FILES
+    assert counts["refused"] > FILES / 2
