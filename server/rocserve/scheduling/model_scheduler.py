@@ -40,7 +40,8 @@ class ModelScheduler(Scheduler):
         now_ns = time.monotonic_ns()
         entry = QueuedRequest(request, plan, responder, now_ns, nbytes=plan.nbytes or sum(map(len, request.data)))
         queue = self._queue
-        queue.admit(entry, now_ns / 1e9)
+        if request.deadline is not None or plan.timeout_microseconds or not queue.is_plain:
+            queue.admit(entry, now_ns / 1e9)
         try:
             queue.push(entry)
         except QueueFull:

@@ -50,7 +50,7 @@ class _Running:
     """The scheduler has answered it, and counted it."""
     large: weakref.ref[object] | None = None
     """The slot of a large response that is being sent."""
-    behind: deque[tuple[Result | None, bool]] = field(default_factory=deque)
+    behind: list[tuple[Result | None, bool]] = field(default_factory=list)
     """What has come meanwhile."""
 
 
@@ -234,7 +234,7 @@ class RequestBatches:
         """A large response has been sent."""
         single.large = None
         while single.behind and single.large is None:
-            self._said(single, *single.behind.popleft())
+            self._said(single, *single.behind.pop(0))
 
     def _again(self, single: _Running) -> None:
         """The model wants the request once more."""

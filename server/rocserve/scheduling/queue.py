@@ -47,7 +47,8 @@ class RequestQueue:
         """Their numbers, ascending: the highest priority first."""
         # A model whose config says nothing of time-outs honours the request's own.
         self._has_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
-        self._is_plain = not self._has_policy and not settings.priority_levels
+        self.is_plain = not self._has_policy and not settings.priority_levels
+        """Nothing is to be asked of `admit` for requests without a deadline and a time-out."""
         self.may_be_overtaken = self._has_policy or bool(settings.priority_levels)
         """Requests are to be run, refused or overtaken by what the queue knows of them: none may leave it early."""
         self._nbytes = 0
@@ -68,7 +69,7 @@ class RequestQueue:
         deadline = entry.expires_at = entry.request.deadline
         if deadline is not None:
             entry.dated = not entry.request.in_turn
-        if self._is_plain and not plan.timeout_microseconds:
+        if self.is_plain and not plan.timeout_microseconds:
             return
         if self._level_count:
             entry.level = plan.priority if 1 <= plan.priority <= self._level_count else self._default_level

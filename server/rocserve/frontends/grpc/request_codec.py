@@ -65,11 +65,6 @@ class _Layout:
         frames = [(begin, data[begin:end]) for begin, end in zip(begins, ends, strict=True) if begin < end]
         return cls(head, frames, id_start, id_end, raw)
 
-    def fits(self, data: bytes) -> bool:
-        """Whether a message of this length is laid out so."""
-        # A generator would take longer than all the rest.
-        return all([data.startswith(frame, begin) for begin, frame in self.frames])  # noqa: C419
-
 
 class RequestDecoder:
     """Decodes requests and remembers their heads. May be called from several threads."""
@@ -91,7 +86,8 @@ class RequestDecoder:
         """
         try:
             layout = self._layouts.get(len(data))
-            if layout is None or not layout.fits(data):
+            # A generator would take longer than all the rest.
+            if layout is None or not all([data.startswith(frame, begin) for begin, frame in layout.frames]):  # noqa: C419
                 return self._decode_by_fields(data)
             request_id = data[layout.id_start : layout.id_end].decode() if layout.id_end else ""
         except (IndexError, ValueError):
