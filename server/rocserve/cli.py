@@ -79,6 +79,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
     """The parser, and what runs the verbs that tools/verbs.py adds."""
     from rocserve.flags import add_serve_flags, at_least, setting
     from rocserve.tools.images.command import add_image_verbs
+    from rocserve.tools.quantise.command import add_quantise_verb
     from rocserve.tools.verbs import add_model_verbs
 
     parser = argparse.ArgumentParser(
@@ -170,7 +171,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
         help="a folder that has the files under their published names (also $ROCSERVE_GET_SOURCE)",
     )
     _add_cache_verb(verbs)
-    return parser, {**add_model_verbs(verbs), **add_image_verbs(verbs)}
+    return parser, {**add_model_verbs(verbs), **add_quantise_verb(verbs), **add_image_verbs(verbs)}
 
 
 def _add_cache_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -132,10 +132,9 @@ def _export_onnx(job: OnnxJob, report: Report) -> None:
     missing = [name for name in ("onnx", "onnxscript") if not _is_there(name)]
     if missing:
         raise unavailable(f"torch.onnx.export needs {' and '.join(missing)}: pip install onnx onnxscript")
-    import torch
-
     from rocserve.backends.pytorch.binding import given_names
     from rocserve.backends.pytorch.exported import exported_program, read_exported
+    from rocserve.backends.pytorch.onnx_file import write_onnx
 
     report("reading the program")
     exported = read_exported(Path(job.model_file))
@@ -146,15 +145,7 @@ def _export_onnx(job: OnnxJob, report: Report) -> None:
         raise unavailable(f"its weights are {size >> 20} MiB, and one ONNX file holds 2 GiB at most")
     report("exporting")
     try:
-        torch.onnx.export(
-            exported,
-            f=Path(job.folder) / ONNX,
-            input_names=names[0],
-            output_names=names[1],
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        write_onnx(exported, Path(job.folder) / ONNX, *names)
     except Exception as error:
         raise unavailable(f"PyTorch cannot export it to ONNX: {error}") from error
 

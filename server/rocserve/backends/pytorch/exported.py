@@ -25,6 +25,9 @@ def read_exported(path: Path) -> Any:
     Raises:
         ServeError: INVALID_ARGUMENT, PyTorch cannot read it, in its own words.
     """
+    # Its operators are those of quantised programs; only what is read after it can have them.
+    import torch.ao.quantization.fx._decomposed
+
     try:
         return torch.export.load(path)
     except Exception as error:

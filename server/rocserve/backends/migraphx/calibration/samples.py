@@ -2,6 +2,7 @@
 
     calibration_data        holds
     samples.npz             an array an input, by its name: [samples, ...]
+    samples.npy             for one input: a sample, or [samples, ...]
     samples/                for one input: .npy files in the order of their names, each a sample or [samples, ...],
                             or images, which go through a rocAL pipeline
     samples/<input>/        for several inputs: a folder of .npy files each
@@ -107,6 +108,7 @@ class _Reader:
         self._model_folder = model_folder
         self._data = data
         self._options = recipe.options
+        self._most = recipe.options.calibration_samples
         self._names = recipe.input_shapes.keys()
         self._inputs = inputs
 
@@ -116,8 +118,11 @@ class _Reader:
             samples = self._read_folder()
         elif zipfile.is_zipfile(self._data):
             samples = self._read_npz()
+        elif self._data.suffix == _ARRAY and len(self._inputs) == 1:
+            ((name, one),) = self._inputs.items()
+            samples = {name: self._stack(one, self._read_npy(self._data), self._data.name)[: self._most]}
         else:
-            raise self._wrong("must be an .npz file, or a folder of .npy files or images")
+            raise self._wrong("must be an .npz file, an .npy file for one input, or a folder of .npy files or images")
         counts = {len(array) for array in samples.values()}
         if len(counts) != 1 or 0 in counts:
             shown = ", ".join(f"{len(array)} of '{name}'" for name, array in samples.items())
@@ -130,7 +135,7 @@ class _Reader:
             with np.load(self._data, allow_pickle=False) as arrays:
                 self._check_names(arrays.keys())
                 for name, one in self._inputs.items():
-                    samples[name] = self._stack(one, arrays[name], self._data.name)[: self._options.calibration_samples]
+                    samples[name] = self._stack(one, arrays[name], self._data.name)[: self._most]
         except _NOT_READABLE as error:
             raise self._wrong(f"cannot be read as an .npz file: {error}") from None
         return samples
@@ -162,7 +167,7 @@ class _Reader:
         # Without a batch dimension, a sample of four dimensions has images itself.
         stacked = not one.rows and len(one.shape) == _IMAGE_RANK
         together, shape = (one.shape[0], one.shape[1:]) if stacked else (1, one.shape)
-        used = min(len(images), self._options.calibration_samples) // together * together
+        used = min(len(images), self._most) // together * together
         if not used:
             raise self._wrong(f"must have {together} images at least, as many as input '{name}' holds")
         found = prepare_images(images[:used], pipeline, name, shape, one.dtype)
@@ -175,12 +180,12 @@ class _Reader:
         arrays: list[Array] = []
         count = 0
         for file in self._files(folder):
-            if file.suffix == _ARRAY and count < self._options.calibration_samples:
+            if file.suffix == _ARRAY and count < self._most:
                 arrays.append(self._stack(one, self._read_npy(file), file.name))
                 count += len(arrays[-1])
         if not arrays:
             raise self._wrong(f"has no .npy files for input '{one.name}'")
-        return np.concatenate(arrays)[: self._options.calibration_samples]
+        return np.concatenate(arrays)[: self._most]
 
     def _read_npy(self, file: Path) -> Array:
         try:

@@ -1,0 +1,79 @@
+"""Writes a program as ONNX, for MIGraphX and ONNX Runtime; a quantised one with pairs of QuantizeLinear and
+DequantizeLinear, and MatMulInteger where it is quantised dynamically."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import torch
+from onnxscript import opset18 as op
+from torch.export import ExportedProgram
+
+_OPSET = 18
+"""The last whose QuantizeLinear, as it is written here, MIGraphX reads."""
+_HALF = 128
+"""What int8 is less than uint8. MIGraphX computes in int8 only, and takes uint8 in a MatMulInteger for int8."""
+
+
+def write_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """The names are the tensors'."""
+    torch.onnx.export(
+        program,
+        f=path,
+        input_names=inputs,
+        output_names=outputs,
+        custom_translation_table=_translations(),
+        opset_version=_OPSET,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+def _translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
+    """What PyTorch's exporter has no ONNX for, or has it in uint8."""
+    quantised = torch.ops.quantized_decomposed
+    return {
+        torch.ops.aten._int_mm.default: _matmul,
+        quantised.quantize_per_tensor.default: _quantise,
+        quantised.dequantize_per_tensor.default: _dequantise,
+        quantised.dequantize_per_channel.default: _dequantise_channels,
+    }
+
+
+def _matmul(left: Any, right: Any) -> Any:
+    if left.dtype != onnx_ir.DataType.UINT8:
+        return op.MatMulInteger(left, right)
+    half = _constant(_HALF, np.int32)
+    lowered = op.Cast(op.Sub(op.Cast(left, to=onnx_ir.DataType.INT32), half), to=onnx_ir.DataType.INT8)
+    columns = op.ReduceSum(op.Cast(right, to=onnx_ir.DataType.INT32), _constant([0], np.int64), keepdims=1)
+    return op.Add(op.MatMulInteger(lowered, right), op.Mul(columns, half))
+
+
+def _quantise(source: Any, scale: float, zero_point: int, least: int, most: int, dtype: int) -> Any:
+    return op.QuantizeLinear(source, _constant(scale, np.float32), _zero_point(zero_point, least))
+
+
+def _dequantise(
+    source: Any, scale: float, zero_point: int, least: int, most: int, dtype: int, out_dtype: int = -1
+) -> Any:
+    return op.DequantizeLinear(source, _constant(scale, np.float32), _zero_point(zero_point, least))
+
+
+def _dequantise_channels(
+    source: Any, scales: Any, zero_points: Any, axis: int, least: int, most: int, dtype: int, out_dtype: int = -1
+) -> Any:
+    return op.DequantizeLinear(source, scales, op.Cast(zero_points, to=onnx_ir.DataType.INT8), axis=axis)
+
+
+def _zero_point(zero_point: int, least: int) -> Any:
+    """In int8, whichever of the two it is in: both begin at the same value."""
+    return _constant(zero_point - least - _HALF, np.int8)
+
+
+def _constant(value: Any, dtype: Any) -> Any:
+    return op.Constant(value=onnx_ir.tensor(np.array(value, dtype)))

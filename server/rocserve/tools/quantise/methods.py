@@ -1,0 +1,101 @@
+"""The three ways to quantise a program: each takes a program and gives a module that computes in int8.
+
+dynamic  linear layers only. Weights a scale an output channel, inputs a scale a row, taken from the row as it comes: a
+         request's answer does not depend on what else is in its batch.
+static   convolutions, linear layers and what is between them. Weights a scale an output channel, inputs a scale a
+         tensor, which the data tell once and for all.
+qat      as static; the scales, and the weights with them, are trained.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+    X86InductorQuantizer,
+    get_default_x86_inductor_quantization_config,
+)
+from torchao.utils import unwrap_tensor_subclass
+
+from rocserve.backends.pytorch.exported import exported_program
+from rocserve.core.errors import invalid_argument
+from rocserve.tools.quantise.program import Array, layers, results
+
+Train = Callable[[Any], object]
+
+
+def quantise_dynamic(program: ExportedProgram) -> GraphModule:
+    module = program.module(check_guards=False)
+    for place, node in enumerate(layers(module.graph)):
+        if node.target is torch.ops.aten.linear.default and node.args[1].op == "get_attr":
+            _as_layer(module, node, f"quantised_{place}")
+    module.recompile()
+    quantize_(module, Int8DynamicActivationInt8WeightConfig(version=2))
+    unwrap_tensor_subclass(module)
+    return module
+
+
+def _as_layer(module: GraphModule, node: Any, name: str) -> None:
+    """A call of `linear` as a layer again, which is what torchao looks for."""
+    source, weight, bias = (*node.args, None)[:3]
+    values = attrgetter(weight.target)(module)
+    layer = nn.Linear(values.shape[1], values.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(values.detach())
+    if bias is not None:
+        layer.bias = nn.Parameter(attrgetter(bias.target)(module).detach())
+    module.add_submodule(name, layer)
+    with module.graph.inserting_before(node):
+        node.replace_all_uses_with(module.graph.call_module(name, (source,)))
+    module.graph.erase_node(node)
+
+
+def quantise_static(program: ExportedProgram, runs: Sequence[Mapping[str, Array]]) -> GraphModule:
+    prepared = prepare_pt2e(program.module(check_guards=False), _quantizer(is_qat=False))
+    observed = exported_program(program, prepared)
+    for run in runs:
+        results(observed, run)
+    return convert_pt2e(prepared)
+
+
+def quantise_trained(program: ExportedProgram, train: Train) -> GraphModule:
+    """`train` is given the network, whose layers round as they will when it is quantised, to be trained further."""
+    prepared = prepare_qat_pt2e(program.module(check_guards=False), _quantizer(is_qat=True))
+    move_exported_model_to_train(prepared)
+    train(prepared)
+    move_exported_model_to_eval(prepared)
+    return convert_pt2e(prepared)
+
+
+def _quantizer(*, is_qat: bool) -> Any:
+    """Inductor's for x86, whose pairs of quantising and dequantising ONNX has operators for as well."""
+    return X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config(is_qat=is_qat))
+
+
+def training_function(file: Path) -> Train:
+    """The `train` of a Python file.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; there is none.
+    """
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise invalid_argument(f"{file} is no Python file; expected one that holds train(network)")
+    script = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.absolute().parent))  # As Python has it for a script.
+    spec.loader.exec_module(script)
+    train: Train | None = getattr(script, "train", None)
+    if train is None:
+        raise invalid_argument(f"{file} has no function train(network)")
+    return train

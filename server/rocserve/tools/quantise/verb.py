@@ -1,0 +1,158 @@
+"""Runs `rocserve quantise`."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.tools.printing import say, size
+from rocserve.tools.whole_file import replacing
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from rocserve.backends.pytorch.program import Program, ProgramSignature
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Mapping[str, Array]], Sequence[Array]]
+
+_NEEDED = ("torch==2.13.0", "torchao==0.18.0")
+_NEEDED_FOR_ONNX = ("onnxscript>=0.7", "onnxruntime>=1.18")
+_ONNX = ".onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    model: Path
+    method: str
+    data: Path
+    out: Path
+    samples: int
+    pipeline: Path | None
+    train: Path | None
+
+
+def quantise(order: Order, out: Console) -> None:
+    """Write the quantised program, and print what has become of the original.
+
+    Raises:
+        ServeError: UNAVAILABLE, PyTorch or torchao is not installed; INVALID_ARGUMENT, the model cannot be quantised.
+    """
+    for needed in (*_NEEDED, *(_NEEDED_FOR_ONNX if order.out.suffix == _ONNX else ())):
+        package = re.split("[=>]", needed)[0]
+        if find_spec(package) is None:
+            raise unavailable(f"this needs {package}, which is not installed: pip install '{needed}'")
+    _hush()
+    from rocserve.backends.pytorch.exported import exported_program
+    from rocserve.tools.quantise.data import read_samples
+    from rocserve.tools.quantise.program import layers
+
+    exported = _read(order.model)
+    original = exported_program(exported, exported.module())
+    runs = read_samples(original.signature, order.data, order.samples, order.pipeline)
+    count = len(layers(exported.graph))
+    quantised = _quantised(order, exported, runs)
+    done = count - len(_left(quantised))
+    if not done:
+        raise invalid_argument(
+            f"method {order.method} finds no layer in the program that it could quantise; dynamic quantises linear"
+            " layers, static and qat convolutions too"
+        )
+    _write(quantised, original.signature, order.out)
+    say(out, f"{order.out}: {done} of {count} layers with weights in int8, by {order.method}")
+    say(out, f"size: {size(order.model.stat().st_size)} -> {size(order.out.stat().st_size)}")
+    _compare(original, _written(order.out), runs, out)
+
+
+def _read(path: Path) -> ExportedProgram:
+    from rocserve.backends.pytorch.exported import read_exported
+    from rocserve.backends.pytorch.model_file import FileKind, file_kind
+
+    kind = file_kind(path)
+    if kind is not FileKind.EXPORTED:
+        raise invalid_argument(f"{path.name} is {kind.value}; only programs of torch.export can be quantised")
+    return read_exported(path)
+
+
+def _quantised(order: Order, program: ExportedProgram, runs: Sequence[Mapping[str, Array]]) -> ExportedProgram:
+    from rocserve.tools.quantise import methods
+    from rocserve.tools.quantise.program import export_again
+
+    if order.method == "dynamic":
+        module = methods.quantise_dynamic(program)
+    elif order.method == "static":
+        module = methods.quantise_static(program, runs)
+    else:
+        assert order.train is not None, "the command line sees to it"
+        module = methods.quantise_trained(program, methods.training_function(order.train))
+    return export_again(module, program, runs[0])
+
+
+def _left(program: ExportedProgram) -> Sequence[Any]:
+    """The layers whose weights are not made of int8: what is quantised dynamically is no layer any more."""
+    from rocserve.tools.quantise.program import layers
+
+    return [node for node in layers(program.graph) if "dequantize" not in str(getattr(node.args[1], "target", ""))]
+
+
+def _write(program: ExportedProgram, signature: ProgramSignature, path: Path) -> None:
+    import torch
+
+    with replacing(path, 0o644) as file:
+        if path.suffix == _ONNX:
+            from rocserve.backends.pytorch.onnx_file import write_onnx
+
+            names = [[tensor.names[0] for tensor in tensors] for tensors in (signature.inputs, signature.outputs or ())]
+            write_onnx(program, Path(file.name), *names)
+        else:
+            torch.export.save(program, file)
+
+
+def _written(path: Path) -> Run:
+    """Runs what has been written."""
+    if path.suffix == _ONNX:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return lambda run: session.run(None, dict(run))
+    from rocserve.backends.pytorch.exported import exported_program
+    from rocserve.tools.quantise.program import results
+
+    exported = _read(path)
+    program = exported_program(exported, exported.module())
+    return lambda run: results(program, run)
+
+
+def _compare(original: Program, written: Run, runs: Sequence[Mapping[str, Array]], out: Console) -> None:
+    """A line an output."""
+    from rocserve.tools.quantise.program import results
+
+    exact_runs = [results(original, run) for run in runs]
+    other_runs = [written(run) for run in runs]
+    for place, tensor in enumerate(original.signature.outputs or ()):
+        exact, other = (np.concatenate([np.atleast_1d(run[place]) for run in one]) for one in (exact_runs, other_runs))
+        largest, most = np.abs(exact - other).max(), np.abs(exact).max()
+        line = f"{tensor.names[0]}: largest difference {largest:.4g}, of values up to {most:.4g}"
+        if exact.ndim > 1:
+            agreement = np.mean(exact.argmax(-1) == other.argmax(-1))
+            line += f"; the largest element is at the same place in {agreement:.2%} of {exact[..., 0].size} rows"
+        say(out, line)
+
+
+def _hush() -> None:
+    """They tell of what will be deprecated, and of kernels for other machines than this one."""
+    import torch  # Which sets its level itself when it is imported.
+
+    warnings.simplefilter("ignore")
+    for package in (torch.__name__, "torchao"):
+        logging.getLogger(package).setLevel(logging.ERROR)

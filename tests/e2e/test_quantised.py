@@ -1,0 +1,56 @@
+"""Quantised programs in a repository: served, they read as many of the digits as bare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.migraphx_serving import config, place
+from support.server import RocserveProcess
+
+from rocserve import cli
+from rocserve_client import Client
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchao")
+pytest.importorskip("onnxscript")
+networks = pytest.importorskip("support.torch_networks")
+
+LOAD_SECONDS = 90
+"""PyTorch takes many seconds to import where several models load beside other tests."""
+
+
+def quantised(folder: Path, method: str, ending: str) -> bytes:
+    paths = {"data": "images.npy", "out": f"{method}{ending}"}
+    flags = [f"--{name}={folder / file}" for name, file in paths.items()]
+    assert cli.main(["quantise", str(folder / "digits.pt2"), f"--method={method}", *flags]) == 0
+    return (folder / f"{method}{ending}").read_bytes()
+
+
+@pytest.mark.timeout(300)
+def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Path, tmp_path: Path) -> None:
+    images, labels = networks.held_out_digits()
+    np.save(tmp_path / "images.npy", images)
+    networks.save_program(networks.digits_network(), tmp_path / "digits.pt2", 1, 16, 16)
+    repository = tmp_path / "repository"
+    static = quantised(tmp_path, "static", ".pt2")
+    place(repository, "static", "model.pt2", static, "")
+    on_migraphx = config(30, "pytorch_libtorch", engine="migraphx-onnx", batch_sizes=30)
+    place(repository, "static_mgx", "model.pt2", static, on_migraphx)
+    place(repository, "dynamic_onnx", "model.onnx", quantised(tmp_path, "dynamic", ".onnx"), "")
+    server = serve(repository, flags=(f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}"))
+    bare = torch.export.load(tmp_path / "static.pt2").module()
+    with torch.no_grad():
+        right = (bare(torch.from_numpy(images)).argmax(1).numpy() == labels).sum()
+    with Client(server.address) as client:
+        for model, engine in (("static", "eager"), ("static_mgx", "migraphx-onnx"), ("dynamic_onnx", "onnxruntime")):
+            client.wait_until_ready(LOAD_SECONDS, model=model)
+            assert client.model_metadata(model).properties["engine"] == engine
+            answers = [
+                client.infer(model, {"input": batch})["OUTPUT__0"] for batch in np.split(images, len(images) // 30)
+            ]
+            read = (np.concatenate(answers).argmax(1) == labels).sum()
+            # What is halfway between two whole numbers may be rounded to either by another engine.
+            assert abs(read - right) <= (0 if engine == "eager" else 1)

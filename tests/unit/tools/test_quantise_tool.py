@@ -1,0 +1,151 @@
+"""`rocserve quantise`, on the digits that the sample's classifier has never seen."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from rocserve import cli
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchao")
+pytest.importorskip("onnxscript")
+networks = pytest.importorskip("support.torch_networks")
+
+pytestmark = pytest.mark.long
+
+Array = np.ndarray[Any, Any]
+
+TRAIN = """
+import numpy
+import torch
+
+def train(network):
+    optimizer = torch.optim.SGD(network.parameters(), 1e-6)
+    for batch in torch.from_numpy(numpy.load({data!r})).split(32):
+        loss = network(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@dataclass(frozen=True)
+class Digits:
+    folder: Path
+    images: Array
+    labels: Array
+
+    def accuracy(self, scores: Array) -> float:
+        return float(np.mean(scores.argmax(1) == self.labels))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    folder = tmp_path_factory.mktemp("digits")
+    images, labels = networks.held_out_digits()
+    np.save(folder / "images.npy", images)
+    (folder / "train.py").write_text(TRAIN.format(data=str(folder / "images.npy")))
+    networks.save_program(networks.digits_network(), folder / "digits.pt2", 1, 16, 16)
+    networks.save_program(networks.convolutions(), folder / "convolutions.pt2", 1, 16, 16)
+    return Digits(folder, images, labels)
+
+
+def quantise(digits: Digits, model: str, method: str, out: str, *more: str) -> int:
+    paths = {"data": "images.npy", "out": out}
+    flags = [f"--{name}={digits.folder / file}" for name, file in paths.items()]
+    train = [f"--train={digits.folder / 'train.py'}"] if method == "qat" else []
+    return cli.main(["quantise", str(digits.folder / model), f"--method={method}", *flags, *train, *more])
+
+
+def run(path: Path, images: Array) -> Array:
+    with torch.no_grad():
+        scores: Array = torch.export.load(path).module()(torch.from_numpy(images)).numpy()
+    return scores
+
+
+@pytest.mark.parametrize("method", ["dynamic", "static", "qat"])
+def test_each_method_leaves_the_digits_what_they_are(
+    digits: Digits, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantise(digits, "digits.pt2", method, f"{method}.pt2", "--samples=360") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f"{method}.pt2: 3 of 3 layers with weights in int8, by {method}")
+    assert lines[1].startswith("size: ")
+    assert "OUTPUT__0: largest difference " in lines[2] and lines[2].endswith("of 360 rows")
+    original, written = digits.folder / "digits.pt2", digits.folder / f"{method}.pt2"
+    assert written.stat().st_size < original.stat().st_size
+    assert digits.accuracy(run(original, digits.images)) > 0.97
+    assert digits.accuracy(run(written, digits.images)) > 0.97
+    alone = run(written, digits.images[:1])
+    np.testing.assert_allclose(alone, run(written, digits.images)[:1], rtol=1e-5, atol=1e-5)
+
+
+def test_convolutions_take_their_batch_normalisation_in(digits: Digits) -> None:
+    assert quantise(digits, "convolutions.pt2", "static", "convolutions_int8.pt2") == 0
+    program = torch.export.load(digits.folder / "convolutions_int8.pt2")
+    operators = [str(node.target) for node in program.graph.nodes]
+    assert not any("batch_norm" in name for name in operators)
+    assert sum("dequantize_per_channel" in name for name in operators) == 3
+    assert {tensor.dtype for name, tensor in program.state_dict.items() if tensor.ndim > 1} == {torch.int8}
+
+
+@pytest.mark.parametrize(
+    ("method", "operators"), [("dynamic", {"MatMulInteger"}), ("static", {"QuantizeLinear", "DequantizeLinear"})]
+)
+def test_the_same_as_onnx(digits: Digits, method: str, operators: set[str]) -> None:
+    """MIGraphX computes in int8, but not in uint8."""
+    assert quantise(digits, "digits.pt2", method, f"{method}.onnx") == 0
+    model = onnx.load(digits.folder / f"{method}.onnx")
+    assert operators <= {node.op_type for node in model.graph.node}
+    assert not any(tensor.data_type == onnx.TensorProto.UINT8 for tensor in model.graph.initializer)
+    session = onnxruntime.InferenceSession(digits.folder / f"{method}.onnx")
+    (scores,) = session.run(["OUTPUT__0"], {"input": digits.images})
+    assert digits.accuracy(scores) > 0.97
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "flags", "said"),
+    [
+        ("digits.pt2", "static", ["--data={folder}/train.py"], "must be an .npz file, an .npy file for one input, or"),
+        ("digits.pt2", "static", ["--data={folder}/none.npy"], "none.npy does not exist"),
+        ("digits.pt2", "static", ["--data={folder}/narrow.npy"], "expected [1, 16, 16] or, for several samples,"),
+        ("train.py", "static", [], "train.py is no file of PyTorch's"),
+        ("none.pt2", "static", [], "none.pt2 cannot be read: No such file"),
+        ("no_layers.pt2", "static", [], "finds no layer in the program that it could quantise"),
+        ("digits.pt2", "qat", ["--train={folder}/images.npy"], "is no Python file"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    digits: Digits, model: str, method: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(digits.folder / "narrow.npy", digits.images[:, :, :8])
+    networks.save_program(torch.nn.ReLU(), digits.folder / "no_layers.pt2", 1, 16, 16)
+    more = [flag.format(folder=digits.folder) for flag in flags]
+    assert quantise(digits, model, method, "never.pt2", *more) == 1
+    assert said in capsys.readouterr().err
+    assert not (digits.folder / "never.pt2").exists()
+
+
+def test_without_torchao_it_says_what_to_install(
+    digits: Digits, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "rocserve.tools.quantise.verb.find_spec", lambda name: None if name == "torchao" else found(name)
+    )
+    assert quantise(digits, "digits.pt2", "static", "never.pt2") == 1
+    assert "this needs torchao, which is not installed: pip install 'torchao==0.18.0'" in capsys.readouterr().err
+
+
+def test_qat_needs_who_trains(digits: Digits, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        quantise(digits, "digits.pt2", "static", "never.pt2", "--train=train.py")
+    assert "--method qat needs --train, and no other method takes it" in capsys.readouterr().err
