@@ -4,32 +4,52 @@ worker, and the inputs that do not lie in the heap already."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from rocserve.core.errors import internal
-from rocserve.core.request_form import Member, RequestForm
+from rocserve.core.request_form import BatchForm, Member, RequestForm
 from rocserve.core.tensor_places import PlacedTensors, aligned, padded
 from rocserve.core.tensors import Buffer
 from rocserve.plane.heap import COPIED_AT_ONCE, Slot, fill
 from rocserve.plane.link import ENTRY_BYTES
 from rocserve.plane.shared_heap import SharedHeap
-from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, PLACED, REMEMBERED_LAYOUTS, REQUEST
+from rocserve.workers.entries import (
+    BATCH,
+    ENTRY,
+    GROUPED,
+    LAYOUT,
+    LONGEST_TEXT_BYTES,
+    PLACED,
+    REMEMBERED_LAYOUTS,
+    REQUEST,
+)
+from rocserve.workers.results import BatchOutcome, OutputCuts
 
 
-class WrittenBatch(NamedTuple):
-    """A tuple, for one is made of each batch."""
+@dataclass(slots=True, eq=False)
+class SentBatch:
+    """A batch that a worker has, or is about to have."""
 
+    id: int
+    entry: bytes
+    """What the worker is told."""
+    sizes: tuple[int, ...]
+    """Of its requests, in rows."""
+    cuts: OutputCuts | None
+    on_outcome: Callable[[BatchOutcome], None]
     slot: Slot
-    """Of its table, and of inputs; the heap has it back when nobody holds this."""
-    entry_count: int
-    """Of its table."""
+    """Of its table, and of inputs; the heap has it back when this goes."""
     placed: Sequence[PlacedTensors]
     """Inputs that lie elsewhere in the heap."""
     view: memoryview
     """The slot."""
     large: Sequence[tuple[int, Buffer]]
     """What is still to be copied into it, and where."""
+    posted: int = 0
+    """Where the ring of batches was behind it; 0: the worker has not been told."""
+    sent_ns: int = field(default_factory=time.monotonic_ns)
 
 
 class BatchWriter:
@@ -40,16 +60,20 @@ class BatchWriter:
         self._forms: dict[RequestForm, int] = {}
         """The numbers of those that the worker knows."""
         self._numbers = itertools.count()
+        self._batch_ids = itertools.count(1)
 
-    def write(self, members: Sequence[Member]) -> WrittenBatch:
-        """
+    def write(
+        self, batch_form: BatchForm, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]
+    ) -> SentBatch:
+        """A batch whose large inputs are still to be copied.
+
         Raises:
             ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them.
         """
         forms = self._forms
         fresh = [form for form in {member[0] for member in members} if form not in forms]
         try:
-            return self._write(fresh, members)
+            return self._write(fresh, batch_form, members, on_outcome)
         except BaseException:
             # The worker will not hear of them.
             for form in fresh:
@@ -59,7 +83,13 @@ class BatchWriter:
             while len(forms) > REMEMBERED_LAYOUTS:
                 del forms[next(iter(forms))]
 
-    def _write(self, fresh: Sequence[RequestForm], members: Sequence[Member]) -> WrittenBatch:
+    def _write(
+        self,
+        fresh: Sequence[RequestForm],
+        batch_form: BatchForm,
+        members: Sequence[Member],
+        on_outcome: Callable[[BatchOutcome], None],
+    ) -> SentBatch:
         """`fresh`: the forms that the worker does not know."""
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
         count = len(members) + len(fresh)
@@ -90,4 +120,8 @@ class BatchWriter:
                 end += aligned(len(details))
         slot, view = inputs.place(end)
         pieces = [*padded((b"".join(table),)), *pieces]
-        return WrittenBatch(slot, count, placed, view, fill(view, pieces, COPIED_AT_ONCE))
+        batch_id = next(self._batch_ids) & 0xFFFFFFFF
+        entry = pack(BATCH, GROUPED if batch_form.is_grouped else 0, 0, batch_id, slot.offset, count, 0)
+        sizes = tuple([member[0].layout.rows for member in members])
+        large = fill(view, pieces, COPIED_AT_ONCE)
+        return SentBatch(batch_id, entry, sizes, batch_form.cuts, on_outcome, slot, placed, view, large)

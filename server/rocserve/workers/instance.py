@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import socket
@@ -26,16 +25,14 @@ from rocserve.plane.heap import HeapReader, ReadSlot, copy_in_steps
 from rocserve.plane.link import LinkBroken, LinkEnd
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.answer_watch import Owed
-from rocserve.workers.batch_writer import BatchWriter, WrittenBatch
+from rocserve.workers.batch_writer import BatchWriter, SentBatch
 from rocserve.workers.entries import (
     BACK,
-    BATCH,
     CALL,
     DONE,
     EACH,
     ENTRY,
     FAILED,
-    GROUPED,
     RESPONSE,
     RESULT_LAYOUT,
     RESULTS,
@@ -48,7 +45,7 @@ from rocserve.workers.entries import (
 )
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter, InstanceRequests
-from rocserve.workers.results import BatchOutcome, OutputCuts, ResultReader
+from rocserve.workers.results import BatchOutcome, ResultReader
 from rocserve.workers.wire import ATTACH, LONGEST_TEXT
 
 SLOTS = 4
@@ -64,33 +61,6 @@ class WorkerGone(ServeError):
 
     def __init__(self, text: str) -> None:
         super().__init__(StatusCode.UNAVAILABLE, text)
-
-
-class _SentBatch:
-    """A batch that a worker has, or is about to have."""
-
-    __slots__ = ("cuts", "entry", "is_written", "on_outcome", "posted", "sent_ns", "sizes", "written")
-
-    def __init__(
-        self,
-        on_outcome: Callable[[BatchOutcome], None],
-        sizes: tuple[int, ...],
-        cuts: OutputCuts | None,
-        written: WrittenBatch,
-        entry: bytes,
-    ) -> None:
-        self.on_outcome = on_outcome
-        self.sizes = sizes
-        self.cuts = cuts
-        self.written = written
-        """Its inputs; they may be used anew when this goes."""
-        self.entry = entry
-        """What the worker is told."""
-        self.is_written = not written.large
-        """All of its inputs are where the worker reads them."""
-        self.posted = 0
-        """Where the ring of batches was behind it; 0: the worker has not been told."""
-        self.sent_ns = time.monotonic_ns()
 
 
 class Instance:
@@ -135,12 +105,11 @@ class Instance:
         self._gone_text = f"the worker of model '{model_name}' has ended"
         self._listening = False
         self._writer = BatchWriter(inputs)
-        self._sent: dict[int, _SentBatch] = {}
+        self._sent: dict[int, SentBatch] = {}
         """In the order of sending, which is that of running."""
-        self._unposted: deque[_SentBatch] = deque()
+        self._unposted: deque[SentBatch] = deque()
         """Those of them whose inputs, or those of one before them, are still being copied: one may name the forms of
         another."""
-        self._batch_ids = itertools.count(1)
         self._to_return: list[int] = []
         self.requests: InstanceRequests | None = None
         """Where the model sees each request for itself."""
@@ -234,32 +203,27 @@ class Instance:
         except LinkBroken as error:
             self._break(f"it sent what cannot be read: {error}")
             raise WorkerGone(self._gone_text) from None
-        written = self._writer.write(members)
-        batch_id = next(self._batch_ids) & 0xFFFFFFFF
-        sizes = tuple([member[0].layout.rows for member in members])
-        flags = GROUPED if form_of_batch.is_grouped else 0
-        entry = ENTRY.pack(BATCH, flags, 0, batch_id, written.slot.offset, written.entry_count, 0)
-        batch = self._sent[batch_id] = _SentBatch(on_outcome, sizes, form_of_batch.cuts, written, entry)
+        batch = self._writer.write(form_of_batch, members, on_outcome)
+        self._sent[batch.id] = batch
         self._mail.expect(self)
         self._unposted.append(batch)
-        if written.large:
+        if batch.large:
             self._plane.work_off(self._write_large(batch))
         else:
             self._post_written()
 
-    def _write_large(self, batch: _SentBatch) -> Generator[None, None, None]:
+    def _write_large(self, batch: SentBatch) -> Generator[None, None, None]:
         """Copies the large parts of a batch a step at a time."""
-        view = batch.written.view
-        for begin, part in batch.written.large:
-            yield from copy_in_steps(view, begin, part)
-        batch.is_written = True
+        for begin, part in batch.large:
+            yield from copy_in_steps(batch.view, begin, part)
+        batch.large = ()
         self._post_written()
 
     def _post_written(self) -> None:
         unposted, work = self._unposted, self._work
         if self._has_ended:
             return
-        while unposted and unposted[0].is_written:
+        while unposted and not unposted[0].large:
             batch = unposted.popleft()
             work.post(batch.entry)
             batch.posted = work.posted

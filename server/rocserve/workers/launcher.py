@@ -18,13 +18,12 @@ from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.instance import Instance
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
-from rocserve.workers.kept_workers import KeptWorkers
 from rocserve.workers.messages import Exited, Keep, Kept, KeptListed, ListKept, Spawn, Spawned, SpawnFailed
 from rocserve.workers.process import WorkerProcess
 from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.spawner import MOST_DESCRIPTORS
 from rocserve.workers.worker_output import WorkerOutput
-from rocserve.workers.zygote_link import ZygoteLink, ZygoteProcess
+from rocserve.workers.zygote_link import KeptWorkers, ZygoteLink, ZygoteProcess
 
 _LAUNCH_ATTEMPTS = 3
 _ANSWER_SECONDS = 60.0

@@ -12,12 +12,10 @@ sees each request for itself, the socket of its back channel.
 from __future__ import annotations
 
 import struct
-from typing import Any, cast
+from typing import Any, cast, get_args
 
-from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
-from rocserve.workers import messages
 from rocserve.workers.messages import ControlMessage, ZygoteMessage
 
 ATTACH = struct.Struct("<I")
@@ -26,28 +24,7 @@ ATTACH = struct.Struct("<I")
 LONGEST_TEXT = 8192
 """Characters of one text in a message: an error, or what is wrong with what came."""
 
-_NAMED: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        messages.Load,
-        messages.Loaded,
-        messages.LoadFailed,
-        messages.Progress,
-        MetricChanges,
-        messages.WarmUp,
-        messages.WarmedUp,
-        messages.Unload,
-        messages.Verbosity,
-        messages.Spawn,
-        messages.Spawned,
-        messages.SpawnFailed,
-        messages.Exited,
-        messages.Keep,
-        messages.ListKept,
-        messages.Kept,
-        messages.KeptListed,
-    )
-}
+_NAMED: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(ControlMessage | ZygoteMessage)}
 
 FRAME_LENGTH = struct.Struct("<I")
 LONGEST_FRAME = 4 * 1024 * 1024
