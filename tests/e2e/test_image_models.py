@@ -6,7 +6,7 @@ import io
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,27 +45,36 @@ def examples(monkeypatch: pytest.MonkeyPatch):
     return shapes, average_precision
 
 
-@pytest.mark.parametrize(
-    ("preset", "network"),
-    [
-        ("yolov8", shapes_like_yolov8()),
-        ("yolov8", shapes_like_yolov8(batch=1)),
-        ("yolov4", shapes_like_yolov4()),
-        ("yolov4", shapes_like_yolov4(batch=1)),
-    ],
-    ids=["yolov8", "yolov8-one", "yolov4", "yolov4-one"],
-)
-def test_shapes_are_found(repository: Path, serve: Callable[..., RocserveProcess], examples, preset, network) -> None:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """On all networks that find shapes or name colours."""
+    repository = tmp_path_factory.mktemp("networks")
+    for name, (preset, network) in FINDERS.items():
+        put(repository, name, network, preset, SHAPES)
+    for name, (preset, network, _) in NAMERS.items():
+        put(repository, name, colour_classifier(**network), preset, "\n".join(COLOURS))
+    with RocserveProcess([repository], log=repository.with_suffix(".log")) as running:
+        running.wait_until_ready()
+        yield running
+
+
+FINDERS = {
+    "yolov8": ("yolov8", shapes_like_yolov8()),
+    "yolov8_one": ("yolov8", shapes_like_yolov8(batch=1)),
+    "yolov4": ("yolov4", shapes_like_yolov4()),
+    "yolov4_one": ("yolov4", shapes_like_yolov4(batch=1)),
+}
+
+
+@pytest.mark.parametrize("model", FINDERS)
+def test_shapes_are_found(server: RocserveProcess, examples, model: str) -> None:
     """As well as by the sample's own ensemble."""
     shapes, average_precision = examples
-    put(repository, "shapes", network, preset, SHAPES)
-    server = serve(repository)
-    server.wait_until_ready()
     pictures = shapes.draw_pictures(seed=161803, count=30)
     with Client(server.address) as client:
 
         def ask(picture):
-            return client.infer("shapes_image", {"ENCODED": np.array([picture.jpeg], dtype=object)})
+            return client.infer(f"{model}_image", {"ENCODED": np.array([picture.jpeg], dtype=object)})
 
         with ThreadPoolExecutor(4) as threads:
             answers = list(threads.map(ask, pictures))
@@ -88,29 +97,25 @@ def picture(colour: tuple[int, int, int], size: tuple[int, int] = (80, 60)) -> b
 MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
-@pytest.mark.parametrize(
-    ("preset", "network", "expected"),
-    [
-        ("imagenet", {}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
-        ("imagenet", {"is_nchw": False}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
-        ("imagenet", {"batch": 1, "softmax": True}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
-        ("imagenet", {"datatype": TensorProto.FLOAT16}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
-        ("inception", {"softmax": True}, lambda levels: levels / 127.5 - 1),
-        ("inception", {"datatype": TensorProto.UINT8, "is_nchw": False}, lambda levels: levels),
-    ],
-    ids=["imagenet", "nhwc", "one-softmax", "fp16", "inception", "uint8"],
-)
-def test_a_colour_is_named(repository: Path, serve: Callable[..., RocserveProcess], preset, network, expected) -> None:
-    put(repository, "colours", colour_classifier(**network), preset, "\n".join(COLOURS))
-    server = serve(repository)
-    server.wait_until_ready()
+NAMERS = {
+    "imagenet": ("imagenet", {}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
+    "nhwc": ("imagenet", {"is_nchw": False}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
+    "one_softmax": ("imagenet", {"batch": 1, "softmax": True}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
+    "fp16": ("imagenet", {"datatype": TensorProto.FLOAT16}, lambda levels: (levels / 255 - MEAN) / DEVIATION),
+    "inception": ("inception", {"softmax": True}, lambda levels: levels / 127.5 - 1),
+    "uint8": ("inception", {"datatype": TensorProto.UINT8, "is_nchw": False}, lambda levels: levels),
+}
+
+
+@pytest.mark.parametrize("model", NAMERS)
+def test_a_colour_is_named(server: RocserveProcess, model: str) -> None:
     levels = (90, 110, 101)
-    scores = expected(np.array(levels))
+    scores = NAMERS[model][2](np.array(levels))
     exponentials = np.exp(scores - scores.max())
     with Client(server.address) as client:
-        shape = (1,) * len(client.model_metadata("colours_image").inputs[0].shape)
+        shape = (1,) * len(client.model_metadata(f"{model}_image").inputs[0].shape)
         encoded = np.full(shape, picture(levels), dtype=object)
-        answer = client.infer("colours_image", {"ENCODED": encoded})
+        answer = client.infer(f"{model}_image", {"ENCODED": encoded})
     np.testing.assert_allclose(answer["PROBABILITIES"].ravel(), exponentials / exponentials.sum(), atol=3e-3)
     assert answer["LABEL"].ravel().tolist() == [COLOURS[answer["PROBABILITIES"].argmax()].encode()]
     assert answer["PROBABILITY"].ravel().tolist() == [answer["PROBABILITIES"].max()]
