@@ -100,7 +100,7 @@ class HttpListener:
             listening.close()
         try:
             async with asyncio.timeout(grace_seconds):
-                await connections.idle.wait()
+                await connections.wait_idle()
         except TimeoutError:
             pass
         self._watch.cancel()

@@ -239,10 +239,9 @@ class Connections:
         self.is_ending = False
         """An answer is the last of its connection."""
         self.on_made: Callable[[Connection], None] = lambda connection: None
-        self.idle = asyncio.Event()
-        """No request is in hand."""
+        self._idle = asyncio.Event()
+        """At the end: no request is in hand."""
         self.none_open = asyncio.Event()
-        self.idle.set()
         self.none_open.set()
         self._in_hand = 0
         self._date = ""
@@ -250,10 +249,14 @@ class Connections:
 
     def count(self, requests: int) -> None:
         self._in_hand += requests
-        if not self._in_hand:
-            self.idle.set()
-        elif self._in_hand == requests:
-            self.idle.clear()
+        if self.is_ending and not self._in_hand:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Once `is_ending`: until no request is in hand."""
+        while self._in_hand:
+            self._idle.clear()
+            await self._idle.wait()
 
     def date(self) -> str:
         second = int(time.time())
@@ -300,7 +303,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
-        self._idle_since = self._head_since = self.loop.time()
+        self._idle_since = self._head_since = time.monotonic()
         self.common.open.add(self)
         self.common.none_open.clear()
         self.common.on_made(self)
@@ -318,7 +321,7 @@ class Connection(asyncio.Protocol):
         del self._parser  # It knows this: the two would stay until the next collection.
 
     def pause_writing(self) -> None:
-        self._unread_since = self.loop.time()
+        self._unread_since = time.monotonic()
 
     def resume_writing(self) -> None:
         self._unread_since = None
@@ -331,7 +334,7 @@ class Connection(asyncio.Protocol):
             return  # Read so that the client gets its answer, rather than a reset.
         was_in_head = self._is_in_head
         if self._head_since is None and self._idle_since is not None:
-            self._head_since = self.loop.time()
+            self._head_since = time.monotonic()
         try:
             self._parser.feed_data(data)
             if self._is_in_head and was_in_head:
@@ -425,7 +428,7 @@ class Connection(asyncio.Protocol):
                 break
             request = self._in_hand = self._waiting.popleft()
             self._idle_since = self._head_since = None
-            self._begun_at = self.loop.time()
+            self._begun_at = time.monotonic()
             self.common.count(1)
             self.common.handle(request)
         else:
@@ -457,7 +460,7 @@ class Connection(asyncio.Protocol):
         self._begin_requests()
 
     def _wait_for_request(self) -> None:
-        self._idle_since = self.loop.time()
+        self._idle_since = time.monotonic()
         self._head_since = self._idle_since if self._is_in_head else None
 
     def _close(self, request: Request) -> None:
@@ -467,7 +470,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         else:
             self._arriving = None
-            self._idle_since = self._head_since = self.loop.time()
+            self._idle_since = self._head_since = time.monotonic()
             self._transport.write_eof()
             self.read_on()
 

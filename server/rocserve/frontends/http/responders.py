@@ -169,7 +169,8 @@ class SingleAnswer(HttpResponder):
         Raises:
             ServeError: RESOURCE_EXHAUSTED, there is no memory for it.
         """
-        self._memory.release_answer(self._answer_holding)
+        if self._answer_holding.held_bytes:
+            self._memory.release_answer(self._answer_holding)
         self._memory.admit_answer(self._answer_holding, nbytes)
 
 
