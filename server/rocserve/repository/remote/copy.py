@@ -52,15 +52,8 @@ class UnitCopy:
         self._incoming = home / _INCOMING / file
         self.kept: dict[str, Kept] = {}
         """By the objects' keys."""
-
-    @property
-    def fingerprint(self) -> Fingerprint:
+        self.fingerprint: Fingerprint = ()
         """That of the listing that this is the copy of."""
-        return tuple(sorted((key, kept.size, kept.tag) for key, kept in self.kept.items()))
-
-    @property
-    def size(self) -> int:
-        return sum(kept.size for kept in self.kept.values())
 
     @contextlib.asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
@@ -82,6 +75,7 @@ class UnitCopy:
         with contextlib.suppress(FileNotFoundError):
             self._apply(json.loads(self._pending.read_bytes()))
         self.kept = {key: kept for key, kept in self._recorded().items() if self._is_whole(key, kept)}
+        self.fingerprint = tuple(sorted((key, kept.size, kept.tag) for key, kept in self.kept.items()))
 
     def incoming(self, item: RemoteObject) -> Path:
         """Where an object is written to. What is there whole, under this name, is it."""

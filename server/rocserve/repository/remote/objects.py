@@ -59,7 +59,12 @@ def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
     is_one = any("/" not in each.key and each.key in CONFIG_FILENAMES for each in meant) or any(
         is_version_name(each.key.split("/")[0]) for each in meant if "/" in each.key
     )
-    folders = {each.key[:at] for each in meant for at in range(len(each.key)) if each.key[at] == "/"}
+    folders: set[str] = set()
+    for each in meant:
+        folder = each.key.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
     units: dict[str, Unit] = {}
     for each in meant:
         if each.key in folders and not each.size:

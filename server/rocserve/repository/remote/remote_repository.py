@@ -103,7 +103,7 @@ class RemoteRepository:
         unsettled = self._debounce.unsettled
         names = (units.keys() | self._copies.keys()) - unsettled
         self._problems = {name: text for name, text in self._problems.items() if name in names}
-        await beside(self._bring_quietly(units.get(name, Unit(name))) for name in sorted(names))
+        await self._bring_all(units, names)
 
     async def take(self, names: Collection[str] | None) -> None:
         """Take these as they are now, or all; what cannot be had stays as it is."""
@@ -116,9 +116,8 @@ class RemoteRepository:
             if units is None:
                 return
             every = units.keys() | self._copies.keys()
-            chosen = sorted(every if wanted is None else every & wanted)
-            settled = await beside(self._bring_quietly(units.get(name, Unit(name))) for name in chosen)
-            if all(settled):
+            chosen = every if wanted is None else every & wanted
+            if await self._bring_all(units, chosen):
                 return
 
     async def _list(self) -> dict[str, Unit] | None:
@@ -161,14 +160,24 @@ class RemoteRepository:
             if all(0 < item.changed < old for item in unit.objects.values()):
                 self._debounce.accept(name, unit.fingerprint)
 
+    async def _bring_all(self, units: Mapping[str, Unit], names: Collection[str]) -> bool:
+        """As `_bring_quietly`, for those of these names that differ from their copy."""
+        differing = []
+        for unit in (units.get(name, Unit(name)) for name in sorted(names)):
+            copy = self._copies.get(unit.name)
+            if unit.refusal or copy is None or unit.fingerprint != copy.fingerprint:
+                differing.append(unit)
+            else:
+                self._problems.pop(unit.name, None)
+        return all(await beside(self._bring_quietly(unit) for unit in differing))
+
     async def _bring_quietly(self, unit: Unit) -> bool:
         """Let the copy become as the unit; False: the store's objects are others by now."""
         try:
             if unit.refusal:
                 raise StoreError(unit.refusal)
-            if unit.fingerprint != self._copy(unit.name).fingerprint:
-                async with self._units:
-                    await self._bring(unit)
+            async with self._units:
+                await self._bring(unit)
         except (StoreError, OSError) as error:
             text = f"{self.place.url}: '{unit.name}': {error}" if unit.name else f"{self.place.url}: {error}"
             if self._problems.get(unit.name) != text:
