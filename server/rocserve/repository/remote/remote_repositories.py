@@ -130,7 +130,8 @@ class RemoteRepositories:
         # Workers of another user read models here; who may not list the folder above finds no compiled program there.
         folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         folder.mkdir(mode=0o755, exist_ok=True)
-        check_private(folder)
+        for each in (folder.parent, folder):
+            check_private(each)
         self._in_use.append(use(place.home))
         source = open_source(place, os.environ, room)
         repository = RemoteRepository(place, source, self._settings.settle_seconds, room, self._log)
