@@ -18,7 +18,9 @@ STOP_TIMEOUT_S = 30.0
 
 
 @contextmanager
-def running_server(repository: Path, models: Sequence[str], log: Path) -> Iterator[str]:
+def running_server(
+    repository: Path, models: Sequence[str], log: Path, start_timeout_s: float = START_TIMEOUT_S
+) -> Iterator[str]:
     """The address of a server whose `models` are ready; at the end it is stopped by SIGTERM.
 
     Raises:
@@ -32,7 +34,7 @@ def running_server(repository: Path, models: Sequence[str], log: Path) -> Iterat
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        _wait_until_ready(process, f"127.0.0.1:{port}", models, log)
+        _wait_until_ready(process, f"127.0.0.1:{port}", models, log, start_timeout_s)
         yield f"127.0.0.1:{port}"
         process.send_signal(signal.SIGTERM)
         status = process.wait(STOP_TIMEOUT_S)
@@ -45,8 +47,10 @@ def running_server(repository: Path, models: Sequence[str], log: Path) -> Iterat
         process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], address: str, models: Sequence[str], log: Path) -> None:
-    end = time.monotonic() + START_TIMEOUT_S
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], address: str, models: Sequence[str], log: Path, timeout_s: float
+) -> None:
+    end = time.monotonic() + timeout_s
     with triton.InferenceServerClient(address) as client:
         while time.monotonic() < end:
             if process.poll() is not None:
@@ -57,7 +61,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], address: str, models: Se
             except triton.InferenceServerException:
                 pass  # It does not listen yet.
             time.sleep(0.05)
-    raise SystemExit(f"not all of {', '.join(models)} are ready after {START_TIMEOUT_S:g} s{_last_lines(log)}")
+    raise SystemExit(f"not all of {', '.join(models)} are ready after {timeout_s:g} s{_last_lines(log)}")
 
 
 def _free_port() -> int:

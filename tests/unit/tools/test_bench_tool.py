@@ -42,6 +42,13 @@ def test_onnx_runtime_at_each_batch_size(command: Command, tmp_path: Path) -> No
     assert "speed" not in ran.out
 
 
+@pytest.mark.parametrize("verb", ["bench", "tune", "compile", "inspect"])
+def test_pytorch_s_files_are_told_from_damaged_onnx_files(command: Command, tmp_path: Path, verb: str) -> None:
+    ran = command(verb, _file(tmp_path, b"PK", "m.pt2"))
+    assert ran.status == 1
+    assert "m.pt2: is PyTorch's; this is for ONNX, TensorFlow and .mxr models. torch.onnx.export writes ONNX" in ran.err
+
+
 def test_an_engine_against_itself_is_nothing_to_compare(command: Command, tmp_path: Path) -> None:
     model = _file(tmp_path, mlp())
     ran = command("bench", model, "--engine", "onnxruntime", "--against", "onnxruntime", *_QUICK)

@@ -121,7 +121,9 @@ def _torch_module(torch: Any, file: str) -> Any:
         )
         return converter.convert(file).eval()
     if file.endswith(".pt2"):
-        return torch.export.load(file).module()
+        from rocserve.backends.pytorch.exported import read_exported
+
+        return read_exported(Path(file)).module()
     return torch.jit.load(file, map_location="cpu").eval()
 
 
