@@ -200,8 +200,8 @@ def measured(folder: Path, networks: Sequence[str], engines: Sequence[str]) -> l
 def markdown(rows: Sequence[Row]) -> str:
     lines = [COLUMNS, ("---",) * len(COLUMNS)]
     for row in rows:
-        speeds = [f"{ms:.2f} ({figure(row, row.bare[engine])})" for engine, ms in row.milliseconds.items()]
-        speeds += [""] * (len(ENGINES) - len(speeds))
+        cells = {engine: f"{ms:.2f} ({figure(row, row.bare[engine])})" for engine, ms in row.milliseconds.items()}
+        speeds = [cells.get(engine, "") for engine in ENGINES]
         lines.append(
             (row.network, row.precision, f"{row.kilobytes:.0f}", row.measure, figure(row, row.served), *speeds)
         )
