@@ -38,7 +38,7 @@ START_SECONDS = 300.0
 SECONDS = 0.5
 """Of CPU time; each speed is measured for so long."""
 WAYS = {"digits": ("dynamic", "static", "qat"), "text": ("dynamic", "static")}
-ENGINES = ("eager", "inductor", "onnxruntime")
+ENGINES = ("eager", "onnxruntime")
 COLUMNS = ("network", "in", "KiB", "judged by", "served", *(f"{engine}, CPU ms a batch" for engine in ENGINES))
 HALF = "bf16"
 
@@ -113,19 +113,6 @@ def eager(file: Path, precision: str) -> Run:
     return run
 
 
-def inductor(file: Path) -> Run:
-    """As ahead of time, with weights that are constants: of these it makes int8 kernels."""
-    torch._inductor.config.freezing = True
-    module = torch.compile(torch.export.load(file).module())
-
-    def run(batch: Array) -> Array:
-        with torch.no_grad():
-            scores: Array = module(torch.from_numpy(batch)).numpy()
-        return scores
-
-    return run
-
-
 def onnx_runtime(file: Path, folder: Path) -> Run:
     import onnxruntime
 
@@ -177,7 +164,7 @@ def served_scores(folder: Path, networks: Sequence[str], task_of: Mapping[str, T
         return {key: in_batches(ask(name), task_of[key[0]].inputs) for key, name in names.items()}
 
 
-def measured(folder: Path, networks: Sequence[str], engines: Sequence[str]) -> list[Row]:
+def measured(folder: Path, networks: Sequence[str]) -> list[Row]:
     rows = []
     task_of = tasks()
     served = served_scores(folder, networks, task_of)
@@ -185,10 +172,7 @@ def measured(folder: Path, networks: Sequence[str], engines: Sequence[str]) -> l
         task, file = task_of[network], file_of(folder, network, precision)
         runs: dict[str, Run] = {"eager": eager(file, precision)}
         if precision != HALF:
-            if "inductor" in engines:
-                runs["inductor"] = inductor(file)
-            if "onnxruntime" in engines:
-                runs["onnxruntime"] = onnx_runtime(file, folder)
+            runs["onnxruntime"] = onnx_runtime(file, folder)
         bare = {engine: task.judge(in_batches(run, task.inputs)) for engine, run in runs.items()}
         speeds = {engine: milliseconds(run, task.inputs[:ROWS]) for engine, run in runs.items()}
         size = file.stat().st_size / 1024
@@ -222,7 +206,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for place, engine in enumerate(ENGINES):
             there = [(spot, row.milliseconds[engine]) for spot, row in enumerate(own) if engine in row.milliseconds]
             if there:
-                axes.bar([spot + 0.27 * (place - 1) for spot, _ in there], [ms for _, ms in there], 0.25, label=engine)
+                axes.bar([spot + 0.4 * (place - 0.5) for spot, _ in there], [ms for _, ms in there], 0.38, label=engine)
         axes.set_xticks(range(len(own)), [f"{row.precision}\n{row.served:.4g}\n{row.kilobytes:.0f} KiB" for row in own])
         axes.set_title(f"{network}: CPU ms a batch of {ROWS}; below: {own[0].measure}, size", fontsize=9)
         axes.legend(fontsize=8)
@@ -233,12 +217,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Quantise two networks each way, and measure them.")
     parser.add_argument("--out", type=Path, required=True, help="the folder for all files; what is in it is used")
     parser.add_argument("--networks", default=",".join(WAYS), help="those that are measured")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="those that are timed bare")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     networks = options.networks.split(",")
     make_files(options.out, networks)
-    rows = measured(options.out, networks, options.engines.split(","))
+    rows = measured(options.out, networks)
     (options.out / "table.md").write_text(markdown(rows) + "\n")
     draw(rows, options.out / "table.png")
     print(markdown(rows))
