@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocserve.backends.base import BackendSpec, ModelSource
 from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH
+from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
 from rocserve.config.versions import find_versions, no_version_text, select_versions
@@ -85,7 +86,7 @@ def _from_folder(
     if definition.backend is None:
         names = [member.name for member in members] or [step.model_name for step in definition.config.ensemble_steps]
         raise invalid_argument(f"is an ensemble, which no engine runs; give one of its models: {', '.join(names)}")
-    if not definition.backend.file_endings:
+    if MIGRAPHX not in definition.backend.engines:
         raise invalid_argument(
             f"is of backend '{definition.backend.name}', whose models have no compiled programs; this is for ONNX,"
             " TensorFlow and .mxr models"
@@ -111,7 +112,7 @@ def _from_folder(
 
 
 def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
-    by_ending = {ending: spec for spec in registry.backends for ending in spec.file_endings}
+    by_ending = {ending: spec for spec in registry.backends if MIGRAPHX in spec.engines for ending in spec.file_endings}
     backend = by_ending.get(path.suffix.lower())
     if backend is None:
         raise invalid_argument(f"has the ending '{path.suffix}'; expected one of {', '.join(by_ending)}, or a folder")

@@ -60,6 +60,18 @@ def test_a_bare_file_has_what_its_ending_says(tmp_path: Path) -> None:
         assert (model.backend.name, model.source.name, model.definition) == (backend, name[0], None)
 
 
+def test_models_that_no_migraphx_compiles(tmp_path: Path) -> None:
+    file = tmp_path / "m/1/model.pt2"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(
+        ServeError, match=r"has the ending '\.pt2'; expected one of \.mxr, \.onnx, \.graphdef, \.pb, or a"
+    ):
+        _found(file)
+    with pytest.raises(ServeError, match="is of backend 'pytorch', whose models have no compiled programs"):
+        _found(tmp_path / "m")
+
+
 def test_batch_sizes_of_the_command_line_take_the_place_of_all_others(folder: Path) -> None:
     config = _found(folder, CommandLine(batch_sizes=(1, 16))).source.config
     assert (config.parameters["batch_sizes"], config.max_batch_size) == ("1,16", 16)

@@ -20,7 +20,7 @@ _PACKAGES = (
     ("onnx", ("onnx",), "MIGraphX's models", _CPU_EXTRA),
     ("cv2", ("opencv-python-headless", "opencv-python"), "rocAL pipelines on the CPU", _CPU_EXTRA),
     ("matplotlib", ("matplotlib",), "rocserve tune --plot", "pip install 'rocserve[tools]'"),
-    ("torch", ("torch",), "rocserve bench --against torch", "pip install torch"),
+    ("torch", ("torch",), "PyTorch's models; rocserve bench --against torch", "pip install torch"),
     (
         "amdsmi",
         ("amdsmi",),
