@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root pytorch triton-peer cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos bench images clean
+.PHONY: setup system migraphx-root pytorch triton-peer cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos bench bench-gpu images clean
 
 setup: $(STAMP) system
 
@@ -93,6 +93,10 @@ protos: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# ResNet-50 on a GPU by PyTorch, served and in a bare loop; ARGUMENTS="--instances 2", --cpu without a GPU.
+bench-gpu: setup
+	$(BIN)/python -m benchmarks.gpu $(ARGUMENTS)
 
 # The images of docker/, built and tried without an engine: needs root, buildah and debootstrap (Debian's packages).
 IMAGES ?= cpu rocm dev
