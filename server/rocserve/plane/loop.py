@@ -36,7 +36,7 @@ def default_spin(cpus: int) -> int:
     longer than many a worker's answer, but a CPU that looks must not be one that a worker needs."""
     if cpus == 1:
         return 0
-    return 15 if cpus < _CPUS_TO_SPARE else 100
+    return 22 if cpus < _CPUS_TO_SPARE else 100
 
 
 def default_looks(cpus: int) -> int:
