@@ -37,7 +37,7 @@ def test_the_default_batch_size_of_one_backend_and_of_all() -> None:
         (
             ("tensorrt", "plugins", "a.so"),
             "--backend-config=tensorrt,plugins=a.so has no effect: there is no backend 'tensorrt'; there are: migraphx,"
-            " onnx, python, rocal, tensorflow",
+            " onnx, python, pytorch, rocal, tensorflow",
         ),
     ],
 )
