@@ -155,7 +155,8 @@ class TestRefusals:
 
     def test_files_that_are_no_data(self, model: Model) -> None:
         (model.folder / "s.npz").write_bytes(b"not a zip")
-        assert "must be an .npz file, or a folder of .npy files or images" in model.refusal("s.npz")
+        refused = "must be an .npz file, an .npy file for one input, or a folder of .npy files or images"
+        assert refused in model.refusal("s.npz")
         np.savez(model.folder / "s.npz", x=_samples(2, 3), y=_samples(2, 2))
         whole = (model.folder / "s.npz").read_bytes()
         for place in range(30, len(whole), 7):
