@@ -68,11 +68,6 @@ def find_model(path: Path, command_line: CommandLine, registry: BackendRegistry,
         model = _from_file(path, registry, settings)
     else:
         raise invalid_argument("does not exist; expected a model's folder, or a .onnx, .pb, .graphdef or .mxr file")
-    if model.backend.name == "pytorch":
-        raise invalid_argument(
-            "is PyTorch's; this is for ONNX, TensorFlow and .mxr models. torch.onnx.export writes ONNX, and `rocserve"
-            " bench --against torch` then measures the model.pt2 beside it"
-        )
     return _apply(model, command_line)
 
 

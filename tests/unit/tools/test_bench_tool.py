@@ -43,10 +43,10 @@ def test_onnx_runtime_at_each_batch_size(command: Command, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("verb", ["bench", "tune", "compile", "inspect"])
-def test_pytorch_s_files_are_told_from_damaged_onnx_files(command: Command, tmp_path: Path, verb: str) -> None:
+def test_files_of_other_engines_are_told_by_their_endings(command: Command, tmp_path: Path, verb: str) -> None:
     ran = command(verb, _file(tmp_path, b"PK", "m.pt2"))
     assert ran.status == 1
-    assert "m.pt2: is PyTorch's; this is for ONNX, TensorFlow and .mxr models. torch.onnx.export writes ONNX" in ran.err
+    assert "m.pt2: has the ending '.pt2'; expected one of .mxr, .onnx, .graphdef, .pb, or a folder" in ran.err
 
 
 def test_an_engine_against_itself_is_nothing_to_compare(command: Command, tmp_path: Path) -> None:
