@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import socket
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rocserve_peer import rocserve_server
+from benchmarks.server_process import free_port
 from rocserve_client import AsyncClient, Client
 
 SIDE = 224
@@ -188,11 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = torch.device("cpu") if options.cpu else torch.device("cuda", options.device)
     name = "CPU" if options.cpu else torch.cuda.get_device_name(device)
     print(f"{name}, PyTorch {torch.__version__}, engine {options.engine}, {options.instances} instance(s)")
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as reserved:
+    with tempfile.TemporaryDirectory() as folder:
         file = write_model(Path(folder, "repository"), not options.cpu, options)
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-        reserved.close()
+        port = free_port()
         with torch.inference_mode():
             for size in options.sizes:
                 print(f"bare, batch {size}: {bare_loop(file, size, device, options.seconds):.0f} images/s", flush=True)

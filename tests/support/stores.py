@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import threading
 import time
@@ -24,6 +23,7 @@ import obstore
 import pytest
 from obstore.store import AzureStore, ObjectStore, S3Store
 
+from benchmarks.server_process import free_port
 from support.waiting import wait_until
 
 TOOLS = Path(__file__).parents[2] / ".cluster-tools"
@@ -36,12 +36,6 @@ def tool(path: str) -> str:
     if not (TOOLS / path).exists():
         pytest.skip(f"no cluster tools here: {Path(path).name} comes by make cluster-tools")
     return str(TOOLS / path)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 class StoreServer:

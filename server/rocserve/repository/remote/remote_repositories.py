@@ -4,24 +4,27 @@ the server's loop."""
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from typing import Any
 
 from rocserve.backends.migraphx.cache.private_folder import check_private
 from rocserve.core.errors import ServeError
-from rocserve.core.remote_places import RemotePlace
+from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.managed_version import VersionState
+from rocserve.repository.remote.archive import ArchiveSource
+from rocserve.repository.remote.hub import HubSource
+from rocserve.repository.remote.object_store import BucketSource
 from rocserve.repository.remote.objects import WHOLE, StoreError
-from rocserve.repository.remote.opening import open_source
 from rocserve.repository.remote.remote_repository import RemoteRepository
 from rocserve.repository.remote.room import Room, use
-from rocserve.repository.remote.source import beside
+from rocserve.repository.remote.source import Source, beside
 from rocserve.repository.settings import ControlMode, RepositorySettings
 
 _END_SECONDS = 1.0
@@ -154,3 +157,18 @@ class RemoteRepositories:
                 await repository.look(takes=takes)
             except Exception:
                 self._log.exception("following %s failed", repository.place.url)
+
+
+def open_source(place: RemotePlace, environment: Mapping[str, str], room: Room) -> Source:
+    """What a URL names.
+
+    Raises:
+        StoreError: what it needs is not installed, or its credentials cannot be read.
+    """
+    if importlib.util.find_spec("obstore") is None:
+        raise StoreError("expected the package obstore, which is not installed: pip install 'rocserve[remote]'")
+    if place.kind is StoreKind.HUGGING_FACE:
+        return HubSource(place, environment)
+    if place.kind is StoreKind.ARCHIVE:
+        return ArchiveSource(place, room)
+    return BucketSource(place, environment)

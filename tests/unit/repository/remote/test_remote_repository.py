@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.web_stores import WebServer, tar_of
 
-from rocserve.repository.remote.opening import open_source
+from rocserve.repository.remote.remote_repositories import open_source
 from rocserve.repository.remote.remote_repository import RemoteRepository
 from rocserve.repository.remote.room import Room
 from rocserve.repository.remote.urls import parse_remote
