@@ -13,14 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.rocal.amd.engine import make_engine
-from rocserve.backends.rocal.amd.rocal_engine import RocalEngine
-from rocserve.backends.rocal.batch_engine import BatchEngine, EngineSetup
+from rocserve.backends.rocal.amd.engine import RocalEngine, make_engine
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import OutputFormat
+from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, OutputFormat, ThreadedEngine
 from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
-from rocserve.backends.rocal.threaded_engine import ThreadedEngine
 
 STAND_IN = Path(__file__).parent / "amd_rocal_stand_in"
 

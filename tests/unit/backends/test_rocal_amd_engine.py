@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from support.amd_rocal import engines, run_batch, setup_for, stand_in
 
-from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.header import ImageError
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.operations import OPERATIONS

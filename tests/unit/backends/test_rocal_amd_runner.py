@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from support.amd_rocal import STAND_IN, engines, run_batch, setup_for, stand_in
 
-from rocserve.backends.rocal.amd.rocal_engine import RocalEngine
+from rocserve.backends.rocal.amd.engine import RocalEngine
 
 JpegMaker = Callable[..., bytes]
 

@@ -14,8 +14,7 @@ from PIL import Image
 from support import pictures
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.faults import ImageError
-from rocserve.backends.rocal.decoding.header import ColorModel, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding.header import ColorModel, ImageError, ImageHeader, ImageKind
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions
 
 JpegMaker = Callable[..., bytes]

@@ -12,7 +12,7 @@ import pytest
 from support import pictures
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.header import ImageError
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 
 SEEDS = {

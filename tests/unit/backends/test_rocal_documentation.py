@@ -12,7 +12,7 @@ import pytest
 from rocserve.backends.rocal.decoding.options import DEFAULT_MAX_PIXELS, DecoderOptions
 from rocserve.backends.rocal.image import MAX_RESULT_PIXELS
 from rocserve.backends.rocal.operations import OPERATIONS
-from rocserve.backends.rocal.operations.refused import RANDOM_OPERATIONS
+from rocserve.backends.rocal.pipeline import RANDOM_OPERATIONS
 from rocserve.backends.rocal.schema import REQUIRED
 
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs/reference"

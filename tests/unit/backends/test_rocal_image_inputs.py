@@ -15,13 +15,11 @@ from PIL import Image, ImageOps
 from support import pictures
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.faults import ImageError
-from rocserve.backends.rocal.decoding.header import ColorModel, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding.header import ColorModel, ImageError, ImageHeader, ImageKind
 from rocserve.backends.rocal.decoding.jpeg import JpegDecoder
 from rocserve.backends.rocal.decoding.jpeg_header import read_jpeg_header
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions, InputKind
-from rocserve.backends.rocal.decoding.png import decode_png
-from rocserve.backends.rocal.decoding.png_header import read_png
+from rocserve.backends.rocal.decoding.png import decode_png, read_png
 from rocserve.backends.rocal.schema import PipelineError
 
 UNSCALED = DecoderLimits(0, 0)

@@ -245,7 +245,7 @@ def test_a_measurement_has_its_own_type_and_dims(model_source: SourceMaker) -> N
 
 
 def test_an_engine_that_is_not_there(model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocserve.backends.rocal.engine_choice.is_installed", lambda module: False)
+    monkeypatch.setattr("rocserve.backends.rocal.backend.is_installed", lambda module: False)
     for options in ({"parameters": {"engine": "rocal"}}, {"kind": InstanceKind.GPU}):
         with pytest.raises(ServeError, match=r"needs rocAL, because .* amd.rocal is not installed") as caught:
             load(model_source("pipeline.json", {"pipeline": [RESIZE]}, **options))
@@ -255,7 +255,7 @@ def test_an_engine_that_is_not_there(model_source: SourceMaker, monkeypatch: pyt
 def test_the_choice_of_the_engine_is_said(
     model_source: SourceMaker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocserve.backends.rocal.engine_choice.is_installed", lambda module: False)
+    monkeypatch.setattr("rocserve.backends.rocal.backend.is_installed", lambda module: False)
     caplog.set_level(logging.INFO)
     load(model_source("pipeline.json", {"pipeline": [RESIZE]}, parameters={"engine": "cpu"}))
     assert "pipeline.json runs on engine cpu: parameter 'engine' says so" in caplog.text
@@ -280,7 +280,7 @@ def test_rocal_that_cannot_be_loaded_is_replaced_only_where_auto_is_written(
     model_source: SourceMaker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It seems to be installed, but its import fails.
-    monkeypatch.setattr("rocserve.backends.rocal.engine_choice.is_installed", lambda module: True)
+    monkeypatch.setattr("rocserve.backends.rocal.backend.is_installed", lambda module: True)
     monkeypatch.setitem(sys.modules, "amd", None)
     with pytest.raises(ServeError, match=r"amd\.rocal is not installed") as caught:
         load(model_source("pipeline.json", {"pipeline": [RESIZE]}, kind=InstanceKind.GPU))

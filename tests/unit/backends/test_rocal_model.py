@@ -13,11 +13,9 @@ from support import pictures
 
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.rocal.backend import load
-from rocserve.backends.rocal.batch_engine import Arguments, EngineSetup
-from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.decoding.source import SourceImage
-from rocserve.backends.rocal.engine import ArgumentError, PipelineEngine
+from rocserve.backends.rocal.engine import ArgumentError, Arguments, EngineSetup, PipelineEngine
 from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.interface import join
 from rocserve.backends.rocal.model import RocalModel

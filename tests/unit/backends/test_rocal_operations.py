@@ -7,7 +7,7 @@ import pytest
 
 from rocserve.backends.rocal.image import Extent, Image, Pixels
 from rocserve.backends.rocal.operations.base import Operation
-from rocserve.backends.rocal.operations.crop import CropFixed
+from rocserve.backends.rocal.operations.cropping import CropFixed
 from rocserve.backends.rocal.operations.normalize import CropMirrorNormalize, ResizeMirrorNormalize
 from rocserve.backends.rocal.operations.resize import CropResizeFixed, Resize, ResizeCropMirrorFixed
 

@@ -14,8 +14,7 @@ from rocserve.backends.rocal.engine import OutputFormat, PipelineEngine, output_
 from rocserve.backends.rocal.image import Extent
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Measurement
-from rocserve.backends.rocal.operations.refused import RANDOM_OPERATIONS
-from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
+from rocserve.backends.rocal.pipeline import RANDOM_OPERATIONS, Layout, parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
 from tests.unit.backends.conftest import JpegMaker

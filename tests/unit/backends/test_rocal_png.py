@@ -16,10 +16,9 @@ from support import pictures
 from support.pictures import PNG_SIGNATURE, png, png_chunk
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.faults import ImageError
-from rocserve.backends.rocal.decoding.header import ColorModel, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding.header import ColorModel, ImageError, ImageHeader, ImageKind
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions
-from rocserve.backends.rocal.decoding.png_header import read_png
+from rocserve.backends.rocal.decoding.png import read_png
 
 HEIGHT, WIDTH = 40, 60
 COLOURS = pictures.colours(WIDTH, HEIGHT)

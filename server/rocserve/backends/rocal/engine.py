@@ -1,22 +1,83 @@
-"""Runs a pipeline on one image."""
+"""What runs a pipeline over a batch: the seam between the model, which knows requests, and its engines, which do not.
+
+There are two engines: ThreadedEngine here works image by image on the CPU, `amd/engine.py` hands whole batches to
+rocAL. `load` in `backend.py` chooses one and makes it of an EngineSetup.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import cv2
 import numpy as np
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
+from rocserve.backends.rocal.decoding.header import SourceImage
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent
 from rocserve.backends.rocal.operations.base import Measurement, Operation, PairOperation, PipelineOperation
 from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Step
 from rocserve.backends.rocal.schema import Binding, PipelineError
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import Buffer
+
+Arguments = Mapping[str, np.ndarray[Any, Any]]
+"""By the names of the pipeline's inputs: one value for each image, [images], in the pipeline input's datatype."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """All that an engine is made of."""
+
+    model_name: str
+    pipeline: Pipeline
+    decoder: DecoderOptions
+    """The pipeline's, with `max_pixels` lowered to what the model's parameter allows."""
+    color_format: ColorFormat
+    formats: tuple[OutputFormat, ...]
+    """How each output is handed out, in the order of the steps with is_output."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Of one image of each output; -1 for a side that differs from image to image."""
+    batch_size: int
+    """How many images a batch usually has at most: max_batch_size, or 1 without batching. A single request of a model
+    without batching may still bring more."""
+    threads: int
+    """How many CPU threads the engine may keep busy with the images of a batch."""
+    device: int | None
+    """The GPU's number as the model's configuration counts them; None = on the CPU. A worker sees only that one GPU."""
+
+
+class BatchEngine(Protocol):
+    """A pipeline ready to run. Several threads may call it at once (one for each instance of the model)."""
+
+    def run(
+        self, images: Sequence[SourceImage], arguments: Arguments, outputs: Sequence[np.ndarray[Any, Any] | None]
+    ) -> Mapping[int, Exception]:
+        """Write each image's results to its row of `outputs`; say which images failed, by their places.
+
+        `outputs` has, in the pipeline's order, one array of [images, *shape] a output, None where it is not wanted. All
+        shapes are fixed. One bad image never harms another: its rows may hold anything, all other rows are right.
+
+        A failure is an ImageError, a PixelsError or an ArgumentError where the client is at fault, with a text that
+        goes on after "image 3 of input 'X'"; any other exception where the engine is. What is raised instead of
+        returned fails the whole batch.
+        """
+
+    def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
+        """All results for one image, whose sizes may be its own; `arguments` have one row.
+
+        Raises:
+            Exception: the image failed, in the words of `run`.
+        """
+
+    def close(self) -> None:
+        """End its threads and give back what it holds; nothing is called after it."""
+
 
 _NO_ARGUMENTS: Mapping[str, Any] = {}
 
@@ -215,3 +276,47 @@ def _formatted(pixels: Pixels, output: OutputFormat) -> Pixels:
     if output.datatype is DataType.FP16:
         pixels = pixels.astype(np.float16)
     return pixels if output.layout is Layout.NHWC else pixels.transpose(2, 0, 1)
+
+
+class ThreadedEngine:
+    """A BatchEngine. All instances of the model share its threads, so that they never are more than was asked for."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        """
+        Raises:
+            RuntimeError: libturbojpeg is not installed.
+        """
+        # Images are worked on side by side; threads within one would only get in each other's way.
+        cv2.setNumThreads(0)
+        decoder = Decoder(setup.color_format, setup.decoder)
+        self._engine = PipelineEngine(setup.pipeline, decoder, setup.formats)
+        # Decoding and resizing release the GIL, so threads spread a batch over the CPUs.
+        self._pool = ThreadPoolExecutor(setup.threads, "rocal-image") if setup.threads > 1 else None
+
+    def run(
+        self, images: Sequence[SourceImage], arguments: Arguments, outputs: Sequence[np.ndarray[Any, Any] | None]
+    ) -> Mapping[int, Exception]:
+        """See BatchEngine."""
+
+        def run_row(row: int) -> Exception | None:
+            try:
+                results = self._engine.run(images[row], {name: values[row] for name, values in arguments.items()})
+                for output, result in zip(outputs, results, strict=True):
+                    if output is not None:
+                        np.copyto(output[row], result)
+            except Exception as error:  # Whatever it is, it is this image's own.
+                return error
+            return None
+
+        rows = range(len(images))
+        faults = map(run_row, rows) if self._pool is None or len(images) == 1 else self._pool.map(run_row, rows)
+        return {row: fault for row, fault in enumerate(faults) if fault is not None}
+
+    def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
+        """See BatchEngine."""
+        return self._engine.run(image, {name: values[0] for name, values in arguments.items()})
+
+    def close(self) -> None:
+        """See BatchEngine."""
+        if self._pool is not None:
+            self._pool.shutdown()

@@ -1,4 +1,4 @@
-"""A rocAL pipeline as a worker sees it: batches of requests in, tensors out, each bad image to its own request."""
+"""Serves a rocAL pipeline in a worker: batches of requests in, tensors out, each bad image to its own request."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import cv2
 import numpy as np
 
 from rocserve.backends.base import Batch, BatchResult
-from rocserve.backends.rocal.batch_engine import Arguments, BatchEngine, EngineSetup
-from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import InputKind
-from rocserve.backends.rocal.decoding.source import SourceImage
-from rocserve.backends.rocal.engine import ArgumentError
+from rocserve.backends.rocal.engine import ArgumentError, Arguments, BatchEngine, EngineSetup
 from rocserve.backends.rocal.image import PixelsError
+from rocserve.backends.rocal.input_specs import ImageInput
 from rocserve.backends.rocal.interface import Interface, Output
-from rocserve.backends.rocal.request_images import arguments_of, images_of
+from rocserve.backends.rocal.pipeline import PipelineInput
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.requests import Signature
+from rocserve.core.tensors import Tensor, bytes_elements
 
 _LOG = logging.getLogger(__name__)
 
@@ -155,3 +156,35 @@ def _check_shape(output: Output, result: np.ndarray[Any, Any]) -> None:
             f"output '{output.name}' must have shape {list(output.shape)}, but this image gives"
             f" {list(result.shape)}; resize images to a fixed size in the pipeline"
         )
+
+
+def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:
+    """The images in a tensor, as views.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when a row of BYTES holds several, or the data is no BYTES tensor's.
+    """
+    shape = tensor.shape
+    if tensor.datatype is DataType.BYTES:
+        if len(shape) == 2 and shape[1] != 1:
+            raise invalid_argument(f"expected one image in each row of input '{tensor.name}', got shape {list(shape)}")
+        return bytes_elements(tensor.data, tensor.element_count, tensor.name)
+    array = tensor.numpy()
+    return list(array) if array.ndim > image.image_rank else [array]
+
+
+def arguments_of(tensors: Mapping[str, Tensor], inputs: Sequence[PipelineInput], images: int) -> Arguments:
+    """One value for each image, in the pipeline's datatype; of a flag all but 0 is true.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when there are more or fewer values than images.
+    """
+    arguments = {}
+    for one in inputs:
+        values = tensors[one.name].numpy().reshape(-1)
+        if len(values) != images:
+            raise invalid_argument(
+                f"input '{one.name}' must have one value for each of the {images} images, got {len(values)}"
+            )
+        arguments[one.name] = values != 0 if one.datatype is DataType.BOOL else values
+    return arguments

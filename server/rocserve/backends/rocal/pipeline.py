@@ -10,18 +10,73 @@ them lie between 0 and 1.
 from __future__ import annotations
 
 import enum
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.decoding.options import DecoderOptions
-from rocserve.backends.rocal.document import read_document
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Measurement, PairOperation, PipelineOperation
-from rocserve.backends.rocal.operations.refused import read_operation_name
-from rocserve.backends.rocal.schema import Binding, Key, PipelineError
-from rocserve.backends.rocal.wording import shown
+from rocserve.backends.rocal.schema import Binding, Key, PipelineError, shown
 from rocserve.core.datatypes import DataType
+
+RANDOM_OPERATIONS = (
+    "random_crop",
+    "ssd_random_crop",
+    "random_bbox_crop",
+    "jitter",
+    "snp_noise",
+    "rain",
+    "snow",
+    "fog",
+)
+"""Those that draw random numbers for each image, whatever their keys are."""
+
+
+def read_operation_name(names: Iterable[str]) -> Callable[[Any], str]:
+    """Reads one of `names`."""
+    read_known = schema.read_choice(*names)
+
+    def read(value: Any) -> str:
+        if isinstance(value, str) and value in RANDOM_OPERATIONS:
+            raise ValueError("one that gives the same result every time, so none of rocAL's random ones")
+        return read_known(value)
+
+    return read
+
+
+def read_document(text: str | bytes) -> dict[str, Any]:
+    """The object that the file holds.
+
+    Raises:
+        PipelineError: it is not JSON, no object, or has a key twice, of which one would be lost.
+    """
+    expected = 'expected an object {"pipeline": [...]}'
+    if not text.strip():
+        raise PipelineError(f"the file is empty; {expected}")
+    try:
+        document = json.loads(text, object_pairs_hook=_table)
+    except ValueError as error:
+        if isinstance(error, PipelineError):
+            raise
+        raise PipelineError(f"not valid JSON: {error}") from None
+    except RecursionError:
+        raise PipelineError("not a pipeline: its lists and objects are nested too deeply to be read") from None
+    if not isinstance(document, dict):
+        raise PipelineError(f"{expected}, not {shown(document)}")
+    return document
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PipelineError(f"key '{twice}' stands twice in one object ({shown(table)}); leave one out")
+    return table
+
 
 DECODED = -1
 """Stands for the decoder's image among the sources of a step."""

@@ -11,8 +11,7 @@ from typing import Any, cast
 from rocserve.backends.rocal.amd.binding import Binding
 from rocserve.backends.rocal.amd.expressions import expression_for
 from rocserve.backends.rocal.amd.node import Expression
-from rocserve.backends.rocal.batch_engine import EngineSetup
-from rocserve.backends.rocal.engine import OutputFormat
+from rocserve.backends.rocal.engine import EngineSetup, OutputFormat
 from rocserve.backends.rocal.image import Extent, ResultExtent
 from rocserve.backends.rocal.operations.base import Measurement, Operation, PairOperation, PipelineOperation
 from rocserve.backends.rocal.pipeline import DECODED, Step

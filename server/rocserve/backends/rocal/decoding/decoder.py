@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 
-from rocserve.backends.rocal.decoding import exif, jpeg_header, png_header
-from rocserve.backends.rocal.decoding.faults import ImageError
-from rocserve.backends.rocal.decoding.header import ColorModel, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding import exif, jpeg_header, png
+from rocserve.backends.rocal.decoding.header import (
+    ColorModel,
+    ImageError,
+    ImageHeader,
+    ImageKind,
+    SourceImage,
+    bytes_of,
+)
 from rocserve.backends.rocal.decoding.jpeg import JpegDecoder
-from rocserve.backends.rocal.decoding.kinds import seeming_kind
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions, InputKind
-from rocserve.backends.rocal.decoding.png import decode_png
-from rocserve.backends.rocal.decoding.png_header import PngFile, read_png
-from rocserve.backends.rocal.decoding.raw import pixels_of
-from rocserve.backends.rocal.decoding.source import SourceImage, bytes_of
+from rocserve.backends.rocal.decoding.png import PngFile, decode_png, read_png
 from rocserve.backends.rocal.image import DecodedImage, Pixels
 
 _SCANS_OF_LARGEST = 20
@@ -70,19 +75,19 @@ class Decoder:
 
     def _read(self, encoded: memoryview) -> ImageHeader | PngFile:
         """What can be told without decoding, of an image within `max_pixels`."""
-        start = bytes(encoded[: len(png_header.SIGNATURE)])
+        start = bytes(encoded[: len(png.SIGNATURE)])
         if start.startswith(jpeg_header.SIGNATURE):
             header = jpeg_header.read_jpeg_header(encoded)
             self._check_pixels(header.width, header.height)
             self._check_scans(header)
             return header
-        if start == png_header.SIGNATURE:
+        if start == png.SIGNATURE:
             file = read_png(encoded)
             self._check_pixels(file.header.width, file.header.height)
-            if max(file.header.width, file.header.height) > png_header.LONGEST_SIDE:
+            if max(file.header.width, file.header.height) > png.LONGEST_SIDE:
                 raise ImageError(
                     f"it has {file.header.width}x{file.header.height} pixels; libpng reads sides of"
-                    f" {png_header.LONGEST_SIDE} at most"
+                    f" {png.LONGEST_SIDE} at most"
                 )
             return file
         raise ImageError(_neither(encoded))
@@ -125,3 +130,62 @@ def _neither(encoded: memoryview) -> str:
         return f"it seems to be {kind}; {expected}"
     start = " ".join(f"0x{byte:02x}" for byte in encoded[:4])
     return f"it is no known kind of image (it starts with {start}); {expected}"
+
+
+_INSPECTED_BYTES = 512
+"""As many bytes as are inspected; text that is longer is known by its start."""
+
+_SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
+    (re.compile(pattern, re.DOTALL | re.IGNORECASE if b"<" in pattern else re.DOTALL), name)
+    for pattern, name in (
+        (rb"GIF8[79]a", "a GIF image"),
+        (rb"RIFF....WEBP", "a WebP image"),
+        (rb"RIFF....AVI ", "an AVI video"),
+        (rb"II[*+]\0|MM\0[*+]", "a TIFF image, or a camera's raw file"),
+        (rb"BM.{4}\0\0\0\0", "a BMP image"),
+        (rb"....ftyp(avif|avis)", "an AVIF image"),
+        (rb"....ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", "a HEIF image"),
+        (rb"....ftyp", "an MP4 or QuickTime video"),
+        (rb"\xff\x0a|\0\0\0\x0cJXL \r\n\x87\n", "a JPEG XL image"),
+        (rb"\xff\x4f\xff\x51|\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000 image"),
+        (rb"\0\0[\x01\x02]\0[^\0]", "a Windows icon"),
+        (rb"8BPS", "a Photoshop document"),
+        (rb"P[1-7]\s", "a PNM image"),
+        (rb"\x93NUMPY", "a NumPy array file"),
+        (rb"%PDF", "a PDF document"),
+        (rb"\x1f\x8b", "data compressed by gzip"),
+        (rb"PK\x03\x04", "a ZIP archive"),
+        (rb"data:image/", "a data: URL; send the bytes that it holds"),
+        (rb"/9j/", "a JPEG as base64 text; send its bytes"),
+        (rb"iVBORw0KGgo", "a PNG as base64 text; send its bytes"),
+        (rb"\s*(<!doctype html|<html|<head|<body)", "an HTML page"),
+        (rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*|<!doctype svg[^>]*>\s*)*<svg", "an SVG image"),
+        (rb"\s*<\?xml", "XML text"),
+        (rb"\s*[{\[]\s*[\"{\[\]}\d-]", "JSON text"),
+        (rb".{4}\xff\xd8\xff", "a JPEG behind four other bytes, perhaps its length; send the file alone"),
+        (rb".{4}\x89PNG", "a PNG behind four other bytes, perhaps its length; send the file alone"),
+        (rb"\0+\Z", "nothing but zeros"),
+        (rb"[\t\n\r\x20-\x7e]+\Z", "text, perhaps a path or an address; send the bytes of the file"),
+    )
+)
+
+
+def seeming_kind(data: memoryview) -> str | None:
+    """As it goes on after "it seems to be"; None where nothing is known that begins so."""
+    start = bytes(data[:_INSPECTED_BYTES])
+    return next((name for pattern, name in _SIGNATURES if pattern.match(start)), None)
+
+
+def pixels_of(image: np.ndarray[Any, Any], channels: int) -> Pixels:
+    """The image as height x width x channels, a view where possible.
+
+    Raises:
+        ImageError: it has no pixels, or other channels than the pipeline.
+    """
+    pixels = image[:, :, np.newaxis] if image.ndim == 2 and channels == 1 else image
+    if pixels.ndim != 3 or pixels.shape[2] != channels:
+        expected = "[height, width, 1] or [height, width]" if channels == 1 else f"[height, width, {channels}]"
+        raise ImageError(f"raw pixels must have shape {expected}, not {list(image.shape)}")
+    if not pixels.size:
+        raise ImageError(f"it has no pixels: its shape is {list(image.shape)}")
+    return np.ascontiguousarray(pixels)

@@ -1,9 +1,19 @@
-"""What an image's header tells, without a pixel decoded."""
+"""An image as a client sent it: what its header tells without a pixel decoded, and what may be wrong with it."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rocserve.core.tensors import Buffer
+
+
+class ImageError(ValueError):
+    """An image that cannot be decoded; the text names its fault."""
+
 
 NOT_TURNED = 1
 """The EXIF orientation of an image whose rows and columns are as they are to be seen."""
@@ -40,3 +50,13 @@ class ImageHeader:
     """Of a JPEG, whether it is coded in one sequential scan's order (not progressive, not with arithmetic coding)."""
     scans: int = 1
     """How often decoding it goes through all of its pixels."""
+
+
+SourceImage = Buffer | np.ndarray[Any, Any]
+"""One image, as a view: the bytes of its file (1-D UINT8, perhaps with zeros behind them), or, where the pipeline's
+decoder has "input": "raw", its pixels as UINT8 height x width x channels (height x width for one channel)."""
+
+
+def bytes_of(image: SourceImage) -> memoryview:
+    """A view on an encoded image's bytes."""
+    return memoryview(image) if isinstance(image, Buffer) else np.ascontiguousarray(image).data

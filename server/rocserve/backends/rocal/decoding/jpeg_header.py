@@ -10,8 +10,7 @@ import re
 import struct
 
 from rocserve.backends.rocal.decoding import exif
-from rocserve.backends.rocal.decoding.faults import ImageError
-from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader, ImageKind
 
 SIGNATURE = b"\xff\xd8"
 """The start-of-image marker."""

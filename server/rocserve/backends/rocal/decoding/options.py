@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.decoding.faults import ImageError
+from rocserve.backends.rocal.decoding.header import ImageError
 from rocserve.backends.rocal.schema import Key, PipelineError
 
 DEFAULT_MAX_PIXELS = 100_000_000

@@ -12,16 +12,147 @@ server's own rule, and that of OpenCV's imread and Pillow's convert("RGB"):
 
 from __future__ import annotations
 
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.decoding.faults import ImageError
-from rocserve.backends.rocal.decoding.header import ColorModel
+from rocserve.backends.rocal.decoding import exif
+from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader, ImageKind
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits
-from rocserve.backends.rocal.decoding.png_header import SIGNATURE, PngFile
 from rocserve.backends.rocal.image import Pixels
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+_CHUNK = struct.Struct(">I4s")
+_CHECKSUM = struct.Struct(">I")
+_IMAGE_HEADER = struct.Struct(">IIBBBBB")
+_MAX_SIDE = 2**31 - 1
+
+LONGEST_SIDE = 1_000_000
+"""Pixels that libpng reads."""
+
+_MAX_CHUNKS = 200_000
+"""More than the largest pictures have in the customary chunks of 8 KiB; walking them takes time."""
+
+_GREY, _RGB, _PALETTE, _GREY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
+_BIT_DEPTHS = {
+    _GREY: (1, 2, 4, 8, 16),
+    _RGB: (8, 16),
+    _PALETTE: (1, 2, 4, 8),
+    _GREY_ALPHA: (8, 16),
+    _RGB_ALPHA: (8, 16),
+}
+_PICTURE = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
+
+
+@dataclass(frozen=True, slots=True)
+class PngFile:
+    header: ImageHeader
+    picture: tuple[memoryview, ...]
+    """The chunks that make the pixels (IHDR, PLTE, IDAT, IEND), each whole with its length and its checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    name: bytes
+    position: int
+    body: memoryview
+    whole: memoryview
+
+    @property
+    def shown_name(self) -> str:
+        return self.name.decode("ascii") if self.name.isalpha() else self.name.hex(" ")
+
+    @property
+    def is_critical(self) -> bool:
+        return not self.name[0] & 0x20
+
+
+def read_png(data: memoryview) -> PngFile:
+    """The header and the chunks of a file that starts with SIGNATURE.
+
+    Checksums are compared in the chunks that make the picture; what the others hold does not matter.
+
+    Raises:
+        ImageError: it is truncated or damaged, or its header says what no PNG may.
+    """
+    chunks = list(_chunks(data))
+    for chunk in chunks:
+        if chunk.name in _PICTURE:
+            _check(chunk)
+        elif chunk.is_critical:
+            raise ImageError(
+                f"it is a PNG that cannot be shown without its chunk {chunk.shown_name}, which no standard knows"
+            )
+    names = {chunk.name for chunk in chunks}
+    width, height, color_type = _read_image_header(chunks[0])
+    if color_type == _PALETTE and b"PLTE" not in names:
+        raise ImageError("Corrupt PNG data: its palette is missing")
+    if b"IDAT" not in names:
+        raise ImageError("it is a PNG with no image in it")
+    turns = [exif.orientation_in_structure(chunk.body) for chunk in chunks if chunk.name == b"eXIf"]
+    header = ImageHeader(
+        ImageKind.PNG,
+        width,
+        height,
+        ColorModel.GREY if color_type in (_GREY, _GREY_ALPHA) else ColorModel.COLOUR,
+        turns[0] if turns else NOT_TURNED,
+        length=chunks[-1].position + len(chunks[-1].whole),
+    )
+    return PngFile(header, tuple(chunk.whole for chunk in chunks if chunk.name in _PICTURE))
+
+
+def _chunks(data: memoryview) -> Iterator[_Chunk]:
+    """All chunks up to the one that ends the file."""
+    position = len(SIGNATURE)
+    for _ in range(_MAX_CHUNKS):
+        if position + _CHUNK.size > len(data):
+            raise ImageError("Premature end of PNG file: its IEND chunk is missing, so part of it was cut off")
+        length, name = _CHUNK.unpack_from(data, position)
+        start = position + _CHUNK.size
+        end = start + length + _CHECKSUM.size
+        if end > len(data):
+            raise ImageError(
+                f"Premature end of PNG file: it has {len(data)} bytes, but its chunk at byte {position} ends at {end}"
+            )
+        yield _Chunk(name, position, data[start : start + length], data[position:end])
+        if name == b"IEND":
+            return
+        position = end
+    raise ImageError(f"it is a PNG of more than {_MAX_CHUNKS} chunks")
+
+
+def _check(chunk: _Chunk) -> None:
+    (expected,) = _CHECKSUM.unpack_from(chunk.whole, len(chunk.whole) - _CHECKSUM.size)
+    if zlib.crc32(chunk.whole[4 : -_CHECKSUM.size]) != expected:
+        raise ImageError(
+            f"Corrupt PNG data: the checksum of its {chunk.shown_name} chunk at byte {chunk.position} is wrong"
+        )
+
+
+def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
+    """Width, height and colour type."""
+    if chunk.name != b"IHDR" or len(chunk.body) != _IMAGE_HEADER.size:
+        raise ImageError(
+            f"Corrupt PNG data: it must begin with an IHDR chunk of {_IMAGE_HEADER.size} bytes, not with"
+            f" {chunk.shown_name} of {len(chunk.body)}"
+        )
+    width, height, depth, color_type, compression, filtering, interlacing = _IMAGE_HEADER.unpack(chunk.body)
+    if not 0 < width <= _MAX_SIDE or not 0 < height <= _MAX_SIDE:
+        raise ImageError(f"Corrupt PNG data: its header says {width}x{height} pixels")
+    if depth not in _BIT_DEPTHS.get(color_type, ()):
+        raise ImageError(f"Corrupt PNG data: its header says colour type {color_type} with {depth} bits a sample")
+    if compression or filtering or interlacing > 1:
+        raise ImageError(
+            f"Corrupt PNG data: its header says compression {compression}, filter {filtering}, interlacing"
+            f" {interlacing}, where 0, 0 and 0 or 1 exist"
+        )
+    return width, height, color_type
 
 
 def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) -> Pixels:

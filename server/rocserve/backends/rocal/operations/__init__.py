@@ -15,12 +15,9 @@ from __future__ import annotations
 from rocserve.backends.rocal.operations import (
     arithmetic,
     color,
-    crop,
     cropping,
     filters,
     geometry,
-    image_size,
-    lenses,
     levels,
     normalize,
     resize,
@@ -28,20 +25,7 @@ from rocserve.backends.rocal.operations import (
 )
 from rocserve.backends.rocal.operations.base import PipelineOperation
 
-_MODULES = (
-    resize,
-    normalize,
-    crop,
-    image_size,
-    scaling,
-    cropping,
-    geometry,
-    lenses,
-    levels,
-    color,
-    filters,
-    arithmetic,
-)
+_MODULES = (resize, normalize, cropping, scaling, geometry, levels, color, filters, arithmetic)
 
 OPERATIONS: dict[str, type[PipelineOperation]] = {
     operation.name: operation for module in _MODULES for operation in module.OPERATIONS

@@ -1,20 +1,42 @@
-"""Operations that mix, normalise, cut or pass on images."""
+"""Operations that mix, normalise, cut, pass on or measure images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent
-from rocserve.backends.rocal.operations.base import Operation, PairOperation, PipelineOperation
-from rocserve.backends.rocal.operations.kept_size import KeptSizeOperation, placed
+from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, PixelsError, ResultExtent
+from rocserve.backends.rocal.operations.base import (
+    KeptSizeOperation,
+    Measurement,
+    Operation,
+    PairOperation,
+    PipelineOperation,
+    placed,
+)
 from rocserve.backends.rocal.sampling import with_channels
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
+
+
+@dataclass(frozen=True)
+class ImageSize(Measurement):
+    """Height and width, in pixels, of the image before the decoder scaled it: what boxes are to be scaled back to.
+
+    Not an operation of rocAL's.
+    """
+
+    name: ClassVar[str] = "ImageSize"
+    keys: ClassVar[dict[str, Key]] = {}
+    datatype: ClassVar[DataType] = DataType.INT32
+    shape: ClassVar[tuple[int, ...]] = (2,)
+
+    def measure(self, decoded: DecodedImage) -> np.ndarray[Any, Any]:
+        return np.array((decoded.original_height, decoded.original_width), dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -200,4 +222,4 @@ class Nop(Copy):
     name: ClassVar[str] = "nop"
 
 
-OPERATIONS: tuple[type[PipelineOperation], ...] = (Blend, Normalize, Slice, Copy, Nop)
+OPERATIONS: tuple[type[PipelineOperation], ...] = (Blend, Normalize, Slice, Copy, Nop, ImageSize)

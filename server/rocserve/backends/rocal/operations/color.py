@@ -14,8 +14,7 @@ import numpy as np
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.image import Pixels
-from rocserve.backends.rocal.operations.base import PipelineOperation
-from rocserve.backends.rocal.operations.kept_size import KeptSizeOperation
+from rocserve.backends.rocal.operations.base import KeptSizeOperation, PipelineOperation
 from rocserve.backends.rocal.schema import Key
 
 _ONE = np.float32(1)

@@ -12,8 +12,7 @@ import numpy as np
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.image import Pixels
-from rocserve.backends.rocal.operations.base import PipelineOperation
-from rocserve.backends.rocal.operations.kept_size import KeptSizeOperation
+from rocserve.backends.rocal.operations.base import KeptSizeOperation, PipelineOperation
 from rocserve.backends.rocal.resampling import resize_nearest
 from rocserve.backends.rocal.sampling import resize_to_bytes, with_channels
 from rocserve.backends.rocal.schema import Key

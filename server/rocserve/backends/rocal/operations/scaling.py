@@ -13,8 +13,7 @@ import numpy as np
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
-from rocserve.backends.rocal.operations.base import Operation, PipelineOperation
-from rocserve.backends.rocal.operations.kept_size import padded
+from rocserve.backends.rocal.operations.base import Operation, PipelineOperation, padded
 from rocserve.backends.rocal.operations.normalize import ResizeMirrorNormalize
 from rocserve.backends.rocal.resampling import resize_by_weights, resize_nearest
 from rocserve.backends.rocal.sampling import resize_to_bytes, resize_to_floats, to_bytes
