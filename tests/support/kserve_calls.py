@@ -1,55 +1,77 @@
-"""Run by the Python of an environment that has `kserve`: asks a server by KServe's own clients, and prints as JSON what
-came. Arguments: the server's gRPC address, its HTTP address."""
+"""Run by the Python of an environment that has `kserve`: asks servers by KServe's own clients, and prints as JSON what
+came. Arguments, four for each server: its gRPC address, its HTTP address, a model, and a file with what each of its
+inputs is given: an array (.npy), or one element of BYTES."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
-
-MODEL = "add_sub"
-
-
-def request() -> InferRequest:
-    inputs = [InferInput(name=name, shape=[1, 4], datatype="INT32") for name in ("INPUT0", "INPUT1")]
-    for entry in inputs:
-        entry.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.int32), binary_data=False)
-    return InferRequest(model_name=MODEL, infer_inputs=inputs)
+from kserve.protocol.grpc.grpc_predict_v2_pb2 import ModelMetadataRequest
 
 
-def sums(answer: Any) -> list[int]:
-    output = next(entry for entry in answer.outputs if entry.name == "OUTPUT0")
-    return [int(value) for value in output.as_numpy().flatten()]
+def request(model: str, inputs: Sequence[tuple[str, str]], data: Path) -> InferRequest:
+    """`inputs`: their names and datatypes."""
+    array = np.load(data) if data.suffix == ".npy" else np.array([[data.read_bytes()]], np.object_)
+    entries = [InferInput(name=name, shape=list(array.shape), datatype=datatype) for name, datatype in inputs]
+    for entry in entries:
+        entry.set_data_from_numpy(array, binary_data=data.suffix != ".npy")
+    return InferRequest(model_name=model, infer_inputs=entries)
 
 
-async def over_rest(address: str) -> dict[str, Any]:
+def outputs(answer: Any) -> dict[str, Any]:
+    arrays = {entry.name: entry.as_numpy().ravel() for entry in answer.outputs}
+    # Strings come as bytes over gRPC.
+    return {
+        name: (array if array.dtype != np.object_ else array.astype(str)).tolist() for name, array in arrays.items()
+    }
+
+
+async def over_rest(address: str, model: str, data: Path) -> dict[str, Any]:
     async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
+        # The client has no call for it.
+        async with httpx.AsyncClient() as plain:
+            metadata = (await plain.get(f"{address}/v2/models/{model}")).json()
+        inputs = [(entry["name"], entry["datatype"]) for entry in metadata["inputs"]]
         return {
             "live": await client.is_server_live(address),
             "ready": await client.is_server_ready(address),
-            "model": await client.is_model_ready(address, MODEL),
+            "model": await client.is_model_ready(address, model),
             "unknown model": await client.is_model_ready(address, "nowhere"),
-            "sums": sums(await client.infer(address, request(), model_name=MODEL)),
+            "name": metadata["name"],
+            "outputs": outputs(await client.infer(address, request(model, inputs, data), model_name=model)),
         }
 
 
-async def over_grpc(address: str) -> dict[str, Any]:
+async def over_grpc(address: str, model: str, data: Path) -> dict[str, Any]:
     async with InferenceGRPCClient(address) as client:
+        metadata = await client._client_stub.ModelMetadata(ModelMetadataRequest(name=model))
+        inputs = [(entry.name, entry.datatype) for entry in metadata.inputs]
         return {
             "live": await client.is_server_live(),
             "ready": await client.is_server_ready(),
-            "model": await client.is_model_ready(MODEL),
+            "model": await client.is_model_ready(model),
             "unknown model": await client.is_model_ready("nowhere"),
-            "sums": sums(await client.infer(request())),
+            "name": metadata.name,
+            "outputs": outputs(await client.infer(request(model, inputs, data))),
         }
 
 
-async def main(grpc_address: str, http_address: str) -> None:
-    print(json.dumps([await over_rest(f"http://{http_address}"), await over_grpc(grpc_address)]))
+async def main(arguments: Sequence[str]) -> None:
+    for grpc_address, http_address, model, data in batched(arguments, 4):
+        rest = await over_rest(f"http://{http_address}", model, Path(data))
+        print(json.dumps([rest, await over_grpc(grpc_address, model, Path(data))]))
 
 
-asyncio.run(main(*sys.argv[1:]))
+def batched(words: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [words[start : start + size] for start in range(0, len(words), size)]
+
+
+asyncio.run(main(sys.argv[1:]))

@@ -60,6 +60,7 @@ class ToldVersion:
     properties: Mapping[str, str] = field(default_factory=dict)
     pending_requests: int = 0
     load_seconds: float = 0.0
+    worker_restarts: int = 0
 
 
 def samples_of(
@@ -78,7 +79,7 @@ def samples_of(
 
 
 def test_what_is_counted() -> None:
-    version = ToldVersion("m", 3, pending_requests=7, load_seconds=1.5)
+    version = ToldVersion("m", 3, pending_requests=7, load_seconds=1.5, worker_restarts=2)
     second = 10**9
     version.statistics.record_batch(
         compute_start=3 * second,
@@ -110,6 +111,7 @@ def test_what_is_counted() -> None:
         f"nv_inference_compute_output_duration_us{labels}": "4000000",
         f"nv_inference_pending_request_count{labels}": "7",
         f"nv_model_load_duration_secs{labels}": "1.5",
+        f"rocserve_worker_restarts_total{labels}": "2",
         **failures,
     }
 
@@ -184,7 +186,9 @@ def test_engines_and_those_that_took_their_place() -> None:
         ToldVersion("ensemble", 1),
         fallbacks=fallbacks,
     )
-    assert {name: value for name, value in samples.items() if name.startswith("rocserve")} == {
+    assert {
+        name: value for name, value in samples.items() if name.startswith(("rocserve_model", "rocserve_engine"))
+    } == {
         'rocserve_model_engine_info{model="m",version="1",engine="onnxruntime",replaces="migraphx"}': "1",
         'rocserve_model_engine_info{model="n",version="1",engine="rocal",replaces=""}': "1",
         'rocserve_engine_fallback_total{model="m",version="1",engine="migraphx",replaced_by="onnxruntime"}': "2",

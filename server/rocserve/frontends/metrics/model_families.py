@@ -110,6 +110,12 @@ _COUNTERS = (
     ),
 )
 
+_WORKER_RESTARTS = _Row(
+    "rocserve_worker_restarts_total",
+    "How often a worker of the version had to be started again",
+    lambda reading: reading.version.worker_restarts,
+)
+
 _GAUGES = (
     _Row(
         "nv_inference_pending_request_count",
@@ -159,6 +165,7 @@ def model_families(readings: Sequence[VersionReading], with_latency_counters: bo
         "Number of failed inference requests, all batch sizes",
         tuple(sample for reading in readings for sample in _failures(reading)),
     )
+    yield _family(_WORKER_RESTARTS, "counter", readings)
     for row in _GAUGES:
         yield _family(row, "gauge", readings)
     kept = [(reading.labels, reading.numbers.latencies) for reading in readings if reading.numbers.latencies]

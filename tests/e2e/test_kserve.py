@@ -1,0 +1,137 @@
+"""deploy/kserve, and KServe's own Python clients and types, from an environment of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.manifests import DEPLOY, objects, read, rendered, the
+from support.migraphx import CHECKOUT
+from support.pod import Pod, require_containers
+from support.server import RocserveProcess
+
+from benchmarks.environments import CACHE, PYTHON_VERSION, Environment, PeerUnavailable
+
+SUPPORT = Path(__file__).parents[1] / "support"
+SAMPLE = CHECKOUT / "model_repository"
+JPEG = CHECKOUT / "tests/data/digits/0002_two.jpg"
+EXAMPLES = sorted((DEPLOY / "kserve/examples").iterdir())
+
+
+@pytest.fixture(scope="module")
+def kserve() -> Environment:
+    environment = Environment(CACHE / "kserve-peer" / f"python{PYTHON_VERSION}")
+    try:
+        environment.provision(["kserve==0.21.0"])
+    except PeerUnavailable as error:
+        pytest.skip(f"no kserve here: {error}")
+    return environment
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    grpc_address: str
+    http_address: str
+    model: str
+    data: Path
+
+
+def answers(kserve: Environment, *questions: Question) -> list[Mapping[str, Any]]:
+    """What models answer to KServe's clients: over REST the same as over gRPC."""
+    words = [word for each in questions for word in (each.grpc_address, each.http_address, each.model, each.data)]
+    ran = subprocess.run(
+        [kserve.programs / "python", SUPPORT / "kserve_calls.py", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    outputs = []
+    for question, line in zip(questions, ran.stdout.splitlines(), strict=True):
+        rest, grpc = json.loads(line)
+        outputs.append(rest["outputs"])
+        health = {"live": True, "ready": True, "model": True, "unknown model": False}
+        expected = {**health, "name": question.model, "outputs": outputs[-1]}
+        assert [rest, grpc] == [expected, expected]
+    return outputs
+
+
+@pytest.mark.timeout(600)
+def test_its_clients_are_served_over_rest_and_grpc(
+    kserve: Environment, http_server: RocserveProcess, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "data.npy", np.array([[1, 2, 3, 4]], np.int32))
+    question = Question(http_server.address, http_server.http_address, "add_sub", tmp_path / "data.npy")
+    (outputs,) = answers(kserve, question)
+    assert outputs["OUTPUT0"] == [2, 4, 6, 8]
+
+
+@pytest.mark.timeout(600)
+def test_the_objects_are_as_kserve_has_them(kserve: Environment) -> None:
+    text = "---\n".join([rendered("kserve"), rendered("kserve/namespaced"), *map(Path.read_text, EXAMPLES)])
+    ran = subprocess.run(
+        [kserve.programs / "python", SUPPORT / "kserve_objects.py"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.stdout, ran.returncode) == ("", 0), ran.stderr
+    kinds = [(each["kind"], each["metadata"]["name"]) for each in objects(text)]
+    assert kinds[:4] == [
+        (kind, name) for kind in ("ClusterServingRuntime", "ServingRuntime") for name in ("rocserve", "rocserve-rocm")
+    ]
+
+
+@pytest.mark.timeout(600)
+def test_what_inference_services_name_is_served(kserve: Environment, tmp_path: Path) -> None:
+    require_containers()
+    with ExitStack() as running:
+        pods = [running.enter_context(pod_of(read(example), tmp_path / example.stem)) for example in EXAMPLES]
+        questions = []
+        for example, pod in zip(EXAMPLES, pods, strict=True):
+            pod.wait_until_ready()
+            is_repository = example.stem == "ensemble"
+            questions.append(
+                Question(
+                    f"127.0.0.1:{pod.ports['grpc']}",
+                    f"127.0.0.1:{pod.ports['http']}",
+                    "digits" if is_repository else read(example)["metadata"]["name"],
+                    JPEG if is_repository else tmp_path / example.stem / "data.npy",
+                )
+            )
+        outputs = dict(zip([example.stem for example in EXAMPLES], answers(kserve, *questions), strict=True))
+        assert outputs["ensemble"]["LABEL"] == ["two"]
+        assert outputs["model"] == outputs["gpu"]
+        for pod in pods:
+            pod.signal("TERM")
+        for pod in pods:
+            assert pod.wait(30) == 0, pod.log
+
+
+def pod_of(service: Mapping[str, Any], folder: Path) -> Pod:
+    """What KServe makes of an InferenceService and its runtime: names filled in, the service's arguments behind the
+    runtime's, and the model where its storage initializer puts it."""
+    wanted = service["spec"]["predictor"]["model"]
+    runtime = the("ClusterServingRuntime", rendered("kserve"), wanted["runtime"])["spec"]
+    assert wanted["modelFormat"]["name"] in [entry["name"] for entry in runtime["supportedModelFormats"]]
+    assert wanted.get("protocolVersion", "v2") in runtime["protocolVersions"]
+    models = folder / "models"
+    if wanted["modelFormat"]["name"] == "triton":
+        for model in SAMPLE.glob("digits*"):
+            shutil.copytree(model, models / model.name)
+    else:
+        shutil.copytree(SAMPLE / "digits_classifier", models)
+        np.save(folder / "data.npy", np.zeros((1, 1, 16, 16), np.float32))
+    spec = json.loads(json.dumps(runtime).replace("{{.Name}}", service["metadata"]["name"]))
+    spec["containers"][0]["args"] += wanted.get("args", [])
+    return Pod(spec, models, "/mnt/models", folder)

@@ -1,0 +1,39 @@
+"""The manifests of deploy/, as kubectl renders them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.migraphx import CHECKOUT
+from support.stores import tool
+
+DEPLOY = CHECKOUT / "deploy"
+
+
+def rendered(folder: str) -> str:
+    """What `kubectl apply -k` would send of a folder; without a kubectl the test skips."""
+    kubectl = shutil.which("kubectl") or tool("kubectl/kubectl")
+    ran = subprocess.run([kubectl, "kustomize", str(DEPLOY / folder)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [found for found in yaml.safe_load_all(text) if found]
+
+
+def the(kind: str, text: str, name: str = "") -> dict[str, Any]:
+    """The one object of a kind, and of a name where there are several."""
+    (found,) = [each for each in objects(text) if each["kind"] == kind and name in ("", each["metadata"]["name"])]
+    return found
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The object of a file."""
+    (found,) = objects(file.read_text())
+    return found

@@ -1,0 +1,166 @@
+"""A container as a manifest has it, run by an OCI runtime (crun) as by Kubernetes: its user, no capabilities, a root
+that is read-only, the seccomp profile of container engines, emptyDirs where the manifest has them. In place of an image
+it sees this machine's files; the network is this machine's too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from benchmarks.server_process import free_port
+from support.migraphx import CHECKOUT
+from support.waiting import wait_until
+
+SECCOMP = Path("/usr/share/containers/seccomp.json")
+# crun 1.8 wants all control groups to be of one version.
+START = """
+umount -R /sys/fs/cgroup 2>/dev/null || true
+mount -t cgroup2 none /sys/fs/cgroup
+exec crun --cgroup-manager=disabled --root="$1/state" run --bundle="$1" pod
+"""
+
+
+def require_containers() -> None:
+    """Skip the test where no container can be run."""
+    if os.geteuid() or not shutil.which("crun") or not SECCOMP.exists():
+        pytest.skip("no containers here: crun, and root, start them; crun and its seccomp profile come with buildah")
+
+
+class Pod:
+    """A context manager: a pod's one container, whose server listens on free ports of this machine."""
+
+    def __init__(self, spec: Mapping[str, Any], models: Path, models_at: str, folder: Path) -> None:
+        """`spec`: the pod's; `models`: what lies in the container at `models_at`; `folder`: for its files, empty."""
+        (self._container,) = spec["containers"]
+        self._volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+        self._security = {**spec.get("securityContext", {}), **self._container["securityContext"]}
+        self._models = (models, models_at)
+        self._folder = folder
+        self.ports = {name: free_port() for name in ("http", "grpc", "metrics")}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        (self._folder / "root").mkdir()
+        for name in ("bin", "lib", "lib64", "sbin"):
+            (self._folder / "root" / name).symlink_to(f"usr/{name}")
+        (self._folder / "config.json").write_text(json.dumps(self._configuration()))
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "--mount", "bash", "-euc", START, "pod", str(self._folder)], stdout=log, stderr=log
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self.signal("KILL")
+        self._process.wait(10)
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text()
+
+    def signal(self, name: str) -> None:
+        subprocess.run(["crun", f"--root={self._folder}/state", "kill", "pod", name], check=True)
+
+    def wait(self, seconds: float) -> int:
+        """Its exit status."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    def answers(self, probe: str) -> bool:
+        """What the manifest's HTTP probe of this name says."""
+        path = self._container[probe]["httpGet"]["path"]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['http']}{path}", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def wait_until_ready(self) -> None:
+        def is_ready() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, self.log
+            return self.answers("readinessProbe")
+
+        wait_until(is_ready, f"readiness; the log is in {self._folder}", 60)
+
+    def _configuration(self) -> dict[str, Any]:
+        """OCI's config.json."""
+        nobody_may = {kind: [] for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")}
+        assert self._security["capabilities"] == {"drop": ["ALL"]}
+        assert self._security["seccompProfile"] == {"type": "RuntimeDefault"}
+        environment = {entry["name"]: entry["value"] for entry in self._container.get("env", [])}
+        environment |= {
+            "HOME": "/home/rocserve",
+            "PATH": f"{CHECKOUT}/.venv/bin:/usr/bin",
+            "PYTHONPATH": f"{CHECKOUT}/server:{CHECKOUT}/clients",
+        }
+        ports = [f"--{name}-port={port}" for name, port in self.ports.items()]
+        user = self._security["runAsUser"]
+        return {
+            "ociVersion": "1.0.0",
+            "process": {
+                "user": {"uid": user, "gid": self._security.get("runAsGroup", user)},
+                "args": [*self._container["command"], *self._container["args"], *ports],
+                "env": [f"{name}={value}" for name, value in environment.items()],
+                "cwd": "/",
+                "capabilities": nobody_may,
+                "noNewPrivileges": not self._security["allowPrivilegeEscalation"],
+            },
+            "root": {"path": str(self._folder / "root"), "readonly": self._security["readOnlyRootFilesystem"]},
+            "mounts": [*self._mounts()],
+            "linux": {"namespaces": [{"type": "mount"}, {"type": "pid"}], "seccomp": _seccomp()},
+        }
+
+    def _mounts(self) -> list[dict[str, Any]]:
+        models, models_at = self._models
+        image = [Path("/usr"), Path("/etc"), Path(sys.base_prefix), CHECKOUT, Path(sys.prefix).resolve()]
+        return [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+            *(
+                _tmpfs(mount["mountPath"], "mode=777,nosuid,nodev")
+                for mount in self._container.get("volumeMounts", [])
+                if "emptyDir" in self._volumes[mount["name"]]
+            ),
+            *(_bind(path, str(path)) for path in image),
+            _bind(models, models_at),
+        ]
+
+
+def _tmpfs(destination: str, options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": "tmpfs", "source": "tmpfs", "options": options.split(",")}
+
+
+def _bind(source: Path, destination: str) -> dict[str, Any]:
+    return {"destination": destination, "type": "bind", "source": str(source), "options": ["rbind", "ro"]}
+
+
+def _seccomp() -> dict[str, Any]:
+    """The profile of container engines, for a process without capabilities on x86-64."""
+    profile = json.loads(SECCOMP.read_text())
+    allowed = [
+        {key: rule[key] for key in ("names", "action", "args", "errnoRet") if rule.get(key)}
+        for rule in profile["syscalls"]
+        if not rule.get("includes", {}).get("caps") and "amd64" in rule.get("includes", {}).get("arches", ["amd64"])
+    ]
+    return {
+        "defaultAction": profile["defaultAction"],
+        "defaultErrnoRet": profile["defaultErrnoRet"],
+        "architectures": ["SCMP_ARCH_X86_64"],
+        "syscalls": allowed,
+    }
