@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.cache.entry import CachedProgram
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.jobs.messages import JobError
-from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.cache.digests import file_digest
+from rocserve.jobs.messages import JobError
+from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings
 from support import migraphx_models as networks
 from support.cached_programs import cache_at
@@ -41,7 +42,8 @@ class Bench:
         self.cache = cache_at(folder / "cache")
         self.reports: list[str] = []
         """Each once, without the time that it took until then; not that a child is starting, which may be quick."""
-        self.runner = JobRunner(find_installation(EngineSettings(migraphx_root=str(root))), self._take, LOG)
+        installation = find_installation(EngineSettings(migraphx_root=str(root)))
+        self.runner = JobRunner(migraphx_jobs(installation), self._take, LOG)
         self.compiler = ProgramCompiler(self.runner, self.cache, model_name="x", model_folder=self.folder)
 
     def recipe(self, model: bytes, batch: int, shapes: Mapping[str, tuple[int, ...]], **changes: Any) -> ProgramRecipe:

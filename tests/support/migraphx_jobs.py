@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError
-from rocserve.backends.migraphx.jobs.messages import Report
 from rocserve.core.errors import invalid_argument
+from rocserve.jobs.messages import Report
 
 FOREVER_SECONDS = 1000
 

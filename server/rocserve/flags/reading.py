@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocserve.backends.migraphx.cache.opening import cache_directory
 from rocserve.backends.registry import discover_backends
+from rocserve.cache.directory import cache_directory
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.flag import Flag, FlagError
 from rocserve.flags.front_ends import CONNECTIONS, GRPC, HTTP, TLS

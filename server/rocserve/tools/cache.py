@@ -8,8 +8,9 @@ from typing import TextIO
 
 from rocserve.backends.migraphx.cache.entry import CacheEntry
 from rocserve.backends.migraphx.cache.load_trials import LoadTrial, Outcome
-from rocserve.backends.migraphx.cache.opening import cache_directory, open_cache
+from rocserve.backends.migraphx.cache.opening import open_cache
 from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.cache.directory import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 from rocserve.tools.printing import complain, console_on, say, show, size, table

@@ -15,14 +15,15 @@ from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
 from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
-from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.migraphx.planning.environment import program_environment
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind
+from rocserve.jobs.runner import JobRunner
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.sibling_file import read_beside
 
@@ -63,7 +64,7 @@ class ToolContext:
         self.report = report
         self.serving: ServingOptions = serving_options(source.config)
         self.installation: MigraphxInstallation = find_installation(source.settings)
-        self.runner = JobRunner(self.installation, report, log, binding=self.serving.binding)
+        self.runner = JobRunner(migraphx_jobs(self.installation, self.serving.binding), report, log)
         self.library: LibraryResult = library or self.runner.run(
             LibraryJob(), LibraryResult, timeout_seconds=_LIBRARY_SECONDS
         )

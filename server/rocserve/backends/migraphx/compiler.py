@@ -9,12 +9,12 @@ from pathlib import Path
 
 from rocserve.backends.migraphx.cache.entry import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.cache.store import ProgramCache
-from rocserve.backends.migraphx.compile_semaphore import CompileSemaphore, machine_semaphore
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult
 from rocserve.backends.migraphx.jobs.program_file import own_recipe, read_program_file
-from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
+from rocserve.jobs.runner import JobRunner
 
 _PROGRAM_FILENAME = "program.mxr"
 BEFOREHAND = "compile it beforehand with `rocserve compile`"

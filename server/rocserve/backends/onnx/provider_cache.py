@@ -17,13 +17,13 @@ from pathlib import Path
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.cached_folders import trim_folders
-from rocserve.backends.digests import file_digest
-from rocserve.backends.migraphx.cache.opening import cache_directory
-from rocserve.backends.migraphx.cache.private_folder import make_private
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
 from rocserve.backends.onnx.providers import Provider, ProviderPlan
+from rocserve.cache.digests import file_digest
+from rocserve.cache.directory import cache_directory
+from rocserve.cache.folders import trim_folders
+from rocserve.cache.private_folder import make_private
 from rocserve.core.errors import unavailable
 
 _MIGRAPHX_VARIABLE = "ORT_MIGRAPHX_MODEL_CACHE_PATH"

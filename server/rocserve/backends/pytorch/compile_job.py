@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocserve.backends.migraphx.jobs.messages import Report
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.plain import to_json
+from rocserve.jobs.messages import Report
 
 PACKAGE, SIGNATURE, ONNX = "program.pt2", "signature.json", "model.onnx"
 """The files that jobs write into their folders."""
@@ -59,7 +59,7 @@ class Written:
     """A job's files are in its folder."""
 
 
-def perform(job: InductorJob | OnnxJob, _binding: None, report: Report) -> Written:
+def perform(job: InductorJob | OnnxJob, report: Report) -> Written:
     """
     Raises:
         ServeError: why it cannot be done.

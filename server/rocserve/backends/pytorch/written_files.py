@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.cached_folders import cached_folder
-from rocserve.backends.digests import file_digest
-from rocserve.backends.migraphx.cache.opening import cache_directory
-from rocserve.backends.migraphx.compile_semaphore import machine_semaphore
-from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.parameters import read_integer
 from rocserve.backends.pytorch.compile_job import InductorJob, OnnxJob, Written
+from rocserve.cache.digests import file_digest
+from rocserve.cache.directory import cache_directory
+from rocserve.cache.folders import cached_folder
+from rocserve.jobs.compile_semaphore import machine_semaphore
+from rocserve.jobs.runner import JobEngine, JobRunner
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def written_folder(
     Raises:
         ServeError: the job fails, takes longer than parameter `compile_timeout_secs` says, or the cache cannot be used.
     """
-    runner = JobRunner(None, model.report, _LOG, engine="PyTorch")
+    runner = JobRunner(JobEngine("PyTorch"), model.report, _LOG)
     seconds = read_integer(model.config, _TIMEOUT, _TIMEOUT_SECONDS, 0, _LONGEST_SECONDS)
 
     def make(folder: Path) -> None:
@@ -50,7 +50,12 @@ def written_folder(
     waiting = f"model '{model.name}': waiting for another process that compiles it"
     try:
         return cached_folder(
-            place, f"{kind}-{digest[:_NAME_DIGITS]}", model.settings.cache_bytes, make, lambda: model.report(waiting)
+            place,
+            f"{kind}-{digest[:_NAME_DIGITS]}",
+            model.settings.cache_bytes,
+            make,
+            lambda: model.report(waiting),
+            _LOG.warning,
         )
     finally:
         model.report("")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from io import TextIOWrapper
 from typing import Any
 
-from rocserve.backends.migraphx.cache.private_folder import check_private
+from rocserve.cache.private_folder import check_private
 from rocserve.core.errors import ServeError
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.core.serving import IndexEntry

@@ -16,12 +16,13 @@ from rocserve.backends.migraphx.installation import (
     find_installation,
     python_command,
 )
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
-from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
 from rocserve.core.errors import ServeError
+from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor.findings import Finding, State
 from rocserve.tools.doctor.trial import TrialOrder
@@ -58,7 +59,7 @@ class EngineExamination:
             yield Finding(_SECTION, "MIGraphX", state, error.text, f"MIGraphX (for AMD GPUs): {INSTALL_LINES}")
             return
         yield Finding(_SECTION, "MIGraphX is in", State.FACT, _place(installation))
-        runner = JobRunner(installation, self._report, self._log)
+        runner = JobRunner(migraphx_jobs(installation), self._report, self._log)
         try:
             library = runner.run(LibraryJob(), LibraryResult, timeout_seconds=self._timeout_seconds)
         except ServeError as error:

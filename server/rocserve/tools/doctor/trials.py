@@ -11,9 +11,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-from rocserve.backends.migraphx.jobs.ends import describe_end
-from rocserve.backends.migraphx.jobs.output import JobOutput
 from rocserve.core.plain import from_json, to_json
+from rocserve.jobs.ends import describe_end
+from rocserve.jobs.output import JobOutput
 from rocserve.tools.doctor.trial import TrialOrder, TrialResult
 
 _CHILD = "rocserve.tools.doctor.trial"

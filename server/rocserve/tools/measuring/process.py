@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from rocserve.backends.migraphx.jobs.ends import describe_end
-from rocserve.backends.migraphx.jobs.output import JobOutput
 from rocserve.core.errors import unavailable
 from rocserve.core.plain import from_json, to_json
+from rocserve.jobs.ends import describe_end
+from rocserve.jobs.output import JobOutput
 from rocserve.tools.measuring.messages import (
     Answer,
     AnswerLine,

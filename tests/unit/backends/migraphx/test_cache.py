@@ -12,8 +12,9 @@ import pytest
 from support.cached_programs import GENEROUS, a_recipe, about, cache_at, printed_lines, start, store, stored
 
 from rocserve.backends.migraphx.cache.entry import ABOUT_FILENAME, PROGRAM_FILENAME
-from rocserve.backends.migraphx.cache.opening import cache_directory, open_cache
+from rocserve.backends.migraphx.cache.opening import open_cache
 from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.cache.directory import cache_directory
 from rocserve.settings import EngineSettings
 
 
@@ -224,7 +225,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 def test_a_user_whom_the_machine_does_not_know_has_a_cache_too(tmp_path: Path) -> None:
     script = """
-from rocserve.backends.migraphx.cache.opening import cache_directory
+from rocserve.cache.directory import cache_directory
 from rocserve.settings import EngineSettings
 os.setuid(54321)
 print(cache_directory(EngineSettings()))

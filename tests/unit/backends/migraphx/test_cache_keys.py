@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.cached_programs import a_recipe
 
-from rocserve.backends.digests import file_digest, folder_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, SourceKind
+from rocserve.cache.digests import file_digest, folder_digest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.plain import from_json, to_json
 

@@ -13,14 +13,14 @@ import pytest
 from support import migraphx_models as networks
 from support.migraphx_compiling import MLP, Bench
 
-from rocserve.backends.migraphx.compile_semaphore import CompileSemaphore
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.jobs.compile_semaphore import CompileSemaphore
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from rocserve.backends.migraphx.compile_semaphore import CompileSemaphore
+from rocserve.jobs.compile_semaphore import CompileSemaphore
 with CompileSemaphore(Path(sys.argv[1]), 1).acquired(False, lambda: None):
     print("taken", flush=True)
     time.sleep(60)

@@ -23,11 +23,12 @@ from support.migraphx_compiling import MLP, Bench
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
-from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import to_json
+from rocserve.jobs.messages import FailureKind, JobError
+from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings
 
 pytestmark = pytest.mark.long
@@ -200,7 +201,7 @@ def test_a_child_that_compiles_for_a_gpu_keeps_what_miopen_finds_in_the_cache(
     script.chmod(0o700)
     found = find_installation(EngineSettings(migraphx_root=str(bench.root)))
     installation = replace(found, loader=(str(script), *found.loader))
-    runner = JobRunner(installation, lambda text: None, logging.getLogger("test.compiler"))
+    runner = JobRunner(migraphx_jobs(installation), lambda text: None, logging.getLogger("test.compiler"))
     compiler = ProgramCompiler(runner, bench.cache, model_name="x", model_folder=bench.folder)
     options = CompileOptions(Target.GPU, miopen_tuning=miopen_tuning)
     with pytest.raises(JobError, match=r"libmigraphx_gpu\.so"):
@@ -319,11 +320,13 @@ from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs
+from rocserve.jobs.runner import JobRunner
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.plain import from_json
 from rocserve.settings import EngineSettings
-runner = JobRunner(find_installation(EngineSettings()), lambda text: print(text, flush=True), logging.getLogger())
+jobs = migraphx_jobs(find_installation(EngineSettings()))
+runner = JobRunner(jobs, lambda text: print(text, flush=True), logging.getLogger())
 cache = ProgramCache(Path(sys.argv[1]), 1 << 30, spare_directory=Path(sys.argv[1]).parent / "spare")
 compiler = ProgramCompiler(runner, cache, model_name="x", model_folder=Path(sys.argv[2]))
 print("done", compiler.program(from_json(ProgramRecipe, sys.argv[3].encode()), timeout_seconds=100).key)

@@ -37,7 +37,7 @@ def test_a_gpu_that_migraphx_does_not_find() -> None:
 _IMPORTS = """
 import sys
 import rocserve.backends.migraphx.engine
-import rocserve.backends.migraphx.jobs.child, rocserve.backends.migraphx.jobs.compile
+import rocserve.jobs.child, rocserve.backends.migraphx.jobs.compile
 from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocserve.backends.migraphx.jobs.ends import describe_end
 from rocserve.backends.migraphx.jobs.hints import with_hint
+from rocserve.jobs.ends import describe_end
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,16 @@ def test_unknown_words_are_handed_on_as_they_are() -> None:
 
 
 def test_an_end_is_told_with_what_was_said_last() -> None:
-    assert describe_end(-6, ["a", "b", "c", "d", "e"], 0) == "MIGraphX ended by signal 6 (SIGABRT): b; c; d; e"
-    assert describe_end(-63, [], 0) == "MIGraphX ended by signal 63 (unknown) without a word"
-    assert describe_end(1, ["x" * 2000], 0) == "the process ended with exit status 1: ..." + "x" * 600
+    aborted = describe_end(-6, ["a", "b", "c", "d", "e"], 0, "MIGraphX")
+    assert aborted == "MIGraphX ended by signal 6 (SIGABRT): b; c; d; e"
+    assert describe_end(-63, [], 0, "MIGraphX") == "MIGraphX ended by signal 63 (unknown) without a word"
+    assert describe_end(1, ["x" * 2000], 0, "MIGraphX") == "the process ended with exit status 1: ..." + "x" * 600
 
 
 def test_a_kill_from_outside_is_told_with_the_memory_and_a_remedy() -> None:
-    hinted = with_hint(describe_end(-9, [], 3 << 30))
+    hinted = with_hint(describe_end(-9, [], 3 << 30, "MIGraphX"))
     assert hinted.startswith(
         "it was killed by signal 9 (SIGKILL) from outside (it had 3072 MiB); the kernel does that where memory runs out"
     )
     assert "then use smaller batch_sizes" in hinted
-    assert describe_end(-9, ["x"], 0) == "it was killed by signal 9 (SIGKILL) from outside: x"
+    assert describe_end(-9, ["x"], 0, "MIGraphX") == "it was killed by signal 9 (SIGKILL) from outside: x"

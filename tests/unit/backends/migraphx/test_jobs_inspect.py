@@ -13,13 +13,14 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.migraphx.binding.program_text import instructions_of, read_program_text
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.installation import find_installation
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.inspect import InspectJob, InspectResult
 from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
-from rocserve.backends.migraphx.jobs.messages import JobError
-from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.planning.plan import plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.jobs.messages import JobError
+from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings
 
 _SECONDS = 60.0
@@ -30,7 +31,7 @@ Inspect = Callable[[InspectJob], InspectResult]
 @pytest.fixture
 def runner(migraphx_root: Path) -> JobRunner:
     installation = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
-    return JobRunner(installation, lambda _: None, logging.getLogger("test"))
+    return JobRunner(migraphx_jobs(installation), lambda _: None, logging.getLogger("test"))
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from support import migraphx_models as networks
 from support.migraphx import run_with_migraphx
 from support.migraphx_compiling import MLP, Bench
 
-from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.core.errors import StatusCode
+from rocserve.jobs.messages import FailureKind, JobError
 
 pytestmark = pytest.mark.long
 

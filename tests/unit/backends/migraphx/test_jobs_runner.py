@@ -20,9 +20,10 @@ import pytest
 from support.migraphx_jobs import StrangeJob, StrangeResult
 
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
-from rocserve.backends.migraphx.jobs.runner import JobRunner
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.core.errors import StatusCode
+from rocserve.jobs.messages import FailureKind, JobError
+from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings
 
 pytestmark = pytest.mark.long
@@ -37,7 +38,8 @@ class Jobs:
     def __init__(self, root: Path) -> None:
         self.reports: list[str] = []
         self.reported = threading.Condition()
-        self.runner = JobRunner(find_installation(EngineSettings(migraphx_root=str(root))), self._take, LOG)
+        installation = find_installation(EngineSettings(migraphx_root=str(root)))
+        self.runner = JobRunner(migraphx_jobs(installation), self._take, LOG)
 
     def run(self, action: str, argument: str = "", **options: Any) -> str:
         environment = {"PYTHONPATH": str(TESTS), **options.pop("environment", {})}
@@ -185,7 +187,7 @@ def test_a_process_that_cannot_load_migraphx_says_nothing_about_the_job(migraphx
     library = tmp_path / "libmigraphx_c.so.3"
     library.write_bytes(b"no library")
     found = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
-    runner = JobRunner(replace(found, library=str(library)), lambda text: None, LOG)
+    runner = JobRunner(migraphx_jobs(replace(found, library=str(library))), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
         runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60, environment={"PYTHONPATH": str(TESTS)})
     assert caught.value.text.startswith("doing echo failed while starting: MIGraphX cannot be loaded: ")
@@ -195,14 +197,14 @@ def test_a_process_that_cannot_load_migraphx_says_nothing_about_the_job(migraphx
 def test_an_interpreter_that_cannot_be_started_says_nothing_about_the_job(migraphx_root: Path, tmp_path: Path) -> None:
     found = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
     missing = str(tmp_path / "loader")
-    runner = JobRunner(replace(found, loader=(missing,)), lambda text: None, LOG)
+    runner = JobRunner(migraphx_jobs(replace(found, loader=(missing,))), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
         runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60)
     assert caught.value.kind is FailureKind.BROKEN
     assert caught.value.text == (
         f"doing echo failed: no process could be started: [Errno 2] No such file or directory: '{missing}'"
     )
-    broken = JobRunner(replace(found, loader=("/bin/false",)), lambda text: None, LOG)
+    broken = JobRunner(migraphx_jobs(replace(found, loader=("/bin/false",))), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
         broken.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60)
     assert caught.value.kind is FailureKind.BROKEN
@@ -262,10 +264,11 @@ def test_the_child_and_what_it_started_end_with_their_parent(migraphx_root: Path
         "import sys, logging; from pathlib import Path\n"
         "from support.migraphx_jobs import *\n"
         "from rocserve.backends.migraphx.installation import find_installation\n"
-        "from rocserve.backends.migraphx.jobs.runner import JobRunner\n"
+        "from rocserve.jobs.runner import JobRunner\n"
+        "from rocserve.backends.migraphx.jobs.child import migraphx_jobs\n"
         "from rocserve.settings import EngineSettings\n"
         "installation = find_installation(EngineSettings(migraphx_root=sys.argv[1]))\n"
-        "runner = JobRunner(installation, lambda text: print(text, flush=True), logging.getLogger())\n"
+        "runner = JobRunner(migraphx_jobs(installation), lambda text: print(text, flush=True), logging.getLogger())\n"
         "runner.run(StrangeJob('hang'), StrangeResult, timeout_seconds=0)\n"
     )
     parent = subprocess.Popen(

@@ -13,11 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 from support import migraphx_models
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, SourceKind
+from rocserve.cache.digests import file_digest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig

@@ -28,8 +28,8 @@ from rocserve.backends.migraphx.cache.entry import (
     ProgramAbout,
     StoredAbout,
 )
-from rocserve.backends.migraphx.cache.locks import hold, is_locked, leads_to, try_lock, wait_for_lock
-from rocserve.backends.migraphx.cache.private_folder import is_private_file, make_private
+from rocserve.cache.locks import hold, is_locked, leads_to, try_lock, wait_for_lock
+from rocserve.cache.private_folder import is_private_file, make_private
 from rocserve.core.plain import from_json, to_json
 
 _SECONDS_UNTIL_EVICTED = 0.01

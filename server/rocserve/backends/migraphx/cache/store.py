@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,8 @@ from pathlib import Path
 from rocserve.backends.migraphx.cache.entry import CachedProgram, CacheEntry, ProgramAbout
 from rocserve.backends.migraphx.cache.load_trials import LoadTrials
 from rocserve.backends.migraphx.cache.place import CachePlace, DamagedError
-from rocserve.backends.migraphx.cache.private_folder import check_private, is_private
+from rocserve.cache.directory import usual_spare_directory
+from rocserve.cache.private_folder import check_private, is_private
 from rocserve.core.errors import ServeError, unavailable
 
 _LEAST_FREE_BYTES = 64 << 20
@@ -235,11 +235,6 @@ class ProgramCache:
             place.prune(self.limit_bytes, keep)
         except OSError as error:
             self._warn(f"compiled programs in {place.directory} cannot be evicted: {_words(error)}")
-
-
-def usual_spare_directory() -> Path:
-    """This user's folder among the temporary files."""
-    return Path(tempfile.gettempdir()) / f"rocserve-cache-{os.geteuid()}"
 
 
 def _prepare(place: CachePlace) -> str:

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from rocserve.backends.contained_paths import path_within
-from rocserve.backends.digests import folder_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions
+from rocserve.cache.digests import folder_digest
 from rocserve.core.errors import invalid_argument
 
 _DEFAULT_PIPELINE = "pipeline.json"

@@ -1,98 +1,50 @@
-"""A job's child process: `python -P -m rocserve.backends.migraphx.jobs.child MODULE JOB REPLIES LIFELINE`.
-
-MODULE and JOB name the job's class, REPLIES and LIFELINE are descriptors. The JobOrder comes by standard input. What
-MIGraphX writes goes to standard output and error, which the parent reads. It leads a process group of its own, that of
-the compilers which MIGraphX starts, and ends with it when its parent does.
-"""
+"""The child process of a job with MIGraphX, which it loads before the job begins."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
 import sys
-import traceback
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.binding.interface import MigraphxError
+from rocserve.backends.migraphx.installation import MigraphxInstallation, python_command
 from rocserve.backends.migraphx.jobs.hints import with_hint
-from rocserve.backends.migraphx.jobs.messages import FailureKind, JobFailure, JobOrder, JobReply
-from rocserve.backends.migraphx.jobs.priority import go_first_when_memory_is_short, leave_no_core, yield_to_others
-from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.lifeline import die_with_holder
+from rocserve.core.errors import unavailable
 from rocserve.core.plain import from_json, to_json
-
-_STANDARD_INPUT = 0
-
-
-def main(arguments: Sequence[str]) -> int:
-    module_name, class_name, replies, lifeline = arguments
-    for descriptor in (replies, lifeline):
-        os.set_inheritable(int(descriptor), False)
-    die_with_holder(int(lifeline))
-    go_first_when_memory_is_short()
-    leave_no_core()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")
-    with open(_STANDARD_INPUT, "rb") as standard_input:
-        order = from_json(JobOrder, standard_input.read())
-    Child(int(replies), order).run(module_name, class_name)
-    return 0
+from rocserve.jobs.child import main
+from rocserve.jobs.messages import Report
+from rocserve.jobs.runner import JobEngine
 
 
-class Child:
-    """Does one job and says what became of it."""
-
-    def __init__(self, replies: int, order: JobOrder) -> None:
-        self._replies = replies
-        self._order = order
-
-    def run(self, module_name: str, class_name: str) -> None:
-        try:
-            reply = JobReply(result=self._perform(module_name, class_name))
-        except MigraphxError as error:
-            reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, f"MIGraphX says: {with_hint(str(error))}")
-        except ServeError as error:
-            reply = _failed(FailureKind.REFUSED, error.code, error.text)
-        except MemoryError:
-            reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, with_hint("std::bad_alloc"))
-        except Exception as error:
-            traceback.print_exc()
-            reply = _failed(FailureKind.BROKEN, StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._reply(reply)
-        # What MIGraphX and a GPU's driver do at the end of a process may take long, or crash.
-        os._exit(0)
-
-    def _perform(self, module_name: str, class_name: str) -> str:
-        module: Any = importlib.import_module(module_name)
-        job = from_json(getattr(module, class_name), self._order.job.encode())
-        if self._order.low_priority:
-            # After the imports, whose threads it is for as well; MIGraphX's own inherit it.
-            yield_to_others()
-        installation = self._order.installation
-        try:
-            binding = None if installation is None else open_binding(installation, self._order.binding)
-        except MigraphxError as error:
-            raise unavailable(f"MIGraphX cannot be loaded: {with_hint(str(error))}") from None
-        return to_json(module.perform(job, binding, self._report)).decode()
-
-    def _report(self, phase: str) -> None:
-        self._reply(JobReply(phase=phase))
-
-    def _reply(self, reply: JobReply) -> None:
-        data = to_json(reply) + b"\n"
-        while data:
-            data = data[os.write(self._replies, data) :]
+@dataclass(frozen=True, slots=True)
+class _Library:
+    installation: MigraphxInstallation
+    binding: str
 
 
-def _failed(kind: FailureKind, code: StatusCode, text: str) -> JobReply:
-    return JobReply(failure=JobFailure(kind, int(code), text))
+def migraphx_jobs(installation: MigraphxInstallation, binding: str = "auto") -> JobEngine:
+    """`binding`: auto, c_api or module."""
+    context = to_json(_Library(installation, binding)).decode()
+    return JobEngine("MIGraphX", __name__, tuple(python_command(installation)), context, with_hint)
+
+
+def perform(module: Any, job: Any, context: str, report: Report) -> Any:
+    """What the module's `perform` makes of the job.
+
+    Raises:
+        ServeError: MIGraphX refuses it, or cannot be loaded.
+    """
+    library = from_json(_Library, context.encode())
+    try:
+        binding = open_binding(library.installation, library.binding)
+    except MigraphxError as error:
+        raise unavailable(f"MIGraphX cannot be loaded: {with_hint(str(error))}") from None
+    try:
+        return module.perform(job, binding, report)
+    except MigraphxError as error:
+        raise unavailable(f"MIGraphX says: {with_hint(str(error))}") from None
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], perform))

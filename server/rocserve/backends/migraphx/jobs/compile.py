@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.binding.interface import (
     Binding,
     CompileFlags,
@@ -21,16 +20,17 @@ from rocserve.backends.migraphx.binding.interface import (
 from rocserve.backends.migraphx.calibration.samples import read_calibration
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.configuration.options import Precision
-from rocserve.backends.migraphx.jobs.messages import Report
 from rocserve.backends.migraphx.jobs.parsing import parse_recipe
-from rocserve.backends.migraphx.jobs.peak import peak_bytes
 from rocserve.backends.migraphx.jobs.probe import try_saved
 from rocserve.backends.migraphx.jobs.program_file import ProgramFile, own_recipe, read_program_file
 from rocserve.backends.migraphx.jobs.rebatching import Refusal, check_rows
 from rocserve.backends.migraphx.jobs.scratch import scratch_bytes
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.cache.digests import file_digest
 from rocserve.core.errors import unavailable
 from rocserve.core.printable import printable
+from rocserve.jobs.messages import Report
+from rocserve.jobs.peak import peak_bytes
 
 Array = np.ndarray[Any, Any]
 

@@ -2,158 +2,131 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from rocserve.jobs.hints import MACHINE_HINTS, Hint, add_hint, hint
 
 _OTHER_ENGINE = "parameter 'engine' \"onnxruntime\" serves it with ONNX Runtime"
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    pattern: re.Pattern[str]
-    """Somewhere in what MIGraphX, or a library below it, wrote."""
-    remedy: str
-
-
 def with_hint(message: str) -> str:
     """The message, and what to do about it where that is known."""
-    for hint in HINTS:
-        if hint.pattern.search(message):
-            return f"{message}; {hint.remedy}"
-    return message
-
-
-def _hint(pattern: str, remedy: str) -> Hint:
-    return Hint(re.compile(pattern), remedy)
+    return add_hint(message, HINTS)
 
 
 HINTS: Sequence[Hint] = (
     # The model
-    _hint(
+    hint(
         r"Unknown operator",
         f"this MIGraphX does not know the operator: export the model without it or with another opset, use a newer"
         f" MIGraphX, or {_OTHER_ENGINE}",
     ),
-    _hint(
+    hint(
         # TensorFlow's operators are found out about only when the program is tried.
         r"Not computable: unknown:",
         "this MIGraphX does not know the TensorFlow operator: write the graph without it, use a newer MIGraphX, or"
         " convert the graph to ONNX",
     ),
-    _hint(
+    hint(
         r"Prototensor data type \S+ not supported",
         f"MIGraphX has no tensors of this datatype (8 is STRING): take them out of the graph, or {_OTHER_ENGINE}",
     ),
-    _hint(
+    hint(
         r"Failed reading onnx file",
         "the file is damaged, incomplete or no ONNX model; check it with onnx.checker.check_model and copy it again",
     ),
-    _hint(
+    hint(
         r"invalid onnx file",
         "the graph does not hang together: the file is damaged, or its exporter faulty; check it with"
         " onnx.checker.check_model and export it again",
     ),
-    _hint(
+    hint(
         r"Wrong number of elements for reshape|COMPUTE_BROADCASTLEN|[Dd]imensions do not match|Inconsistent \w+ size",
         "shapes do not go together: the file may be damaged, or the graph may be for other sizes than those of"
         " batch_sizes, input_shapes and the configuration's dims",
     ),
-    _hint(
+    hint(
         r"Failure opening file|Invalid size for",
         "the file is missing or empty; copy it again",
     ),
-    _hint(
+    hint(
         r"[Dd]ynamic.*not (?:yet )?supported|not support.*dynamic|called on a dynamic shape",
         "MIGraphX cannot have a varying dimension here: leave out dynamic_batch and give every other symbolic"
         " dimension a size by input_shapes",
     ),
     # The .mxr
-    _hint(
+    hint(
         r"Program version mismatch",
         "it was written by another version of MIGraphX: compile it again with the one that is installed, or serve the"
         " ONNX file",
     ),
-    _hint(
+    hint(
         r"Not an object for field|insufficient bytes|bad_cast|Key not found|Incompatible values|Operator not found"
         r"|map::at|No key '",
         "the .mxr is damaged or no compiled program: copy it or compile it again",
     ),
     # The GPU and what it takes to reach it
-    _hint(
+    hint(
         r"\bNo device\b|no ROCm-capable device|hipErrorNoDevice|Failed to get device properties|hipErrorInvalidDevice",
         "no AMD GPU can be used by this process: check `rocminfo`, that /dev/kfd and /dev/dri are there and readable"
         " (groups render and video; in a container --device=/dev/kfd --device=/dev/dri), HIP_VISIBLE_DEVICES and"
         ' instance_group gpus; without a GPU set parameter \'target\' to "ref" or "cpu"',
     ),
-    _hint(
+    hint(
         r"Dynamic loading or symbol lookup failed with libmigraphx_(?P<target>gpu|cpu|ref)\.so",
         "this installation of MIGraphX lacks the target: install the package that has the library, or set parameter"
         " 'target' to another (gpu, cpu, ref)",
     ),
-    _hint(
+    hint(
         r"NoBinaryForGpu|no kernel image is available|code object is not supported|Missing CO for these ISAs"
         r"|hipErrorInvalidKernelFile|invalid device image",
         "the program, or a ROCm library, was built for another GPU architecture: compile it on this GPU; where the"
         " architecture is one that ROCm does not support, HSA_OVERRIDE_GFX_VERSION may name a close one",
     ),
-    _hint(
+    hint(
         r"Memory not available to allocate|Gpu allocation failed|hipErrorOutOfMemory|HIP out of memory|out of memory"
         r"|OUT_OF_RESOURCES|hipErrorMemoryAllocation",
         "the GPU's memory does not suffice: use a smaller max_batch_size or batch_sizes, precision fp16, or a GPU that"
         " less else runs on (`rocm-smi --showmeminfo vram`)",
     ),
-    _hint(
-        r"^it was killed by signal 9",
-        "the kernel does that where memory runs out, and says so in its log (dmesg): then use smaller batch_sizes,"
-        " compile fewer models at once, or give the server (its container) more memory",
-    ),
-    _hint(
-        r"bad_alloc|Cannot allocate memory",
-        "this machine's memory does not suffice (or a damaged file asks for far too much): use smaller batch_sizes,"
-        " compile fewer models at once, or give the server (its container) more memory",
-    ),
-    _hint(
+    *MACHINE_HINTS,
+    hint(
         r"Failed to allocate stream|Failed getting available memory|Error setting device|hipErrorNotInitialized",
         "the GPU cannot be used: check `rocminfo` and the kernel's log; the versions of the amdgpu driver, ROCm and"
         " MIGraphX must fit each other",
     ),
-    _hint(
+    hint(
         r"Memory access fault by GPU|HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION|Page not present",
         "the program read or wrote outside its memory on the GPU: it may have been compiled for another GPU or with"
         " another offload_copy; compile it anew (`rocserve cache prune` empties the cache), or use another version of"
         " MIGraphX",
     ),
     # What compiles for the GPU
-    _hint(
+    hint(
         r"HIPRTC_ERROR|hiprtc|Unknown hip compiler|Code object build failed|comgr",
         "ROCm's compiler failed: the versions of ROCm and MIGraphX must fit each other, the temporary folder must have"
         " room, and torch must not be imported in the same process",
     ),
-    _hint(
+    hint(
         r"No configs to tune|No valid tuned compilation|problem_cache|Benchmarking failed",
         "no kernel of MIGraphX's fits this GPU: leave out exhaustive_tune, or use a newer MIGraphX",
     ),
-    _hint(
+    hint(
         r"[Ii]nvalid MLIR|rocMLIR|run_high_level_pipeline|run_backend_pipeline|tosa\.|rock\.",
         "MIGraphX's kernel generator failed on this graph and GPU: set MIGRAPHX_DISABLE_MLIR=1 in the server's"
         f" environment, use a newer MIGraphX, or {_OTHER_ENGINE}",
     ),
-    _hint(
+    hint(
         r"MIOpen|miopen",
         "MIOpen failed: its database may be damaged (the folder `miopen` in the cache directory may be removed) or of"
         " another version of ROCm",
     ),
-    _hint(
-        r"No space left on device",
-        "a disk is full: --cache-directory and the temporary folder need room",
-    ),
-    _hint(
+    hint(
         r"cannot open shared object file|undefined symbol|version `\S+' not found",
         "a library that MIGraphX needs is missing or of another version; `rocserve doctor` says which are found",
     ),
     # What is general
-    _hint(
+    hint(
         r"^MIGraphX ended by signal",
         "MIGraphX does not survive this model: where the file is damaged, copy or make it again; else use another"
         f" version of MIGraphX, or, for an ONNX model, {_OTHER_ENGINE}",

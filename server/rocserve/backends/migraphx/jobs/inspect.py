@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import Binding, ProgramTensor
-from rocserve.backends.migraphx.jobs.messages import Report
 from rocserve.backends.migraphx.jobs.parsing import parse_recipe
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.jobs.messages import Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError
 from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.jobs.messages import Report
+from rocserve.jobs.messages import Report
 
 
 @dataclass(frozen=True, slots=True)

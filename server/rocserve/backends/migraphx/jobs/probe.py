@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.migraphx.binding.interface import Binding, Program, ProgramTensor
-from rocserve.backends.migraphx.jobs.messages import Report
-from rocserve.backends.migraphx.jobs.peak import peak_bytes
 from rocserve.backends.migraphx.jobs.samples import Samples
 from rocserve.core.errors import internal, invalid_argument
+from rocserve.jobs.messages import Report
+from rocserve.jobs.peak import peak_bytes
 
 Array = np.ndarray[Any, Any]
 

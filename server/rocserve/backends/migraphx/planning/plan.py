@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes
-from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions
 from rocserve.backends.migraphx.model_files.graph_tensor import GraphTensor
@@ -16,6 +15,7 @@ from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.planning.tensor_shapes import BatchDimension, InputShapes, Shape, find_batch_dimension
+from rocserve.cache.digests import file_digest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig

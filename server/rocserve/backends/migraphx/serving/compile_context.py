@@ -16,11 +16,12 @@ from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
 from rocserve.backends.migraphx.installation import find_installation
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.hints import with_hint
-from rocserve.backends.migraphx.jobs.runner import JobRunner
 from rocserve.backends.migraphx.planning.environment import program_environment
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.errors import unavailable
+from rocserve.jobs.runner import JobRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def open_compile_context(model: ModelSource, log: logging.Logger) -> CompileCont
     device = model.device if options.target is Target.GPU else None
     environment = program_environment(options.target, device, binding.migraphx_version)
     cache = open_cache(model.settings, log.warning)
-    runner = JobRunner(installation, model.report, log, binding=serving.binding)
+    runner = JobRunner(migraphx_jobs(installation, serving.binding), model.report, log)
     compiler = ProgramCompiler(runner, cache, model_name=model.name, model_folder=model.model_folder)
     return CompileContext(model, binding, options, serving, environment, cache, runner, compiler, log)
 

@@ -11,10 +11,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.binding.interface import Program
 from rocserve.backends.migraphx.cache.load_trials import Outcome, load_trial_key, new_load_trial
-from rocserve.backends.migraphx.jobs.messages import FailureKind, JobError
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import OnnxGraph, read_onnx_graph
@@ -32,7 +30,9 @@ from rocserve.backends.migraphx.serving.programs import (
     SizedRunner,
 )
 from rocserve.backends.migraphx.serving.properties import engine_properties
+from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.jobs.messages import FailureKind, JobError
 
 
 def load_program_file(context: CompileContext) -> MigraphxModel:

@@ -12,12 +12,12 @@ from support import migraphx_models as models
 from support.cached_programs import a_recipe
 from support.migraphx_programs import ProgramFactory, onnx_runtime
 
-from rocserve.backends.digests import file_digest
 from rocserve.backends.migraphx.binding.c_api.library import Library
 from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob, perform
 from rocserve.backends.migraphx.planning.recipe import ProgramSource, SourceKind
+from rocserve.cache.digests import file_digest
 
 pytestmark = pytest.mark.in_migraphx_process
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rocserve.backends.migraphx.installation import MigraphxInstallation
 from rocserve.core.errors import ServeError, StatusCode
 
 Report = Callable[[str], None]
@@ -19,7 +18,8 @@ Report = Callable[[str], None]
 
 
 class Job(Protocol):
-    """A frozen dataclass of what is to be done. `perform(job, binding, report)` of its module does it in the child.
+    """A frozen dataclass of what is to be done. `perform(job, report)` of its module does it in the child; one of
+    MIGraphX's is given its binding between the two.
 
     `perform` returns a dataclass. Both travel as JSON (core/plain.py).
     """
@@ -31,9 +31,9 @@ class Job(Protocol):
 
 class FailureKind(enum.Enum):
     REFUSED = "refused"
-    """MIGraphX, or a check of ours, said why not."""
+    """The engine, or a check of ours, said why not."""
     CRASHED = "crashed"
-    """The child ended by itself in the middle of its work: MIGraphX does not survive this."""
+    """The child ended by itself in the middle of its work: the engine does not survive this."""
     KILLED = "killed"
     """Somebody ended the child, such as the kernel where memory ran out."""
     TIMED_OUT = "timed out"
@@ -52,10 +52,8 @@ class JobError(ServeError):
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:
-    installation: MigraphxInstallation | None
-    """None = the job does without MIGraphX; it gets None for the binding then."""
-    binding: str
-    """auto, c_api or module."""
+    context: str
+    """JobEngine's."""
     job: str
     """As JSON."""
     low_priority: bool

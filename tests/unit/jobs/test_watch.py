@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rocserve.backends.migraphx.jobs.watch import JobWatch
+from rocserve.jobs.watch import JobWatch
 
 
 class Clock:
@@ -29,7 +29,7 @@ def reports() -> list[str]:
 
 @pytest.fixture
 def watch(clock: Clock, reports: list[str]) -> JobWatch:
-    return JobWatch("compiling batch size 4", reports.append, logging.getLogger("test.watch"), clock)
+    return JobWatch("compiling batch size 4", reports.append, logging.getLogger("test.watch"), "MIGraphX", clock)
 
 
 def test_a_phase_is_told_at_once_and_then_with_the_time_it_has_taken(

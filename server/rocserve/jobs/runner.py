@@ -16,47 +16,47 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rocserve.backends.migraphx.installation import MigraphxInstallation, python_command
-from rocserve.backends.migraphx.jobs.ends import describe_end
-from rocserve.backends.migraphx.jobs.hints import with_hint
-from rocserve.backends.migraphx.jobs.messages import FailureKind, Job, JobError, JobFailure, JobOrder
-from rocserve.backends.migraphx.jobs.process import JobProcess
-from rocserve.backends.migraphx.jobs.watch import JobWatch
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.printable import printable
+from rocserve.jobs.ends import describe_end
+from rocserve.jobs.hints import with_hint
+from rocserve.jobs.messages import FailureKind, Job, JobError, JobFailure, JobOrder
+from rocserve.jobs.process import JobProcess
+from rocserve.jobs.watch import JobWatch
 
 Result = TypeVar("Result")
 
-_CHILD = "rocserve.backends.migraphx.jobs.child"
+_CHILD = "rocserve.jobs.child"
 _POLL_SECONDS = 0.25
 """How often what the child has written is read, and the time checked."""
 _NO_VARIABLES: Mapping[str, str] = {}
 _LIMIT = "compile_timeout_secs"
 
 
+@dataclass(frozen=True, slots=True)
+class JobEngine:
+    """What all jobs with an engine have in common."""
+
+    name: str
+    child: str = "rocserve.jobs.child"
+    """The module that a child process runs."""
+    python: tuple[str, ...] = (sys.executable,)
+    """The words that start Python there."""
+    context: str = ""
+    """What that module opens before it does a job, as JSON."""
+    with_hint: Callable[[str], str] = with_hint
+    """What the engine said, with what to do about it."""
+
+
 class JobRunner:
     """Runs jobs, each in the thread that calls; `call_off` from any."""
 
-    def __init__(
-        self,
-        installation: MigraphxInstallation | None,
-        report: Callable[[str], None],
-        log: logging.Logger,
-        *,
-        binding: str = "auto",
-        engine: str = "MIGraphX",
-    ) -> None:
-        """`report` takes what a job is at, as a line; `log` what the engine writes.
-
-        `installation`: None = the jobs do without MIGraphX. `binding`: auto, c_api or module. `engine`: what it is
-        called.
-        """
+    def __init__(self, engine: JobEngine, report: Callable[[str], None], log: logging.Logger) -> None:
+        """`report` takes what a job is at, as a line; `log` what the engine writes."""
         self.report = report
-        self._installation = installation
-        self._log = log
-        self._binding = binding
         self._engine = engine
+        self._log = log
         self._lock = threading.Lock()
         self._running: set[JobProcess] = set()
         self._called_off = False
@@ -81,7 +81,7 @@ class JobRunner:
         Raises:
             JobError: why not; its `kind` says of what kind that is.
         """
-        watch = JobWatch(job.title, report or self.report, self._log, engine=self._engine)
+        watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
         limit = _Limit(timeout_seconds, limit_name, remedy)
         with self._start(job, low_priority, environment) as process:
             try:
@@ -108,10 +108,9 @@ class JobRunner:
 
     def _start(self, job: Job, low_priority: bool, environment: Mapping[str, str]) -> JobProcess:
         kind = type(job)
-        order = JobOrder(self._installation, self._binding, to_json(job).decode(), low_priority)
+        order = JobOrder(self._engine.context, to_json(job).decode(), low_priority)
         # -P: modules of the working directory do not come before Python's own.
-        python = (sys.executable,) if self._installation is None else python_command(self._installation)
-        command = [*python, "-P", "-m", _CHILD, kind.__module__, kind.__name__]
+        command = [*self._engine.python, "-P", "-m", self._engine.child, kind.__module__, kind.__name__]
         with self._lock:
             self.check_called_off(job.title)
             try:
@@ -135,7 +134,7 @@ class _Limit:
 class _Supervision:
     """Of one child, from its start to its end."""
 
-    def __init__(self, job: Job, process: JobProcess, watch: JobWatch, limit: _Limit, engine: str) -> None:
+    def __init__(self, job: Job, process: JobProcess, watch: JobWatch, limit: _Limit, engine: JobEngine) -> None:
         self._job = job
         self._process = process
         self._watch = watch
@@ -153,8 +152,8 @@ class _Supervision:
         if self._failure is not None:
             raise self._error(self._failure.kind, StatusCode(self._failure.code), self._failure.text)
         if self._result is None:
-            end = describe_end(status, self._process.output.last_lines, self._peak_bytes, self._engine)
-            raise self._error(self._kind_of_end(status), StatusCode.UNAVAILABLE, with_hint(end))
+            end = describe_end(status, self._process.output.last_lines, self._peak_bytes, self._engine.name)
+            raise self._error(self._kind_of_end(status), StatusCode.UNAVAILABLE, self._engine.with_hint(end))
         return self._result
 
     def _follow(self) -> None:

@@ -24,8 +24,8 @@ class JobWatch:
         title: str,
         report: Callable[[str], None],
         log: logging.Logger,
+        engine: str,
         clock: Callable[[], float] = time.monotonic,
-        engine: str = "MIGraphX",
     ) -> None:
         self.phase = _START
         self._title = title

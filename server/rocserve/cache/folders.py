@@ -1,4 +1,4 @@
-"""Folders of what engines have compiled, each under a name of all that it depends on."""
+"""Folders of what engines have compiled, each under a name of all that it depends on, with a digest of its files."""
 
 from __future__ import annotations
 
@@ -9,23 +9,33 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rocserve.backends.migraphx.cache.locks import wait_for_lock
-from rocserve.backends.migraphx.cache.private_folder import make_private
-from rocserve.core.errors import unavailable
+from rocserve.cache.digests import folder_digest
+from rocserve.cache.locks import wait_for_lock
+from rocserve.cache.private_folder import make_private
+from rocserve.core.errors import ServeError, unavailable
 
 _HIDDEN = "."
 """Begins the names of locks and of what is not finished."""
+_DIGEST = ".sha256"
+"""The file with a folder's digest, which does not count itself."""
 
 
 def cached_folder(
-    place: Path, name: str, limit_bytes: int, make: Callable[[Path], None], waiting: Callable[[], None]
+    place: Path,
+    name: str,
+    limit_bytes: int,
+    make: Callable[[Path], None],
+    waiting: Callable[[], None],
+    warn: Callable[[str], None],
 ) -> Path:
     """The folder of this name, made where it is not there: by one process at a time, and there whole or not at all.
+    One whose files are not those that were made is made anew.
 
     Args:
         limit_bytes: of all folders together; those used least lately go.
         make: fills an empty folder; what it raises is passed on.
         waiting: called again and again while another process makes it.
+        warn: told, in a sentence, of a folder that is damaged.
 
     Raises:
         ServeError: UNAVAILABLE, the place cannot be used.
@@ -35,6 +45,9 @@ def cached_folder(
         make_private(place)
         lock = wait_for_lock(place / f"{_HIDDEN}{name}.lock", waiting)
         try:
+            if folder.is_dir() and not _is_sound(folder):
+                warn(f"{folder} is damaged, and made anew: its files are not those that were stored")
+                shutil.rmtree(folder)
             if not folder.is_dir():
                 _make(folder, make)
         finally:
@@ -68,6 +81,15 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
     scratch.mkdir(mode=0o700)
     try:
         make(scratch)
+        (scratch / _DIGEST).write_text(folder_digest(scratch))
         scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _is_sound(folder: Path) -> bool:
+    """Whether its files are what they were when it was made: a changed one could end the process that loads it."""
+    try:
+        return (folder / _DIGEST).read_text() == folder_digest(folder)
+    except (OSError, ServeError):
+        return False

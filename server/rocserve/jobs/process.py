@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from rocserve.backends.migraphx.jobs.messages import JobReply
-from rocserve.backends.migraphx.jobs.output import JobOutput
-from rocserve.backends.migraphx.jobs.peak import peak_bytes
 from rocserve.core.plain import from_json
+from rocserve.jobs.messages import JobReply
+from rocserve.jobs.output import JobOutput
+from rocserve.jobs.peak import peak_bytes
 
 _END_SECONDS = 10.0
 """A child that has said its last word and does not end is ended."""

@@ -10,7 +10,7 @@ _MESSAGE_LINES = 4
 _LONGEST_MESSAGE = 600
 
 
-def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int, who: str = "MIGraphX") -> str:
+def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int, who: str) -> str:
     """For a child that ended without a word; goes on after "while compiling: ".
 
     `status`: the exit status; below 0, less the signal's number. `who`: what a signal ended.

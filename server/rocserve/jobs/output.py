@@ -1,7 +1,7 @@
 """What a job's child writes to its standard output and error.
 
 It goes to a file without a name in memory, not to a pipe: what the child wrote before it was killed is there, a child
-never waits for its reader, and it can read back what a call into MIGraphX has written.
+never waits for its reader, and it can read back what a call into the engine has written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rocserve.core.printable import printable
 
 _READ_BYTES = 256 * 1024
 _MOST_KEPT_BYTES = 16 << 20
-"""The file is emptied beyond this; MIGraphX's traces may run to gigabytes."""
+"""The file is emptied beyond this; an engine's traces may run to gigabytes."""
 _LONGEST_LINE = 2000
 _KEPT_LINES = 12
 

@@ -1,0 +1,93 @@
+"""A job's child process: `python -P -m rocserve.jobs.child MODULE JOB REPLIES LIFELINE`.
+
+MODULE and JOB name the job's class, REPLIES and LIFELINE are descriptors. The JobOrder comes by standard input. What
+the engine writes goes to standard output and error, which the parent reads. It leads a process group of its own, that
+of the compilers which the engine starts, and ends with it when its parent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.lifeline import die_with_holder
+from rocserve.core.plain import from_json, to_json
+from rocserve.jobs.hints import with_hint
+from rocserve.jobs.messages import FailureKind, JobFailure, JobOrder, JobReply, Report
+from rocserve.jobs.priority import go_first_when_memory_is_short, leave_no_core, yield_to_others
+
+_STANDARD_INPUT = 0
+
+Perform = Callable[[Any, Any, str, Report], Any]
+"""From a job's module, the job and JobEngine's context to the result."""
+
+
+def main(arguments: Sequence[str], perform: Perform) -> int:
+    module_name, class_name, replies, lifeline = arguments
+    for descriptor in (replies, lifeline):
+        os.set_inheritable(int(descriptor), False)
+    die_with_holder(int(lifeline))
+    go_first_when_memory_is_short()
+    leave_no_core()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")
+    with open(_STANDARD_INPUT, "rb") as standard_input:
+        order = from_json(JobOrder, standard_input.read())
+    Child(int(replies), order, perform).run(module_name, class_name)
+    return 0
+
+
+class Child:
+    """Does one job and says what became of it."""
+
+    def __init__(self, replies: int, order: JobOrder, perform: Perform) -> None:
+        self._replies = replies
+        self._order = order
+        self._perform_job = perform
+
+    def run(self, module_name: str, class_name: str) -> None:
+        try:
+            reply = JobReply(result=self._perform(module_name, class_name))
+        except ServeError as error:
+            reply = _failed(FailureKind.REFUSED, error.code, error.text)
+        except MemoryError:
+            reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, with_hint("std::bad_alloc"))
+        except Exception as error:
+            traceback.print_exc()
+            reply = _failed(FailureKind.BROKEN, StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._reply(reply)
+        # What an engine and a GPU's driver do at the end of a process may take long, or crash.
+        os._exit(0)
+
+    def _perform(self, module_name: str, class_name: str) -> str:
+        module: Any = importlib.import_module(module_name)
+        job = from_json(getattr(module, class_name), self._order.job.encode())
+        if self._order.low_priority:
+            # After the imports, whose threads it is for as well; the engine's own inherit it.
+            yield_to_others()
+        return to_json(self._perform_job(module, job, self._order.context, self._report)).decode()
+
+    def _report(self, phase: str) -> None:
+        self._reply(JobReply(phase=phase))
+
+    def _reply(self, reply: JobReply) -> None:
+        data = to_json(reply) + b"\n"
+        while data:
+            data = data[os.write(self._replies, data) :]
+
+
+def _failed(kind: FailureKind, code: StatusCode, text: str) -> JobReply:
+    return JobReply(failure=JobFailure(kind, int(code), text))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], lambda module, job, _context, report: module.perform(job, report)))
