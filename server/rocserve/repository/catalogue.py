@@ -25,6 +25,8 @@ class ModelCatalogue:
         self._log = log
         self._folders: dict[str, str] = {}
         """By the model's key."""
+        self._keys: dict[str, set[str]] = {}
+        """Of the models of each folder that has some."""
         self._is_closed = False
         self._gone: dict[str, None] = {}
         """In the order in which they went."""
@@ -33,11 +35,11 @@ class ModelCatalogue:
         return self._folders.get(model)
 
     def models_of(self, folder: str) -> list[ManagedModel]:
-        return [self._models[name] for name, owner in self._folders.items() if owner == folder]
+        return [self._models[key] for key in sorted(self._keys.get(folder, ()))]
 
     def defines_models(self, folder: str) -> bool:
         """Whether models have come of the folder; called from any thread."""
-        return folder in self._folders.copy().values()
+        return folder in self._keys
 
     def close(self) -> None:
         """From now on `take` is refused."""
@@ -85,6 +87,7 @@ class ModelCatalogue:
 
     def _own(self, name: str, folder: str) -> ManagedModel:
         self._folders[name] = folder
+        self._keys.setdefault(folder, set()).add(name)
         self._gone.pop(name, None)
         if name not in self._models:
             self._models[name] = self._make_model(name)
@@ -92,7 +95,10 @@ class ModelCatalogue:
 
     def _remove(self, model: ManagedModel) -> None:
         self._log.info("model '%s' is no more in the repository", model.name)
-        self._folders.pop(model.key, None)
+        folder = self._folders.pop(model.key)
+        self._keys[folder].discard(model.key)
+        if not self._keys[folder]:
+            self._keys.pop(folder)
         model.remove(is_gone=True)
         self._gone[model.key] = None
         if len(self._gone) > _GONE_SHOWN:

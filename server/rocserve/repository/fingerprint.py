@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -34,6 +35,7 @@ class FileMark(NamedTuple):
     """The inode's own time of change, which no copy can set back; not part of the fingerprint."""
     refusal: str = ""
     """Why the file must not be read; "" = it may."""
+    is_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,15 @@ def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
     if any(target.is_relative_to(folder) for folder in allowed):
         return ""
     return f"'{path}' is a link that leads out of the model repository, to '{target}'; put the file itself there"
+
+
+def output_inodes() -> frozenset[int]:
+    """Of the files that are this process's standard output and error."""
+    inodes = set()
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            inodes.add(os.fstat(number).st_ino)
+    return frozenset(inodes)
 
 
 def own_output(folder: Path) -> frozenset[str]:
@@ -136,8 +147,9 @@ def _meant(folder: Path, allowed: tuple[Path, ...], is_meant: Callable[[str], bo
 def _mark(
     entry: os.DirEntry[str], relative: str, allowed: tuple[Path, ...], above: frozenset[tuple[int, int]]
 ) -> Iterator[FileMark]:
-    if entry.is_symlink() and (refusal := link_refusal(Path(entry.path), allowed)):
-        yield _refused(relative, refusal)
+    is_link = entry.is_symlink()
+    if is_link and (refusal := link_refusal(Path(entry.path), allowed)):
+        yield _refused(relative, refusal, is_link)
         return
     try:
         status = entry.stat()
@@ -147,11 +159,14 @@ def _mark(
         yield _refused(relative, f"'{entry.path}' cannot be read: {error.strerror}")
         return
     if stat.S_ISDIR(status.st_mode):
+        if is_link:
+            yield FileMark(relative + "/", 0, 0, 0, status.st_ctime_ns, is_link=True)
         yield from _walk(entry.path, relative + "/", status, allowed, above)
     else:
         refusal = "" if stat.S_ISREG(status.st_mode) else f"'{entry.path}' is not a regular file"
-        yield FileMark(relative, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns, refusal)
+        times = status.st_mtime_ns, status.st_ino, status.st_ctime_ns
+        yield FileMark(relative, status.st_size, *times, refusal, is_link)
 
 
-def _refused(relative: str, refusal: str) -> FileMark:
-    return FileMark(relative, 0, 0, 0, 0, refusal)
+def _refused(relative: str, refusal: str, is_link: bool = False) -> FileMark:
+    return FileMark(relative, 0, 0, 0, 0, refusal, is_link)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +69,10 @@ class ImageModels:
             if making.task is not None:
                 making.task.cancel()
 
-    def _review(self) -> None:
-        for key, model in tuple(self._publication.models.items()):
+    def _review(self, changed: Collection[str]) -> None:
+        blocked = (key for key, making in self._makings.items() if making.blocked_by)
+        for key in {*changed, *blocked} & self._publication.models.keys():
+            model = self._publication.models[key]
             config = _served_config(model)
             making = self._makings.get(key)
             if config is not None and PREPROCESS in config.parameters and model.content is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
@@ -53,30 +54,31 @@ class RepositoryScanner:
         self._single = single
         self._roots = tuple(dict.fromkeys(root.absolute() for root in roots))
         self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
-        self._seen: dict[Path, list[ModelScan]] = {root: [] for root in self._roots}
+        self._is_model_filename = re.compile("|".join(map(translate, self._model_filenames))).match
+        self._seen: dict[Path, dict[str, ModelScan]] = {root: {} for root in self._roots}
+        """By the names of what lies in the repository."""
         self._devices: dict[Path, int] = {}
 
     @property
     def roots(self) -> tuple[Path, ...]:
         return self._roots
 
-    def scan(self) -> RepositoryScan:
-        """Scan every model folder of every repository."""
+    def scan(self, changed: Collection[Path] | None = None) -> RepositoryScan:
+        """Scan every model folder of every repository, or of those that were seen before only what is `changed`."""
         allowed = tuple(root.resolve() for root in self._roots)
         unreadable = {}
         for root in self._roots:
             try:
                 identity = _identity(root)
-                scans = self._scan_root(root, allowed)
-                if self._namespacing:
-                    scans = [replace(scan, namespace=str(root)) for scan in scans]
+                kept = {} if changed is None else self._kept(root, changed)
+                scans = self._scan_root(root, allowed, kept)
                 if _identity(root) != identity:
                     raise OSError(0, "it was replaced while it was scanned")
                 # A repository that vanishes meanwhile looks as if it were empty; it has raised by now.
                 self._seen[root] = scans
             except OSError as error:
                 unreadable[root] = error.strerror or str(error)
-        return RepositoryScan(_merge(scan for scans in self._seen.values() for scan in scans), unreadable)
+        return RepositoryScan(_merge(scan for scans in self._seen.values() for scan in scans.values()), unreadable)
 
     def rescan(self, scan: ModelScan) -> ModelScan | None:
         """The same model's folder now; None when it is gone."""
@@ -86,7 +88,7 @@ class RepositoryScanner:
             return next(iter(self._scan_single(self._single)), None)
         # A model that a client named the file of may lie elsewhere.
         allowed = tuple(root.resolve() for root in (*self._roots, scan.root))
-        flat = FlatModel() if scan.is_root and self._is_flat(scan.folder) else None
+        flat = FlatModel() if scan.is_root and self._is_flat([path.name for path in scan.folder.iterdir()]) else None
         again = scan_model(
             scan.name,
             scan.folder,
@@ -99,7 +101,16 @@ class RepositoryScanner:
         )
         return replace(again, namespace=scan.namespace)
 
-    def _scan_root(self, root: Path, allowed: tuple[Path, ...]) -> list[ModelScan]:
+    def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:
+        """What need not be scanned again. What has links may change where nothing tells of it."""
+        names = {path.name for path in changed if path.parent == root}
+        return {
+            name: scan
+            for name, scan in self._seen[root].items()
+            if not (name in names or scan.has_links or scan.is_root or scan.is_stray)
+        }
+
+    def _scan_root(self, root: Path, allowed: tuple[Path, ...], kept: dict[str, ModelScan]) -> dict[str, ModelScan]:
         """Raises: OSError."""
         with os.scandir(root) as scanned:
             entries = [entry for entry in scanned if not is_temporary(entry.name)]
@@ -108,17 +119,21 @@ class RepositoryScanner:
             raise OSError(0, "it is empty since its file system is not mounted any more")
         self._devices[root] = device
         if self._single is not None:
-            return self._scan_single(self._single)
-        folders = sorted(Path(entry.path) for entry in entries if _is_folder(entry))
-        is_flat = self._is_flat(root)
+            return {scan.name: scan for scan in self._scan_single(self._single)}
+        folders = sorted(entry.name for entry in entries if _is_folder(entry))
+        is_flat = self._is_flat([entry.name for entry in entries])
         if is_one_model(root, folders, is_flat):
             name, flat = printable_name(root.name), FlatModel() if is_flat else None
-            return [scan_model(name, root, root, allowed, self._most_entries, is_root=True, flat=flat)]
-        strays = [entry for entry in entries if Path(entry.path) not in folders]
-        return [
-            *(self._scan_folder(folder, root, allowed) for folder in folders),
-            *(scan for entry in strays if (scan := self._scan_stray(Path(entry.path), root))),
-        ]
+            scan = scan_model(name, root, root, allowed, self._most_entries, is_root=True, flat=flat)
+            return {name: self._named(scan)}
+        found = {name: kept.get(name) or self._named(self._scan_folder(root / name, root, allowed)) for name in folders}
+        for entry in entries:
+            if entry.name not in found and (stray := self._scan_stray(Path(entry.path), root)):
+                found[entry.name] = self._named(stray)
+        return found
+
+    def _named(self, scan: ModelScan) -> ModelScan:
+        return replace(scan, namespace=str(scan.root)) if self._namespacing else scan
 
     def _scan_stray(self, file: Path, root: Path) -> ModelScan | None:
         """What says of a model file in the repository that it is not served; None of another file."""
@@ -169,12 +184,9 @@ class RepositoryScanner:
             folder = doubled
         return scan_model(name, folder, root, allowed, self._most_entries, model_filenames=self._model_filenames)
 
-    def _is_flat(self, root: Path) -> bool:
-        """Whether a model file lies directly in a repository that has no version folders."""
-        names = [path.name for path in root.iterdir()]
-        if any(is_version_name(name) for name in names):
-            return False
-        return any(fnmatchcase(name, pattern) for name in names for pattern in self._model_filenames)
+    def _is_flat(self, names: Collection[str]) -> bool:
+        """Whether a model file lies directly in a repository that has no version folders; `names`: what it holds."""
+        return not any(map(is_version_name, names)) and any(map(self._is_model_filename, names))
 
 
 def _is_misnamed(scan: ModelScan) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.errors import ServeError, StatusCode, unavailable
@@ -65,6 +65,9 @@ class ModelRepository:
         self._names = ModelNames(roots if settings.model_namespacing else ())
         self._publication = Publication(table, self._names, self._background, log)
         self.events = self._publication.events
+        self._unready: set[str] = set()
+        """The keys of the models that made the server unready when they changed last."""
+        self._publication.subscribe(self._review_readiness)
         is_polling = settings.control_mode is ControlMode.POLL
         self._retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False)
         retries = Retries()
@@ -115,8 +118,15 @@ class ModelRepository:
             log,
         )
         is_file = settings.single is not None and settings.single.kind is WhatKind.FILE
-        self._watch = RepositoryWatch(scanner.roots, settings.poll_seconds, log, recursive=not is_file)
-        self._loop = ScanLoop(self._scan_runner, self._watch, self._poll.on_scan if is_polling else _index_only, log)
+        self._watch = RepositoryWatch(scanner.roots, log, recursive=not is_file)
+        self._loop = ScanLoop(
+            self._scan_runner,
+            self._watch,
+            settings.poll_seconds,
+            self._poll.on_scan if is_polling else _index_only,
+            lambda: self._poll.unsettled,
+            log,
+        )
         self._scan_task: asyncio.Task[None] | None = None
         self._not_found: dict[str, str] = {}
         self._is_started = False
@@ -140,7 +150,7 @@ class ModelRepository:
         if mode is ControlMode.EXPLICIT:
             self._start_scanning()
         self._is_started = True
-        self._publication.publish()
+        self._publication.publish(*self._publication.models)
 
     def begin_stop(self) -> None:
         """Take up nothing new and call all loads off, which may have an hour to go; what is served goes on."""
@@ -239,10 +249,19 @@ class ModelRepository:
             return True
         if self._not_found or self._remotes.lacking():
             return False
-        models = self._publication.models.copy().values()
-        if self._settings.readiness is ReadinessRule.ALWAYS:
-            return all(model.serves_all() for model in models)
-        return all(model.is_ready() for model in models)
+        # Those alone that were not when they changed last: there may be thousands of others.
+        return all(map(self._is_ready, self._unready.copy()))
+
+    def _review_readiness(self, changed: Collection[str]) -> None:
+        for key in changed:
+            (self._unready.discard if self._is_ready(key) else self._unready.add)(key)
+
+    def _is_ready(self, key: str) -> bool:
+        """Whether a model makes nothing unready."""
+        model = self._publication.models.get(key)
+        if model is None:
+            return True
+        return model.serves_all() if self._settings.readiness is ReadinessRule.ALWAYS else model.is_ready()
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether this version, or the highest ready one for "", can answer now.
@@ -278,7 +297,7 @@ class ModelRepository:
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back on the loop's thread whenever readiness may have changed, until the returned function is called."""
-        return self._publication.subscribe(callback)
+        return self._publication.subscribe(lambda _: callback())
 
     async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
         """See context.FilesCheck."""
@@ -302,7 +321,8 @@ class ModelRepository:
             # What is taken is loaded while the rest still comes.
             self._start_scanning()
             await self._remotes.start(None)
-        if await self._loop.scan() is not None:
+        await self._loop.scan()
+        if self._poll.unsettled:
             await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
             await self._loop.scan()
         if not self._settings.remotes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import replace
 
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelNames, Resolved
 from rocserve.core.serving import ServedModel, ServingTableHolder
 from rocserve.repository.background import BackgroundTasks
@@ -37,7 +38,7 @@ class Publication:
         self._log = log
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retired: list[tuple[LoadedVersion, Callable[[], None]]] = []
-        self._subscribers: list[Callable[[], None]] = []
+        self._subscribers: list[Callable[[Collection[str]], None]] = []
 
     def publish(self, *changed: str) -> None:
         """See context.Publisher. Ensembles are brought in line with their members first."""
@@ -48,8 +49,8 @@ class Publication:
         if len(self._served) > len(self.models):
             # Those that have been gone for long are known no more.
             self._served = {key: model for key, model in self._served.items() if key in self.models}
-        self._review_ensembles()
-        for key in {*changed, *self._ensembles}:
+        changed_keys = {*changed, *self._review_ensembles(changed)}
+        for key in changed_keys:
             if (model := self.models.get(key)) is not None:
                 self.events.note(key, model.entries())
         served = dict(self._served)
@@ -67,7 +68,7 @@ class Publication:
             self._background.start(self._unload(version, done), f"unload of {version.name} {version.version}")
         for callback in tuple(self._subscribers):
             try:
-                callback()
+                callback(changed_keys)
             except Exception:
                 self._log.exception("a subscriber to the serving table failed")
 
@@ -99,8 +100,9 @@ class Publication:
         """See context.Publisher."""
         self._retired.append((version, done))
 
-    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back on the loop's thread after each publication, until the returned function is called."""
+    def subscribe(self, callback: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        """Call back on the loop's thread after each publication, with the keys of the models that it was for, until the
+        returned function is called."""
         self._subscribers.append(callback)
 
         def unsubscribe() -> None:
@@ -124,20 +126,24 @@ class Publication:
             return model.has_running_loads
         return any(self._is_loading(member, above | {name}) for member in members_of(model.config))
 
-    def _review_ensembles(self) -> None:
-        """Until nothing changes, as ensembles may be members of ensembles."""
-        ensembles = list(self._ensembles.values())
-        configs = {model.key: model.config for model in ensembles if model.config is not None}
-        for _ in range(len(ensembles) + 1):
-            changed = False
-            lacking = {model.key: model.lack_text() for model in self.models.values() if model.lacks_files}
-            for ensemble in ensembles:
-                changed |= ensemble.review_members(
-                    self._resolved(self._served).models, configs, self.is_loading, lacking
-                )
-                self._take(ensemble.key)
-            if not changed:
-                return
+    def _review_ensembles(self, changed: Collection[str]) -> Collection[str]:
+        """Bring those in line that have a member which has changed, until nothing changes, as ensembles may be members
+        of ensembles; returns the keys of those."""
+        configs = {key: model.config for key, model in self._ensembles.items() if model.config is not None}
+        # With namespaces a member may be another model than it was.
+        reviewed = set(configs if self._names.namespaces else _with_members(configs, changed))
+        members = {member for key in reviewed for member in members_of(configs[key])}
+        for _ in range(len(reviewed) + 1 if reviewed else 0):
+            has_changed = False
+            present = [self.models[key] for key in members if key in self.models]
+            lacking = {model.key: model.lack_text() for model in present if model.lacks_files}
+            for key in reviewed:
+                served = self._resolved(self._served).models
+                has_changed |= self._ensembles[key].review_members(served, configs, self.is_loading, lacking)
+                self._take(key)
+            if not has_changed:
+                break
+        return reviewed
 
     def _resolved(self, served: Mapping[str, ServedModel]) -> Resolved[ServedModel]:
         if not self._names.namespaces:
@@ -155,3 +161,15 @@ class Publication:
         finally:
             done()
         self._log.info("successfully unloaded '%s' version %d", version.name, version.version)
+
+
+def _with_members(ensembles: Mapping[str, ModelConfig], changed: Collection[str]) -> Set[str]:
+    """The ensembles that have changed, have a member that has, or one that has such a member, and so on."""
+    found: set[str] = set()
+    news = set(changed)
+    while news:
+        found |= news & ensembles.keys()
+        news = {
+            key for key, config in ensembles.items() if key not in found and not news.isdisjoint(members_of(config))
+        }
+    return found

@@ -10,7 +10,15 @@ from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENA
 from rocserve.config.versions import is_version_name
 from rocserve.core.flat_model import FlatModel
 from rocserve.core.model_names import qualified
-from rocserve.repository.fingerprint import FileMark, FilesScan, TooManyEntries, own_output, summarise, walk
+from rocserve.repository.fingerprint import (
+    FileMark,
+    FilesScan,
+    TooManyEntries,
+    output_inodes,
+    own_output,
+    summarise,
+    walk,
+)
 from rocserve.repository.misplaced import advice_on_folder
 
 CONFIG_FILENAMES = (CONFIG_FILENAME, TOML_FILENAME)
@@ -58,17 +66,20 @@ class ModelScan:
     """Sub-folders that would be versions but for a leading zero."""
     changed_ns: int = field(default=0, compare=False)
     """When a file last changed, in nanoseconds since the epoch."""
+    has_links: bool = field(default=False, compare=False)
+    """A part of it, or all, may lie elsewhere."""
+    fingerprint: tuple[object, ...] = field(init=False, repr=False, compare=False)
+    """What the debounce compares."""
 
     @property
     def key(self) -> str:
         """The folder's name within the server."""
         return qualified(self.namespace, self.name)
 
-    @property
-    def fingerprint(self) -> tuple[object, ...]:
-        """What the debounce compares."""
+    def __post_init__(self) -> None:
         versions = tuple((number, scan.files.fingerprint) for number, scan in sorted(self.versions.items()))
-        return (str(self.folder), self.config_files, self.other_files, versions, self.refusal)
+        fingerprint = (str(self.folder), self.config_files, self.other_files, versions, self.refusal)
+        object.__setattr__(self, "fingerprint", fingerprint)
 
     def same_for(self, version: int, other: ModelScan | None) -> bool:
         """Whether all that a load of `version` reads is as it is in `other`."""
@@ -101,13 +112,15 @@ def scan_model(
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     paths = set()
     ignored = set()
-    own = own_output(folder)
+    outputs = output_inodes()
+    has_links = folder.is_symlink()
     try:
         for mark in walk(folder, allowed, most_entries, flat.has if flat is not None and flat.is_alone else None):
             if not mark.path.endswith("/"):
                 paths.add(mark.path)
             part = _part_of(mark.path, flat is not None)
-            if mark.path in own:
+            has_links |= mark.is_link
+            if mark.inode in outputs and mark.path in own_output(folder):
                 continue
             if part is None:
                 ignored.add(mark.path.split("/", 1)[0])
@@ -141,6 +154,7 @@ def scan_model(
         advice=() if flat else advice_on_folder(folder, paths, versions, model_filenames),
         ignored=tuple(sorted(ignored)),
         changed_ns=max(scan.changed_ns for scan in (config, other, *(each.files for each in versions.values()))),
+        has_links=has_links,
     )
 
 

@@ -1,18 +1,24 @@
-"""Scans the repositories whenever something in them changed, or may have."""
+"""Scans the repositories whenever something in them changed, or may have.
+
+Where notifications tell of changes, only the folders that they name are scanned, and those that have not settled; all
+of them after the poll interval, for what nothing tells of.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rocserve.repository.layout import RepositoryScan
 from rocserve.repository.scan_runner import ScanRunner
-from rocserve.repository.watch import RepositoryWatch
+from rocserve.repository.watch import UNWATCHED_POLL_SECONDS, RepositoryWatch
 
 _SPACING_SECONDS = 0.05
 _SHARE_OF_TIME = 4.0
 """A scan is followed by a pause this many times as long, however much is being written."""
+_POLLS_SHARE = 0.01
+"""Of a CPU's time: with thousands of folders scans of all of them are further apart than they were asked to be."""
 _PAUSE_AFTER_ERROR_SECONDS = 1.0
 
 OnScan = Callable[[RepositoryScan, float, float], float | None]
@@ -20,21 +26,46 @@ OnScan = Callable[[RepositoryScan, float, float], float | None]
 
 
 class ScanLoop:
-    def __init__(self, scan_runner: ScanRunner, watch: RepositoryWatch, on_scan: OnScan, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        scan_runner: ScanRunner,
+        watch: RepositoryWatch,
+        poll_seconds: float,
+        on_scan: OnScan,
+        unsettled: Callable[[], Iterable[str]],
+        log: logging.Logger,
+    ) -> None:
+        """`unsettled`: the keys of the folders that are to be scanned each time."""
         self._scan_runner = scan_runner
         self._watch = watch
+        self._poll_seconds = poll_seconds
         self._on_scan = on_scan
+        self._unsettled = unsettled
         self._log = log
         self._duration = 0.0
+        self._poll_at = 0.0
+        """When all is scanned again."""
 
-    async def scan(self) -> float | None:
-        """One scan; returns when the next is due, None = when something changes."""
+    async def scan(self) -> float:
+        """One scan; returns when the next is due at the latest."""
         clock = asyncio.get_running_loop().time
+        changed = self._watch.take()
         began = clock()
-        scan = await self._scan_runner.run()
+        if began >= self._poll_at:
+            changed = None
+        if changed is not None:
+            models = self._scan_runner.latest.models
+            folders = [models[key].folder for key in self._unsettled() if key in models]
+            changed.update(folders, (folder.parent for folder in folders))
+        scan = await self._scan_runner.run(changed)
         ended = clock()
         self._duration = ended - began
-        return self._on_scan(scan, began, ended)
+        if scan.unreadable:
+            self._poll_at = ended + min(self._poll_seconds, UNWATCHED_POLL_SECONDS)
+        elif changed is None:
+            self._poll_at = ended + max(self._poll_seconds, self._scan_runner.cpu_seconds / _POLLS_SHARE)
+        due = self._on_scan(scan, began, ended)
+        return self._poll_at if due is None else min(due, self._poll_at)
 
     async def run(self) -> None:
         """Scan until cancelled."""
@@ -43,9 +74,10 @@ class ScanLoop:
             try:
                 await self._watch.renew()
                 due = await self.scan()
-                woken = await self._watch.wait(None if due is None else max(0.0, due - clock()))
+                woken = await self._watch.wait(max(0.0, due - clock()))
             except Exception:
                 self._log.exception("scanning the model repositories failed")
+                self._poll_at = 0.0
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_SECONDS)
                 continue
             if woken:

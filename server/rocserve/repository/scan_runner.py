@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 from rocserve.repository.layout import RepositoryScan, RepositoryScanner
@@ -13,18 +15,27 @@ from rocserve.repository.scan import ModelScan
 class ScanRunner:
     def __init__(self, scanner: RepositoryScanner, log: logging.Logger) -> None:
         self.latest = RepositoryScan({}, {})
+        self.cpu_seconds = 0.0
+        """Of the last scan."""
         self._scanner = scanner
         self._log = log
         self._lock = asyncio.Lock()
         self._unreadable: dict[Path, str] = {}
         self._ignored: set[tuple[Path, str]] = set()
 
-    async def run(self) -> RepositoryScan:
-        """Scan all repositories. A slow disk keeps its caller waiting, and nobody else."""
+    async def run(self, changed: Collection[Path] | None = None) -> RepositoryScan:
+        """Scan all repositories, or of what was seen before only the folders that have `changed`. A slow disk keeps its
+        caller waiting, and nobody else."""
         async with self._lock:
-            scan = await asyncio.to_thread(self._scanner.scan)
+            scan = await asyncio.to_thread(self._scan, changed)
         self.latest = scan
         self._report(scan)
+        return scan
+
+    def _scan(self, changed: Collection[Path] | None) -> RepositoryScan:
+        began = time.thread_time()
+        scan = self._scanner.scan(changed)
+        self.cpu_seconds = time.thread_time() - began
         return scan
 
     async def is_unchanged(self, scan: ModelScan, version: int) -> bool:

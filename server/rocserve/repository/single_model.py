@@ -54,10 +54,10 @@ def find_single_model(what: Path, name: str, registry: BackendRegistry) -> Singl
     except ServeError:
         # It may be one or the other; the scan says so.
         file, is_flat = "", True
-    folders = [path for path in what.iterdir() if path.is_dir()]
+    folders = [path.name for path in what.iterdir() if path.is_dir()]
     if not is_one_model(what, folders, is_flat or bool(file)):
         return None
-    has_versions = any(is_version_name(folder.name) for folder in folders)
+    has_versions = any(map(is_version_name, folders))
     kind = WhatKind.FILES if not has_versions and (is_flat or file) else WhatKind.MODEL
     # Backends' own names for files say nothing of the model.
     is_telling = kind is WhatKind.FILES and file and file not in exact_filenames(registry)
@@ -111,16 +111,16 @@ def model_endings(registry: BackendRegistry) -> tuple[str, ...]:
     )
 
 
-def is_one_model(root: Path, folders: Sequence[Path], is_flat: bool) -> bool:
+def is_one_model(root: Path, folders: Sequence[str], is_flat: bool) -> bool:
     """Whether a folder is itself that of one model, `is_flat`: by its files, and not a repository of models.
 
-    `folders`: those in it.
+    `folders`: the names of those in it.
     """
     has_config = _has_config(root)
-    has_version = any(is_version_name(folder.name) for folder in folders)
+    has_version = any(map(is_version_name, folders))
     if has_config and has_version:
         return True
-    if any(is_model(folder) for folder in folders):
+    if any(is_model(root / name) for name in folders):
         return False
     return has_config or has_version or is_flat
 

@@ -1,4 +1,4 @@
-"""Wakes the scan of the repositories when something in them changes, and after the poll interval anyway.
+"""Wakes the scan of the repositories when something in them changes, and tells in which folders.
 
 Notifications (inotify, through watchdog) never say what is so, only that it is time to scan: they miss network file
 systems and other mounts, so the poll stays behind them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Iterable
@@ -50,15 +51,14 @@ _CHANGES: list[type[FileSystemEvent]] = [
 class RepositoryWatch:
     """Notifications for some folders, which may vanish and come back."""
 
-    def __init__(
-        self, roots: Iterable[Path], poll_seconds: float, log: logging.Logger, *, recursive: bool = True
-    ) -> None:
+    def __init__(self, roots: Iterable[Path], log: logging.Logger, *, recursive: bool = True) -> None:
         """`recursive`: what is in folders of theirs matters too."""
         self._roots = tuple(roots)
         self._recursive = recursive
-        self._poll_seconds = poll_seconds
         self._log = log
         self._changed = asyncio.Event()
+        self._folders: set[Path] | None = None
+        """What `take` gives next."""
         self._observer: BaseObserver | None = None
         self._watches: dict[Path, tuple[tuple[int, int], ObservedWatch]] = {}
         self._failures: set[str] = set()
@@ -69,33 +69,43 @@ class RepositoryWatch:
     async def renew(self) -> None:
         """Watch every folder that is there and not watched yet, or not as the folder that it is now."""
         loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._renew, _Waker(loop, self._changed))
+        await asyncio.to_thread(self._renew, loop)
 
-    async def wait(self, timeout: float | None) -> bool:
-        """Return at the first change since the last call, or after `timeout` seconds, or when a poll is due.
-
-        Returns whether something changed.
-        """
-        poll = self._poll_seconds
-        if len(self._watches) < len(self._roots):
-            poll = min(poll, UNWATCHED_POLL_SECONDS)
+    async def wait(self, timeout: float) -> bool:
+        """Return at the first change since the last call, or after `timeout` seconds; whether something changed."""
+        if not self._has_all:
+            timeout = min(timeout, UNWATCHED_POLL_SECONDS)
         with contextlib.suppress(TimeoutError):
             # Not wait_for: it may lose a cancellation that comes together with a change.
-            async with asyncio.timeout(poll if timeout is None else min(poll, timeout)):
+            async with asyncio.timeout(timeout):
                 await self._changed.wait()
         woken = self._changed.is_set()
         self._changed.clear()
         return woken
 
-    def wake(self) -> None:
-        """Let the current or next `wait` return at once."""
+    def take(self) -> set[Path] | None:
+        """The folders of the roots in which something changed since the last call; None: anything may have."""
+        folders, self._folders = self._folders, set()
+        return folders if self._has_all else None
+
+    def wake(self, folder: Path | None = None) -> None:
+        """Let the current or next `wait` return at once. `folder`: of a root, in which something changed; None:
+        anywhere."""
+        if folder is None:
+            self._folders = None
+        elif self._folders is not None:
+            self._folders.add(folder)
         self._changed.set()
+
+    @property
+    def _has_all(self) -> bool:
+        return len(self._watches) == len(self._roots)
 
     async def close(self) -> None:
         """End the notifications."""
         await asyncio.to_thread(self._close)
 
-    def _renew(self, waker: _Waker) -> None:
+    def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
         """Blocks: watching a tree walks it."""
         with self._lock:
             if self._is_closed:
@@ -107,7 +117,7 @@ class RepositoryWatch:
                 self._fail(f"no notifications of changed files: {error}; polling instead")
                 return
             for root in self._roots:
-                self._renew_root(root, self._observer, waker)
+                self._renew_root(root, self._observer, loop)
 
     def _close(self) -> None:
         with self._lock:
@@ -121,7 +131,7 @@ class RepositoryWatch:
                     # watchdog may stumble over folders that are renamed meanwhile. Its threads end with the process.
                     self._log.warning("the notifications of changed files did not end as they should: %r", error)
 
-    def _renew_root(self, root: Path, observer: BaseObserver, waker: _Waker) -> None:
+    def _renew_root(self, root: Path, observer: BaseObserver, loop: asyncio.AbstractEventLoop) -> None:
         try:
             status = root.stat()
         except OSError:
@@ -134,13 +144,14 @@ class RepositoryWatch:
             return
         self._forget(root, observer)
         try:
+            waker = _Waker(loop, self, root)
             watch = observer.schedule(waker, str(root.resolve()), recursive=self._recursive, event_filter=_CHANGES)
         except OSError as error:
             self._fail(f"no notifications of changed files in '{root}': {error}; polling instead")
             return
         self._watches[root] = (identity, watch)
         # What happened before the watch stood is only found by a scan.
-        waker.wake()
+        waker.wake(None)
 
     def _forget(self, root: Path, observer: BaseObserver) -> None:
         watched = self._watches.pop(root, None)
@@ -167,16 +178,21 @@ def _start_observer() -> BaseObserver:
 
 
 class _Waker(FileSystemEventHandler):
-    """Called in watchdog's thread; does no more than set the loop's event."""
+    """Called in watchdog's thread; does no more than tell the loop where something changed."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, watch: RepositoryWatch, root: Path) -> None:
         self._loop = loop
-        self._changed = changed
+        self._watch = watch
+        self._root = root
+        self._resolved = str(root.resolve()) + os.sep
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        self.wake()
+        for path in (event.src_path, event.dest_path) if event.dest_path else (event.src_path,):
+            name = os.fsdecode(path).removeprefix(self._resolved).split(os.sep, 1)[0]
+            # A mount is swapped by a hidden link, and its folders lead through that.
+            self.wake(None if name.startswith(".") else self._root / name)
 
-    def wake(self) -> None:
+    def wake(self, folder: Path | None) -> None:
         # The loop may be closed already while the observer ends.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._changed.set)
+            self._loop.call_soon_threadsafe(self._watch.wake, folder)

@@ -36,7 +36,8 @@ async def test_a_model_that_has_served_counts_until_it_is_taken_away(
     folder = folders.model("m", 1)
     await served.until(lambda: served.state("m") == "READY")
     loader.loaded[0].available = False
-    assert not served.repository.is_ready()
+    loader.loaded[0].on_change()
+    await served.until(lambda: not served.repository.is_ready())
     (folder / "config.pbtxt").unlink()
     (folder / "1" / "model.onnx").unlink()
     (folder / "1").rmdir()

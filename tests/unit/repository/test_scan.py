@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -320,3 +321,31 @@ def test_a_folder_with_too_many_files_is_refused(root: Path, folders: Folders) -
     # Nothing of it is remembered, so that a change within it is none.
     (folder / "1" / "one more").touch()
     assert scanned(root)["m"] == scan
+
+
+def test_only_what_has_changed_is_scanned_again(root: Path, folders: Folders) -> None:
+    for name in ("told", "untold", "gone"):
+        folders.model(name, 1)
+    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
+    before = scanner.scan().models
+    for name in ("told", "untold", "new"):
+        folders.model(name, 1, 2)
+    shutil.rmtree(root / "gone")
+    after = scanner.scan([root / "told"]).models
+    assert sorted(after) == ["new", "told", "untold"]
+    assert sorted(after["told"].versions) == [1, 2]
+    assert after["untold"] is before["untold"]
+    assert sorted(scanner.scan().models["untold"].versions) == [1, 2]
+
+
+@pytest.mark.parametrize("link", ["whole", "version", "file"])
+def test_what_has_links_is_scanned_each_time(root: Path, folders: Folders, link: str) -> None:
+    folders.model("origin", 1)
+    target = {"whole": "origin", "version": "origin/1", "file": "origin/1/model.onnx"}[link]
+    path = {"whole": root / "m", "version": root / "m" / "1", "file": root / "m" / "1" / "model.onnx"}[link]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(root / target)
+    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
+    before = scanner.scan().models["m"]
+    folders.version("origin", 1, "changed")
+    assert scanner.scan([root / "origin"]).models["m"].fingerprint != before.fingerprint

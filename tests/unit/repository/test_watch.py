@@ -14,7 +14,7 @@ from rocserve.repository.watch import RepositoryWatch
 async def test_what_the_library_stumbles_over_keeps_nobody_from_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    watch = RepositoryWatch([tmp_path], 60, logging.getLogger("rocserve.test.watch"))
+    watch = RepositoryWatch([tmp_path], logging.getLogger("rocserve.test.watch"))
     await watch.renew()
     stop = InotifyObserver.stop
 
@@ -26,3 +26,21 @@ async def test_what_the_library_stumbles_over_keeps_nobody_from_the_end(
     await watch.close()
     assert "the notifications of changed files did not end as they should: KeyError" in caplog.text
     await watch.renew()
+
+
+async def test_it_tells_the_folders_that_have_changed(tmp_path: Path):
+    for name in ("a", "b", ".hidden"):
+        (tmp_path / name).mkdir()
+    watch = RepositoryWatch([tmp_path], logging.getLogger("rocserve.test.watch"))
+    await watch.renew()
+    assert await watch.wait(5)
+    assert watch.take() is None, "what was before the watch stood"
+    (tmp_path / "a" / "file").write_text("x")
+    assert await watch.wait(5)
+    assert watch.take() == {tmp_path / "a"}
+    while await watch.wait(0.2):
+        watch.take()
+    (tmp_path / ".hidden" / "file").write_text("x")
+    assert await watch.wait(5)
+    assert watch.take() is None, "folders may lead through it"
+    await watch.close()
