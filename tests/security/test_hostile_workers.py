@@ -40,14 +40,14 @@ import sys
 import time
 
 import triton_python_backend_utils as pb_utils
-from rocserve.core.tensors import TensorHead
+from rocserve.backends.request_model import ModelCall
+from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
-from rocserve.workers.entries import CALL, DONE, ENTRY, ONCE, RESULT, RESULT_LAYOUT, RESULTS, EACH, numbers
-from rocserve.workers.messages import CallLayout, Progress, ResultLayout, Unload
+from rocserve.workers.entries import CALL, DONE, ENTRY, LAYOUT, RESULT, RESULTS
+from rocserve.workers.messages import Progress, Unload, encode_frame
 from rocserve.workers.request_service import RequestExecutor
-from rocserve.workers.wire import encode_frame
 
 
 def descriptors():
@@ -86,17 +86,15 @@ def say(*entries):
         end.post(entry)
 
 
-def answer(heads, table, times=None):
+def answer(heads, nbytes, times=None):
+    # A result of so many bytes.
     now = time.monotonic_ns()
     end, batch = serving()
-    text = to_json(ResultLayout(heads))
-    layout = ENTRY.pack(RESULT_LAYOUT, ONCE, 0, 0, 64, len(text), 0)
-    start = (64 + len(text) + 63) & -64
-    result = ENTRY.pack(RESULT, 0, 0, 0, 1, start, len(table))
-    slot = (layout + result + text).ljust(start, b"\\0") + numbers(len(table)).pack(*table)
-    place, nbytes = end.text_place(slot), len(slot)
+    text = to_json(heads)
+    layout = ENTRY.pack(LAYOUT, 0, 0, 99, end.text_place(text), len(text), 0)
+    slot = ENTRY.pack(RESULT, 0, 0, 99, 1, 64, 0).ljust(64 + nbytes, b"\\0")
     done = ENTRY.pack(DONE, 0, 0, batch.id, *(times or (now, now, now)))
-    return done + ENTRY.pack(RESULTS, EACH, 0, 0, place, 2, nbytes)
+    return layout + done + ENTRY.pack(RESULTS, 0, 0, 0, end.text_place(slot), 1, len(slot))
 
 
 def out(nbytes):
@@ -121,7 +119,7 @@ def sparse():
     end, batch = serving()
     now = time.monotonic_ns()
     done = ENTRY.pack(DONE, 0, 0, batch.id, now, now, now)
-    say(done + ENTRY.pack(RESULTS, EACH, 0, 0, end._heap.allocate(1 << 32), 1, 1 << 32))
+    say(done + ENTRY.pack(RESULTS, 0, 0, 0, end._heap.allocate(1 << 32), 1, 1 << 32))
 
 
 def posted():
@@ -132,12 +130,10 @@ def posted():
 
 def same_call_twice():
     # Of the model itself, whose only instance is busy: both wait.
-    head = TensorHead("ATTACK", DataType.BYTES, (1,))
-    body = to_json(CallLayout("hostile", -1, (head,), ("OUT",), "", 0, 0, 0, 0, {}, 0))
-    start = (16 + len(body) + 63) & -64
     end, _ = serving()
-    place = end.text_place((numbers(2).pack(len(body), 8) + body).ljust(start, b"\\0") + b"\\x04\\x00\\x00\\x00none")
-    call = ENTRY.pack(CALL, 0, 0, 7, 0, place, 2)
+    inputs = (Tensor("ATTACK", DataType.BYTES, (1,), b"\\x04\\x00\\x00\\x00none"),)
+    layout, place, nbytes = end.put(inputs, to_json(ModelCall("hostile", (), ("OUT",))))
+    call = ENTRY.pack(CALL, 0, 0, 7, layout, place, nbytes)
     say(call, call)
 
 
@@ -185,11 +181,11 @@ ATTACKS = {
     "results of no kind": lambda: say(ENTRY.pack(200, 255, 65535, 1 << 31, 1 << 63, 1 << 63, 1 << 63)),
     "results elsewhere": lambda: say(
         ENTRY.pack(DONE, 0, 0, serving()[1].id, *(time.monotonic_ns(),) * 3)
-        + ENTRY.pack(RESULTS, EACH, 0, 0, 1 << 62, 1, 64)
+        + ENTRY.pack(RESULTS, 0, 0, 0, 1 << 62, 1, 64)
     ),
-    "times to come": lambda: say(answer((out(1),), (16, 1), (1 << 62,) * 3)),
-    "times before the request": lambda: say(answer((out(1),), (16, 1), (3, 4, 5))),
-    "outputs upon each other": lambda: say(answer((out(64),) * 500, (0, 64) * 500)),
+    "times to come": lambda: say(answer((out(1),), 64, (1 << 62,) * 3)),
+    "times before the request": lambda: say(answer((out(1),), 64, (3, 4, 5))),
+    "more outputs than memory": lambda: say(answer((out(64),) * 500, 64)),
     "counts of what it posted": posted,
     "an output that nobody wrote": sparse,
     "one call twice": same_call_twice,
@@ -218,7 +214,7 @@ FATAL = {
     "results elsewhere": "it sent what cannot be read: a tensor of 64 bytes at byte 4611686018427387904 lies outside",
     "times to come": "it sent what cannot be read: times that are not in their order",
     "times before the request": "it sent what cannot be read: times that are not in their order",
-    "outputs upon each other": "it sent what cannot be read: outputs of 32000 bytes in 8000 bytes of memory",
+    "more outputs than memory": "it sent what cannot be read: a result of 32000 bytes at byte 64 of 128",
     "an output that nobody wrote": "was not written to its end",
     "counts of what it posted": "it sent what cannot be read: the other end of a link says 4611686018427387904 bytes",
     "one call twice": "it sent what cannot be read: two calls of the number 7",

@@ -19,7 +19,7 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
-from rocserve.core.request_form import BatchForm, Member, RequestForm, RequestLayout
+from rocserve.core.request_form import Member, RequestForm, RequestLayout
 from rocserve.core.tensors import Buffer, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings
@@ -157,7 +157,7 @@ def execute(
 ) -> None:
     """Instance.execute, with the batch as inputs."""
     members = members_of(inputs, requested, sizes)
-    on_plane(instance._plane, lambda: instance.execute(BatchForm(None, is_grouped), members, on_outcome))
+    on_plane(instance._plane, lambda: instance.execute(is_grouped, members, on_outcome))
 
 
 def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:

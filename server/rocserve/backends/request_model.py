@@ -91,7 +91,7 @@ class ModelCall:
     """A request to another model of the server."""
 
     model_name: str
-    inputs: Sequence[Tensor]
+    inputs: tuple[Tensor, ...]
     requested_outputs: tuple[str, ...]
     """Empty: all."""
     model_version: int = -1

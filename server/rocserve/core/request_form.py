@@ -1,12 +1,10 @@
-"""What a request is to whoever runs it: one layout for all of a head, and where their inputs lie in a slot; and what a
-batch of them is."""
+"""What a request is to whoever runs it: one layout for all of a head, and where their inputs lie in a slot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rocserve.core.plain import to_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters, RequestHead
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import Buffer, TensorHead
@@ -30,24 +28,13 @@ class RequestLayout:
 
 
 class RequestForm:
-    """A layout as the server keeps it: with its text, and where inputs lie. Compared by identity."""
+    """A layout as both ends keep it: with the places of its inputs. Compared by identity."""
 
-    __slots__ = ("layout", "places", "text")
+    __slots__ = ("layout", "places")
 
     def __init__(self, layout: RequestLayout) -> None:
         self.layout = layout
         self.places = TensorPlaces(layout.inputs)
-        self.text = to_json(layout)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchForm:
-    """What a batch is beside its requests."""
-
-    cuts: Mapping[str, Sequence[tuple[int, ...]]] | None = None
-    """By output, the shape of each request's part, where outputs are not cut by rows."""
-    is_grouped: bool = False
-    """The requests travel together and run one by one."""
 
 
 Member = tuple[RequestForm, Sequence[Buffer], int, bytes]

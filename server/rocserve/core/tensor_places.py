@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import internal
 from rocserve.core.tensors import Buffer, TensorHead
 
 ALIGNMENT = 64
@@ -53,10 +53,10 @@ class TensorPlaces:
     Where a size does not follow from a shape, as with BYTES, the sizes of all stand before them (u64 each).
     """
 
-    __slots__ = ("_heads", "_is_dense", "_sizes_struct", "bounds", "end", "sizes")
+    __slots__ = ("_is_dense", "_sizes_struct", "bounds", "end", "heads", "sizes")
 
     def __init__(self, heads: Sequence[TensorHead]) -> None:
-        self._heads = heads
+        self.heads = tuple(heads)
         self._sizes_struct = struct.Struct(f"<{len(heads)}Q")
         self.sizes: list[int] | None = None
         """None: each time there are others."""
@@ -74,8 +74,8 @@ class TensorPlaces:
             return None
         return data if self._is_dense else padded(data)
 
-    def pieces(self, data: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
-        """What lies in a slot for the tensors, and how many bytes that is.
+    def pieces(self, data: Sequence[Buffer], what: str = "input") -> tuple[Sequence[Buffer], int]:
+        """What lies in a slot for the tensors, and how many bytes that is. `what`: they are, in the text of an error.
 
         Raises:
             ServeError: INTERNAL, a tensor's bytes are not as many as its shape says.
@@ -84,9 +84,10 @@ class TensorPlaces:
         if packed is not None:
             return packed, self.end
         sizes = [*map(len, data)]
-        for head, size in zip(self._heads, sizes, strict=True):
-            if head.datatype is not DataType.BYTES and size != math.prod(head.shape) * head.datatype.itemsize:
-                raise _wrong_size(head, size)
+        for head, size in zip(self.heads, sizes, strict=True):
+            expected = math.prod(head.shape) * head.datatype.itemsize
+            if head.datatype is not DataType.BYTES and size != expected:
+                raise internal(f"{what} '{head.name}' of shape {list(head.shape)} needs {expected} bytes, got {size}")
         pieces = padded([self._sizes_struct.pack(*sizes), *data])
         return pieces, sum(map(len, pieces))
 
@@ -156,8 +157,3 @@ def _not_packed(block: memoryview) -> ValueError:
 def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:
     offsets, end = lay_out(sizes, start)
     return [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)], aligned(end)
-
-
-def _wrong_size(head: TensorHead, size: int) -> ServeError:
-    expected = math.prod(head.shape) * head.datatype.itemsize
-    return internal(f"input '{head.name}' of shape {list(head.shape)} needs {expected} bytes, got {size}")

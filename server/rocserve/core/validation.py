@@ -79,10 +79,6 @@ class RequestPlan:
         more = (self.priority, self.timeout_microseconds, self.parameters)
         return RequestForm(RequestLayout(heads, self.outputs, self.batch_size, *more))
 
-    def input_shape(self, name: str) -> tuple[int, ...]:
-        """Of an input that the request has."""
-        return next(entry.shape for entry in self.inputs if entry.name == name)
-
 
 class RequestValidator:
     """Turns request heads into plans and remembers them, since clients repeat their heads.

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.ragged import ragged_batching
-from rocserve.core.request_form import BatchForm, Member
+from rocserve.core.request_form import Member
 from rocserve.core.requests import InferResponse
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
@@ -17,8 +16,6 @@ from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
-
-_TOGETHER, _GROUPED = BatchForm(), BatchForm(is_grouped=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,36 +48,19 @@ class FormedBatch:
         self.dropped.add(entry)
 
 
-class BatchLayouts:
-    """What batches of a model version are to its workers."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._scattered = ragged_batching(config).scattered
-
-    def of(self, batch: FormedBatch, instance: Instance) -> tuple[BatchForm, Sequence[Member]]:
-        """What a batch is to an instance, any instance, and its requests."""
-        members: list[Member] = [(entry.plan.form, entry.request.data, 0, b"") for entry in batch.entries]
-        return self.batch_form(batch), members
-
-    def batch_form(self, batch: FormedBatch) -> BatchForm:
-        if self._scattered:
-            cuts = {
-                name: [scatter.shape_of(entry.plan.input_shape(scatter.source)) for entry in batch.entries]
-                for name, scatter in self._scattered.items()
-            }
-            return BatchForm(cuts, batch.is_grouped)
-        return _GROUPED if batch.is_grouped else _TOGETHER
-
-    def forget(self, batch: FormedBatch) -> None:
-        """Nothing of the batch ran."""
-
-
 class BatchAnswerer:
-    """Sends each request of a finished batch its answer, and counts."""
+    """Tells workers of the requests of a batch, sends each its answer, and counts."""
 
     def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
         self._make_response = ResponseMaker(config, version).make
         self._statistics = statistics
+
+    def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
+        """A batch's requests as an instance is told of them, any instance."""
+        return [(entry.plan.form, entry.request.data, 0, b"") for entry in batch.entries]
+
+    def forget(self, batch: FormedBatch) -> None:
+        """Nothing of the batch ran."""
 
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
         """Every request gets a response or an error, and the statistics their share; never raises. True: none is left

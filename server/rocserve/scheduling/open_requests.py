@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_form import BatchForm, Member
+from rocserve.core.request_form import Member
 from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, InferResponse
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.plane.loop import PlaneLoop
-from rocserve.scheduling.batch import BatchLayouts, FormedBatch
+from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.instance import Instance
@@ -83,7 +83,6 @@ class RequestBatches:
             on_answered: called on the data plane's thread for each batch whose last request ended after `answer`.
             on_left: called from any thread for a request in a worker whose client has gone.
         """
-        self._layouts = BatchLayouts(config)
         self._decoupled = config.decoupled
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
@@ -98,8 +97,8 @@ class RequestBatches:
 
     # On its way in
 
-    def of(self, batch: FormedBatch, instance: Instance) -> tuple[BatchForm, Sequence[Member]]:
-        """What a batch is to an instance, and its requests, which are open from now on."""
+    def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
+        """A batch's requests as an instance is told of them; they are open from now on."""
         open_requests = instance.requests
         assert open_requests is not None, "its model sees each request for itself"
         running = self._batches[batch] = _RunningBatch(batch, open_requests, time.monotonic())
@@ -116,7 +115,7 @@ class RequestBatches:
         if batch.dropped:
             self._end_absent(running, batch.dropped)
         self._watch(running)
-        return self._layouts.batch_form(batch), members
+        return members
 
     def _end_absent(self, running: _RunningBatch, absent: set[QueuedRequest]) -> None:
         """Rows that are of no request: whatever the model says to them, nobody hears it."""

@@ -16,7 +16,7 @@ from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.plane.loop import PlaneLoop
-from rocserve.scheduling.batch import BatchAnswerer, BatchLayouts, FormedBatch
+from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
 from rocserve.scheduling.drain import Drain
 from rocserve.scheduling.instances import InstancePool, LimitedInstancePool
 from rocserve.scheduling.open_requests import RequestBatches
@@ -73,14 +73,12 @@ class Scheduler(ABC):
         self._plane = parts.plane
         limiter = parts.limiter
         self._pool = InstancePool(sends_ahead) if limiter is None else LimitedInstancePool(limiter)
-        self._layouts: BatchLayouts | RequestBatches
         self._answerer: BatchAnswerer | RequestBatches
         if parts.answers_requests:
-            self._layouts = self._answerer = RequestBatches(
+            self._answerer = RequestBatches(
                 config, parts.version, parts.statistics, parts.plane, self._batch_ended, self._client_left
             )
         else:
-            self._layouts = BatchLayouts(config)
             self._answerer = BatchAnswerer(config, parts.version, parts.statistics)
         self._drain = Drain()
         self._outage: ServeError | None = None
@@ -183,7 +181,7 @@ class Scheduler(ABC):
         """Nothing is left to do. What knows the scheduler would keep it until the garbage collector comes by."""
         self._deadlines.alarm.cancel()
         self._delay.cancel()
-        del self._layouts, self._answerer
+        del self._answerer
 
     # Work
 
@@ -216,13 +214,13 @@ class Scheduler(ABC):
         if (batch.sent_ahead or batch.is_grouped) and not self._is_looking:
             self._look_soon()
         try:
-            layout, requests = self._layouts.of(batch, instance)
-            instance.execute(layout, requests, functools.partial(self._finish, instance, batch))
+            members = self._answerer.members(batch, instance)
+            instance.execute(batch.is_grouped, members, functools.partial(self._finish, instance, batch))
         except WorkerGone as gone:
             self._lose(instance, batch, gone)
         except Exception as error:
             failure = not_handed_over(batch, error, self._config.name, self._log)
-            self._layouts.forget(batch)
+            self._answerer.forget(batch)
             self._drain.running -= 1
             self._pool.end(instance, batch, 0)
             self._refused += [(entry, failure) for entry in batch.undropped]
@@ -230,7 +228,7 @@ class Scheduler(ABC):
             self._mark()
 
     def _lose(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
-        self._layouts.forget(batch)
+        self._answerer.forget(batch)
         self._drain.running -= 1
         self._take_back(instance, batch, gone)
         self._mark()

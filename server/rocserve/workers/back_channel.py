@@ -6,15 +6,17 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
-from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, Result
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.plain import to_json
+from rocserve.core.tensors import Tensor
 from rocserve.plane.doorbell import SocketSleeper
-from rocserve.workers.call_texts import call_layout, read_response, write
-from rocserve.workers.entries import ANSWER, CALL, CANCELLED, ENTRY, ERROR, FINAL, NONE, return_entries
+from rocserve.workers.entries import ANSWER, CALL, CANCELLED, ENTRY, ERROR, FINAL, LAYOUT, NONE, return_entries
+from rocserve.workers.layouts import KnownLayouts, read_parameters
+from rocserve.workers.messages import status_code
 from rocserve.workers.responses import ResponseWriter
-from rocserve.workers.wire import status_code
 from rocserve.workers.worker_end import WorkerEnd
 
 _REMEMBERED_CANCELLATIONS = 1024
@@ -62,11 +64,11 @@ class BackChannel:
         """
         number = next(self._numbers)
         try:
-            place, count = write(self._end.place, to_json(call_layout(call)), call.inputs)
-        except (ValueError, ServeError) as error:
+            layout, place, nbytes = self._end.put(call.inputs, to_json(replace(call, inputs=())))
+        except ServeError as error:
             raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
         self._calls[number] = on_answer
-        self._end.post(ENTRY.pack(CALL, 0, 0, number, 0, place, count))
+        self._end.post(ENTRY.pack(CALL, 0, 0, number, layout, place, nbytes))
 
     def open_request(self, number: int) -> BatchedResponder:
         """Answers the request that the server gave this number."""
@@ -80,25 +82,34 @@ class BackChannel:
         connection = end.back_connection
         assert connection is not None, "a worker of the other kind"
         sleeper = SocketSleeper(end.back_sleep_word, connection)
+        layouts = KnownLayouts(end.inputs)
         is_open = True
         while is_open:
-            for kind, flags, code, number, request, place, count in ENTRY.iter_unpack(end.back.take()):
+            for kind, flags, code, number, a, place, nbytes in ENTRY.iter_unpack(end.back.take()):
                 if kind == ANSWER:
-                    self._take_answer(number, flags, code, place, count)
+                    self._take_answer(layouts, number, flags, code, a, place, nbytes)
+                elif kind == LAYOUT:
+                    layouts.define(number, a, place)
+                    end.post(return_entries([a]))
                 elif kind == CANCELLED:
-                    self._cancel(request)
+                    self._cancel(a)
             is_open = sleeper.sleep(None, end.back.has_mail)
         while self._calls:
             self._tell(self._calls.popitem()[1], unavailable("the server is gone"), True)
 
-    def _take_answer(self, number: int, flags: int, code: int, place: int, count: int) -> None:
+    def _take_answer(
+        self, layouts: KnownLayouts, number: int, flags: int, code: int, layout: int, place: int, nbytes: int
+    ) -> None:
         final = bool(flags & FINAL)
         answer: Answer | None = None
         if not flags & NONE:
             if flags & ERROR:
-                answer = ServeError(status_code(code), bytes(self._end.inputs.view(place, count)).decode())
+                answer = ServeError(status_code(code), layouts.text(place, nbytes).decode())
             else:
-                answer = read_response(self._end.inputs, place, count)
+                heads, contents, details = layouts.read(layout, place, nbytes)
+                # On memory of its own, which its model may write to.
+                outputs = [Tensor(*head, bytearray(each)) for head, each in zip(heads, contents, strict=True)]
+                answer = ModelResponse(outputs, read_parameters(details))
             self._end.post(return_entries([place]))
         on_answer = self._calls.pop(number, None) if final else self._calls.get(number)
         if on_answer is not None:

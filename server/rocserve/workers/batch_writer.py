@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rocserve.core.errors import internal
-from rocserve.core.request_form import BatchForm, Member, RequestForm
+from rocserve.core.plain import to_json
+from rocserve.core.request_form import Member, RequestForm
 from rocserve.core.tensor_places import PlacedTensors, aligned, padded
 from rocserve.core.tensors import Buffer
 from rocserve.plane.heap import COPIED_AT_ONCE, Slot, fill
@@ -20,12 +20,12 @@ from rocserve.workers.entries import (
     ENTRY,
     GROUPED,
     LAYOUT,
-    LONGEST_TEXT_BYTES,
     PLACED,
     REMEMBERED_LAYOUTS,
     REQUEST,
 )
-from rocserve.workers.results import BatchOutcome, OutputCuts
+from rocserve.workers.layouts import checked
+from rocserve.workers.results import BatchOutcome
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,6 @@ class SentBatch:
     """What the worker is told."""
     sizes: tuple[int, ...]
     """Of its requests, in rows."""
-    cuts: OutputCuts | None
     on_outcome: Callable[[BatchOutcome], None]
     slot: Slot
     """Of its table, and of inputs; the heap has it back when this goes."""
@@ -63,9 +62,9 @@ class BatchWriter:
         self._batch_ids = itertools.count(1)
 
     def write(
-        self, batch_form: BatchForm, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]
+        self, members: Sequence[Member], is_grouped: bool, on_outcome: Callable[[BatchOutcome], None]
     ) -> SentBatch:
-        """A batch whose large inputs are still to be copied.
+        """A batch whose large inputs are still to be copied. `is_grouped`: its requests run one by one.
 
         Raises:
             ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them.
@@ -73,7 +72,7 @@ class BatchWriter:
         forms = self._forms
         fresh = [form for form in {member[0] for member in members} if form not in forms]
         try:
-            return self._write(fresh, batch_form, members, on_outcome)
+            return self._write(fresh, members, is_grouped, on_outcome)
         except BaseException:
             # The worker will not hear of them.
             for form in fresh:
@@ -86,8 +85,8 @@ class BatchWriter:
     def _write(
         self,
         fresh: Sequence[RequestForm],
-        batch_form: BatchForm,
         members: Sequence[Member],
+        is_grouped: bool,
         on_outcome: Callable[[BatchOutcome], None],
     ) -> SentBatch:
         """`fresh`: the forms that the worker does not know."""
@@ -98,9 +97,7 @@ class BatchWriter:
         placed: list[PlacedTensors] = []
         end = aligned(count * ENTRY_BYTES)
         for form in fresh:
-            text = form.text
-            if len(text) > LONGEST_TEXT_BYTES:
-                raise internal(f"the layout of a request takes {len(text)} bytes, at most {LONGEST_TEXT_BYTES} can be")
+            text = checked(to_json(form.layout))
             number = forms[form] = next(self._numbers)
             table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
             pieces += padded((text,))
@@ -121,7 +118,7 @@ class BatchWriter:
         slot, view = inputs.place(end)
         pieces = [*padded((b"".join(table),)), *pieces]
         batch_id = next(self._batch_ids) & 0xFFFFFFFF
-        entry = pack(BATCH, GROUPED if batch_form.is_grouped else 0, 0, batch_id, slot.offset, count, 0)
+        entry = pack(BATCH, GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)
         sizes = tuple([member[0].layout.rows for member in members])
         large = fill(view, pieces, COPIED_AT_ONCE)
-        return SentBatch(batch_id, entry, sizes, batch_form.cuts, on_outcome, slot, placed, view, large)
+        return SentBatch(batch_id, entry, sizes, on_outcome, slot, placed, view, large)

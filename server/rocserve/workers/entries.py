@@ -4,44 +4,44 @@ An entry is kind, flags (u8 each), count (u16), number (u32), and three numbers 
 Tensors and texts lie in slots of the heap of whoever sends them; (place) is a slot's offset. All of a batch lies in one
 slot: a table of entries first, then what these tell of; (start) is a byte of that slot.
 
+Tensors of one layout always lie as core.tensor_places has it, and behind them as many bytes of details as the entry
+says: what is said beside them. Entries that tell of tensors: REQUEST, RESULT, RESPONSE, CALL, ANSWER.
+
+From either end:
+
+- LAYOUT: number; a = place (in a table: start), b = bytes of the layout in JSON: a RequestLayout in a table of
+  requests, the tensors' heads elsewhere. It stands for that number from here on.
+- RETURN: count = how many of a, b and c are places in the other's heap that have been read.
+
 From the server, on the ring WORK:
 
 - BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. flags GROUPED: the requests travel
   together, and run one by one. The server keeps the slot until the batch is DONE.
-- LAYOUT: number; a = start, b = bytes of a RequestLayout in JSON. It stands for that number from here on.
 - REQUEST: number = its layout; a = its own number; b = start of its inputs, with flags PLACED a place of the heap that
   the server keeps too; c = bytes of its details (`request_details.py`), and in the upper half their start.
 
-On the ring BACK, of models that see each request for itself:
+On the ring BACK, of models that see each request for itself, LAYOUT and:
 
-- ANSWER: number = a call's; flags FINAL, NONE or ERROR. Otherwise as CALL, with a ResultLayout. The worker gives the
-  slot back by RETURN.
+- ANSWER: number = a call's; flags FINAL, NONE or ERROR; a = layout, b = place, c = bytes of the details: the parameters
+  of the response in JSON. The worker gives the slot back by RETURN. With ERROR: count = a status code, c = bytes of its
+  text.
 - CANCELLED: a = a request's number. Nobody waits for its answer any more.
 
-On the ring RETURNS: RETURN, count = how many of a, b and c are places in the worker's heap that the server has read.
+On the ring RETURNS: RETURN.
 
-From the worker:
+From the worker, beside LAYOUT and RETURN:
 
 - DONE: number = a batch's id; a, b, c = time.monotonic_ns() when its inputs were there, its engine ended, its outputs
   were there. It is followed by RESULTS, or by FAILED.
-- RESULTS: a = place, b = entries of its table, c = bytes of the slot: RESULT_LAYOUT and RESULT. flags EACH: one result
-  for each request, otherwise one for the whole batch.
+- RESULTS: a = place, b = entries of its table, all RESULT, c = bytes of the slot.
 - FAILED: count = a status code; a = place, b = bytes of a text: the batch as a whole has failed.
-- RESULT_LAYOUT: number; a = place, b = bytes of a ResultLayout in JSON. flags ONCE: the next result's alone. In a table
-  it is always that, and a is a start.
-- RESULT: number = its layout; b = start of numbers (u64 each) and of the outputs behind them, c = how many numbers.
-  Where there is one for each request, a = so many requests have such a result, with the same numbers, one behind the
-  other, each at a multiple of 64. flags ERROR: count = a status code, b = start, c = bytes of its text. OPEN: the a
-  requests are answered by RESPONSE.
-- RESPONSE: as RESULT, at any time, in a slot of its own; a = the request's number, b = place. flags FINAL, NONE: the
-  request ends without one more, AGAIN: it ends here, and is to be sent again in a later batch.
-- CALL: number = the call's; b = place of numbers, a text and tensors, c = how many numbers: the first is the length of
-  the text, a CallLayout in JSON, the others are those of the tensors.
-- RETURN: as on RETURNS.
-
-The numbers of a result are, for each tensor, where it begins behind them, counted from their own first byte, and how
-many bytes it has; then, for each tensor of BYTES of several requests, where each request's part begins in it, and the
-end of the last.
+- RESULT: number = layout; a = so many requests have such a result, one behind the other; 0 = it is that of all requests
+  together, to be cut by their rows; b = start, c = bytes of the details: as of ANSWER. flags ERROR: as of ANSWER. OPEN:
+  the a requests are answered by RESPONSE.
+- RESPONSE: number = layout; a = the request's number; b = place, c = bytes of the details, as of ANSWER, at any time.
+  flags FINAL, NONE: the request ends without one more, ERROR, AGAIN: it ends here, and is to be sent again in a later
+  batch.
+- CALL: number = the call's; a = layout, b = place, c = bytes of the details: a ModelCall in JSON, without its inputs.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator
+
+ATTACH = struct.Struct("<I")
+"""What the server says over an instance's socket: how often the worker looks for a batch before it sleeps. With it
+come, as descriptors, the worker's ring and the server's, the worker's heap, the heap of the version's inputs, the page
+where the server says that it sleeps, and the socket of its back channel where the model sees each request for itself.
+From then on the sockets are the doorbells of both."""
 
 ENTRY = struct.Struct("<BBHIQQQ")
 """Kind, flags, count, number, a, b, c."""
@@ -60,16 +66,16 @@ SERVER_RINGS = (128, 1024, 1024)
 WORKER_RINGS = (1024,)
 
 BATCH, LAYOUT, REQUEST, ANSWER, CANCELLED, RETURN = range(1, 7)
-DONE, RESULTS, FAILED, RESULT_LAYOUT, RESULT, RESPONSE, CALL = range(16, 23)
+DONE, RESULTS, FAILED, RESULT, RESPONSE, CALL = range(16, 22)
 
-GROUPED = EACH = PLACED = 1
-FINAL, NONE, ERROR, AGAIN, OPEN, ONCE = 2, 4, 8, 16, 32, 64
+GROUPED = PLACED = 1
+FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32
 
 LONGEST_TEXT_BYTES = 1 << 20
-"""Of a layout, or of what a call says of itself: little enough to be read between two requests."""
+"""Of a layout, or of details: little enough to be read between two requests."""
 REMEMBERED_LAYOUTS = 256
-"""Of either kind: whoever tells of layouts refers to the last so many, and the other end keeps twice as many, for what
-is posted by one thread while another tells of more. Numbers are not used again."""
+"""Whoever tells of layouts refers to the last so many, and the other end keeps twice as many, for what is posted by one
+thread while another tells of more. Numbers are not used again."""
 
 
 @functools.lru_cache(256)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.passed_descriptors import send_with_descriptors
-from rocserve.core.request_form import BatchForm, Member
+from rocserve.core.request_form import Member
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import HeapReader, ReadSlot, copy_in_steps
@@ -27,14 +27,14 @@ from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.answer_watch import Owed
 from rocserve.workers.batch_writer import BatchWriter, SentBatch
 from rocserve.workers.entries import (
+    ATTACH,
     BACK,
     CALL,
     DONE,
-    EACH,
     ENTRY,
     FAILED,
+    LAYOUT,
     RESPONSE,
-    RESULT_LAYOUT,
     RESULTS,
     RETURN,
     RETURNS,
@@ -45,8 +45,8 @@ from rocserve.workers.entries import (
 )
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter, InstanceRequests
+from rocserve.workers.messages import LONGEST_TEXT
 from rocserve.workers.results import BatchOutcome, ResultReader
-from rocserve.workers.wire import ATTACH, LONGEST_TEXT
 
 SLOTS = 4
 """That an instance holds: one in the engine, one whose outputs are still being read, the others ahead of time."""
@@ -186,10 +186,9 @@ class Instance:
 
     # Batches
 
-    def execute(
-        self, form_of_batch: BatchForm, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]
-    ) -> None:
-        """Put a batch's inputs where the worker reads them, and start it.
+    def execute(self, is_grouped: bool, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]) -> None:
+        """Put a batch's inputs where the worker reads them, and start it. `is_grouped`: its requests travel together
+        and run one by one.
 
         Raises:
             WorkerGone: the worker has ended and nothing ran.
@@ -203,7 +202,7 @@ class Instance:
         except LinkBroken as error:
             self._break(f"it sent what cannot be read: {error}")
             raise WorkerGone(self._gone_text) from None
-        batch = self._writer.write(form_of_batch, members, on_outcome)
+        batch = self._writer.write(members, is_grouped, on_outcome)
         self._sent[batch.id] = batch
         self._mail.expect(self)
         self._unposted.append(batch)
@@ -261,15 +260,15 @@ class Instance:
         for kind, flags, count, number, a, b, c in messages:
             if kind == DONE:
                 self._take_done(number, (a, b, c), next(messages, None))
-            elif kind == RESULT_LAYOUT:
-                self._results.define(flags, number, self._results.text(a, b))
+            elif kind == LAYOUT:
+                self._results.layouts.define(number, a, b)
                 self._give_place(a)
             elif requests is None:
                 raise ValueError(f"a message of kind {kind}, which it may not send here")
             elif kind == RESPONSE:
                 requests.take_response(flags, count, number, a, b, c)
             elif kind == CALL:
-                requests.take_call(number, b, c)
+                requests.take_call(number, a, b, c)
             elif kind == RETURN:
                 requests.take_returns((a, b, c)[:count])
                 self._mail.trimmer.trim_later(self._inputs)
@@ -283,12 +282,9 @@ class Instance:
             raise ValueError(f"an answer to batch {batch_id}, which it does not have")
         if not batch.sent_ns <= times[0] <= times[1] <= times[2] <= time.monotonic_ns():
             raise ValueError("times that are not in their order")
-        kind, flags, count, _, place, entries, nbytes = following or (0,) * 7
+        kind, _, count, _, place, entries, nbytes = following or (0,) * 7
         if kind == RESULTS:
-            each, cuts = (True, None) if flags & EACH else (False, batch.cuts)
-            outcome = self._results.read_batch(
-                place, nbytes, entries, times, batch.sizes, cuts, each, self.requests is not None
-            )
+            outcome = self._results.read_batch(place, nbytes, entries, times, batch.sizes, self.requests is not None)
             outcome.slot = ReadSlot(self._give_place, place, self._reader)
         elif kind == FAILED:
             outcome = BatchOutcome(self._results.error(count, place, entries), times)

@@ -10,19 +10,22 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
-from rocserve.core.tensors import Tensor
+from rocserve.core.plain import from_json
+from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
-from rocserve.plane.heap import HeapFull, HeapReader, ReadSlot, Slot
+from rocserve.plane.heap import HeapReader, ReadSlot, Slot, fill
 from rocserve.plane.link import LinkBroken, RingWriter
 from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.plane.shared_heap import SharedHeap
-from rocserve.workers.call_texts import read_call, write_response
-from rocserve.workers.entries import AGAIN, ANSWER, CANCELLED, ENTRY, ERROR, FINAL, NONE
+from rocserve.workers.entries import AGAIN, ANSWER, CANCELLED, ENTRY, ERROR, FINAL, LAYOUT, NONE
+from rocserve.workers.layouts import SentLayouts, parameters_text, read_parameters
+from rocserve.workers.messages import LONGEST_TEXT
 from rocserve.workers.results import ResultReader
 
 STALL_SECONDS = 60.0
@@ -92,8 +95,10 @@ class InstanceRequests:
         """Of the open requests that are traced, by their numbers: calls that a model makes for them belong to them."""
         self.said = 0
         """How many messages there were."""
-        self._answers: dict[int, Slot] = {}
-        """Of calls, that the worker has not read yet."""
+        self._layouts = SentLayouts(self._tell_layout)
+        """Of the answers to calls."""
+        self._unread: dict[int, Slot] = {}
+        """What was told of these, and of their layouts, and the worker has not read yet."""
         self._waiting: deque[bytes] = deque()
         """Messages that found no room."""
         self._waiting_since = 0.0
@@ -111,7 +116,7 @@ class InstanceRequests:
     @property
     def is_expected(self) -> bool:
         """The worker has something to say."""
-        return bool(self._open or self._calls or self._answers)
+        return bool(self._open or self._calls or self._unread)
 
     def open_request(self, on_answer: OnAnswer) -> int:
         """The number of a request that is about to be sent to the worker; what the model responds to it comes to
@@ -142,13 +147,27 @@ class InstanceRequests:
         if answer is None:
             self._send(ENTRY.pack(ANSWER, flags | NONE, 0, number, 0, 0, 0))
             return
-        try:
-            slot, code, count = write_response(self._inputs, answer)
-        except (ValueError, HeapFull) as error:
-            fault = internal(f"the answer to a call cannot be sent to the model: {error}")
-            slot, code, count = write_response(self._inputs, fault)
-        self._answers[slot.offset] = slot
-        self._send(ENTRY.pack(ANSWER, flags | (ERROR if code else 0), code, number, 0, slot.offset, count))
+        if isinstance(answer, ModelResponse):
+            try:
+                details = parameters_text(answer.parameters)
+                layout, pieces, nbytes = self._layouts.message(answer.outputs, details)
+                self._send(ENTRY.pack(ANSWER, flags, 0, number, layout, self._put(pieces, nbytes), len(details)))
+                return
+            except ServeError as error:
+                answer = internal(f"the answer to a call cannot be sent to the model: {error}")
+        text = answer.text[:LONGEST_TEXT].encode(errors="replace")
+        code, place = int(answer.code), self._put((text,), len(text))
+        self._send(ENTRY.pack(ANSWER, flags | ERROR, code, number, 0, place, len(text)))
+
+    def _put(self, pieces: Sequence[Buffer], nbytes: int) -> int:
+        """The place of a slot that is the worker's until it has read it. Raises: HeapFull."""
+        slot, view = self._inputs.place(nbytes)
+        fill(view, pieces)
+        self._unread[slot.offset] = slot
+        return slot.offset
+
+    def _tell_layout(self, number: int, text: bytes) -> None:
+        self._send(ENTRY.pack(LAYOUT, 0, 0, number, self._put((text,), len(text)), len(text), 0))
 
     def _send(self, entry: bytes) -> None:
         if self._has_ended:
@@ -188,7 +207,7 @@ class InstanceRequests:
 
     # What the worker says
 
-    def take_response(self, flags: int, code: int, number: int, request: int, place: int, count: int) -> None:
+    def take_response(self, flags: int, code: int, number: int, request: int, place: int, nbytes: int) -> None:
         """RESPONSE. Raises: ValueError."""
         self.said += 1
         final = bool(flags & (FINAL | AGAIN))
@@ -197,23 +216,28 @@ class InstanceRequests:
         if flags & AGAIN:
             answer = RESCHEDULED
         elif flags & ERROR:
-            answer = self._results.error(code, place, count)
+            answer = self._results.error(code, place, nbytes)
             self._give_place(place)
         elif not flags & NONE:
-            (heads, contents), layout = self._results.read_at(place, number, count)
-            outputs = [Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]
-            answer = ModelResponse(outputs, layout.parameters, ReadSlot(self._give_place, place, self._reader))
+            outputs, details = self._tensors(number, place, nbytes)
+            answer = ModelResponse(outputs, read_parameters(details), ReadSlot(self._give_place, place, self._reader))
         if final:
             self.close_requests((request,))
         if on_answer is not None:
             self._guarded(functools.partial(on_answer, answer, final))
 
-    def take_call(self, number: int, place: int, count: int) -> None:
+    def _tensors(self, layout: int, place: int, details: int) -> tuple[tuple[Tensor, ...], bytes]:
+        """Views of tensors in a slot, and what is said beside them. Raises: ValueError."""
+        heads, contents, text = self._results.layouts.read(layout, place, details)
+        return tuple([Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]), text
+
+    def take_call(self, number: int, layout: int, place: int, nbytes: int) -> None:
         """CALL. Raises: ValueError."""
         if number in self._calls:
             raise ValueError(f"two calls of the number {number}")
         self.said += 1
-        call = read_call(self._reader, place, count)
+        inputs, text = self._tensors(layout, place, nbytes)
+        call = replace(from_json(ModelCall, text), inputs=inputs)
         opened = self._calls[number] = OpenCall(self, number, ReadSlot(self._give_place, place, self._reader))
         if len(self._calls) > MOST_CALLS:
             opened.answer(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"), True)
@@ -227,7 +251,7 @@ class InstanceRequests:
     def take_returns(self, places: tuple[int, ...]) -> None:
         """RETURN: the worker has read these answers."""
         for place in places:
-            self._answers.pop(place, None)
+            self._unread.pop(place, None)
 
     def stop(self) -> None:
         """Nothing more is said to the worker."""
@@ -245,7 +269,7 @@ class InstanceRequests:
         calls, self._calls = self._calls, {}
         for opened in calls.values():
             self._guarded(opened.cancelled)
-        self._answers.clear()
+        self._unread.clear()
 
 
 class OpenCall:

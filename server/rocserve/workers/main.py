@@ -31,10 +31,21 @@ from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.request_prefix import current_prefix
 from rocserve.observability.logs import LinesWithLevels
 from rocserve.workers.isolation import hide_memory
-from rocserve.workers.messages import ControlMessage, Load, Loaded, LoadFailed, Progress, Verbosity, WarmedUp, WarmUp
+from rocserve.workers.messages import (
+    FRAME_LENGTH,
+    ControlMessage,
+    Load,
+    Loaded,
+    LoadFailed,
+    Progress,
+    Verbosity,
+    WarmedUp,
+    WarmUp,
+    decode_message,
+    encode_frame,
+)
 from rocserve.workers.request_service import RequestService
 from rocserve.workers.tensor_service import ModelService, TensorService
-from rocserve.workers.wire import FRAME_LENGTH, decode_message, encode_frame
 from rocserve.workers.worker_end import error_text
 
 _SERVER_LOG = "rocserve"

@@ -1,22 +1,34 @@
-"""The messages between the server, the zygote and the workers. `wire.py` says how they travel.
+"""The messages between the server, the zygote and the workers, but for batches and their results (`entries.py`).
 
 Control messages go over a worker's control socket, one at a time: Load -> Loaded | LoadFailed,
 WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Progress and MetricChanges come from the worker in
-between. Batches and their results go by the links of instances (`entries.py`), which carry what is below as JSON.
-Spawn, Keep and ListKept go to the zygote, and their answers come from it.
+between. Spawn, Keep and ListKept go to the zygote, and their answers come from it.
+
+Each is its name and JSON; on a control socket, a stream, it stands behind its length. No pickle: nothing is executed or
+imported because of what a message says.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, cast, get_args
 
 from rocserve.core.custom_metrics import MetricChanges
+from rocserve.core.errors import StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig
-from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
-from rocserve.core.tensors import TensorHead
+from rocserve.core.plain import from_json, to_json
+from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
 from rocserve.workers.isolation import Confinement
+
+LONGEST_TEXT = 8192
+"""Characters of one text in a message: an error, or what is wrong with what came."""
+FRAME_LENGTH = struct.Struct("<I")
+LONGEST_FRAME = 4 * 1024 * 1024
+"""Bytes of what a worker says: room for some ten thousand tensors' names, and little enough to be parsed between two
+requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,39 +117,6 @@ ControlMessage = Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp 
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFailure:
-    request_index: int
-    code: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResultLayout:
-    """What the outputs of a result are, what the model says beside them, and which requests of a batch failed."""
-
-    outputs: tuple[TensorHead, ...]
-    failures: tuple[RequestFailure, ...] = ()
-    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-
-
-@dataclass(frozen=True, slots=True)
-class CallLayout:
-    """A request to another model. The fields are those of `request_model.ModelCall`."""
-
-    model_name: str
-    model_version: int
-    inputs: tuple[TensorHead, ...]
-    requested_outputs: tuple[str, ...]
-    id: str
-    correlation_id: int | str
-    flags: int
-    priority: int
-    timeout_microseconds: int
-    parameters: Parameters
-    trace_number: int
-
-
-@dataclass(frozen=True, slots=True)
 class Spawn:
     """Start a worker; the file descriptors of its sockets and pipes come along (see `zygote.py`)."""
 
@@ -209,3 +188,60 @@ class KeptListed:
 
 
 ZygoteMessage = Spawn | Spawned | SpawnFailed | Exited | Keep | ListKept | Kept | KeptListed
+
+_NAMED: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(ControlMessage | ZygoteMessage)}
+
+
+def encode_message(message: ControlMessage | ZygoteMessage) -> bytes:
+    return type(message).__name__.encode() + b" " + to_json(message)
+
+
+def decode_message(data: bytes) -> ControlMessage | ZygoteMessage:
+    """Raises: ValueError."""
+    name, _, body = data.partition(b" ")
+    kind = _NAMED.get(name.decode("ascii", "replace"))
+    if kind is None:
+        raise ValueError(f"unknown message {name[:40]!r}")
+    message: ControlMessage | ZygoteMessage = from_json(kind, body)
+    return message
+
+
+def status_code(code: int) -> StatusCode:
+    """A code as a worker sends it; one that does not exist is INTERNAL."""
+    try:
+        return StatusCode(code)
+    except ValueError:
+        return StatusCode.INTERNAL
+
+
+def encode_frame(message: ControlMessage) -> bytes:
+    """A control message behind its length, as it stands on the stream."""
+    data = encode_message(message)
+    return FRAME_LENGTH.pack(len(data)) + data
+
+
+class FrameReader:
+    """Finds the control messages in a stream that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def take(self, piece: bytes) -> list[ControlMessage]:
+        """The messages that this piece completes.
+
+        Raises:
+            ValueError: what came is no message.
+        """
+        self._data += piece
+        taken: list[ControlMessage] = []
+        while len(self._data) >= FRAME_LENGTH.size:
+            (length,) = FRAME_LENGTH.unpack_from(self._data)
+            if length > LONGEST_FRAME:
+                raise ValueError(f"a message of {length} bytes is announced, expected at most {LONGEST_FRAME}")
+            end = FRAME_LENGTH.size + length
+            if len(self._data) < end:
+                break
+            message = decode_message(bytes(self._data[FRAME_LENGTH.size : end]))
+            del self._data[:end]
+            taken.append(cast(ControlMessage, message))
+        return taken

@@ -15,7 +15,9 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.workers.control_groups import ControlGroup
 from rocserve.workers.instance import Instance
 from rocserve.workers.messages import (
+    LONGEST_TEXT,
     ControlMessage,
+    FrameReader,
     Load,
     Loaded,
     LoadFailed,
@@ -24,8 +26,9 @@ from rocserve.workers.messages import (
     Verbosity,
     WarmedUp,
     WarmUp,
+    encode_frame,
+    status_code,
 )
-from rocserve.workers.wire import LONGEST_TEXT, FrameReader, encode_frame, status_code
 from rocserve.workers.worker_output import WorkerOutput
 
 _STATUS_WAIT_SECONDS = 1.0

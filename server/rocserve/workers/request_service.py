@@ -152,7 +152,7 @@ class RequestExecutor:
                 responder.claim()
             self._end.fail(received, (input_end, max(output_start, input_end)), self._serve_error(error))
             return
-        self._end.finish(received, (input_end, output_start), results, each=True)
+        self._end.finish(received, (input_end, output_start), results)
 
     def _request(self, received: ReceivedRequest, responders: list[BatchedResponder]) -> ModelRequest:
         """A request on memory of its own, which may be kept and written to.

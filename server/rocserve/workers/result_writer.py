@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from rocserve.backends.base import Batch, BatchResult
+from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.plain import to_json
-from rocserve.core.requests import Signature
-from rocserve.core.tensor_places import aligned, lay_out, padded
-from rocserve.core.tensors import Buffer, Tensor, TensorHead, bytes_elements, encode_bytes_elements, flat_octets, octets
-from rocserve.workers.entries import numbers
-from rocserve.workers.messages import RequestFailure, ResultLayout
-from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, checked
+from rocserve.core.requests import NO_PARAMETERS, Signature
+from rocserve.core.tensor_places import padded
+from rocserve.core.tensors import Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
+from rocserve.workers.layouts import Layout
+from rocserve.workers.responses import ResponseWriter
+from rocserve.workers.worker_end import OutgoingResult, WorkerEnd
 
 Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
 
 _FAILURE_TEXTS = 64 * 1024
 """Characters that the texts of one batch's failures share."""
@@ -31,41 +31,23 @@ COPIED_SOONER = 4096
 NO_ROOM: Mapping[str, Array] = {}
 
 
-@dataclass(slots=True)
-class _Output:
-    """One output on its way to the heap."""
-
-    head: TensorHead
-    source: Array | Buffer
-    nbytes: int
-    bounds: tuple[int, ...] = ()
-    """Of the requests' parts, for BYTES of several requests."""
-
-
 class _Plan:
     """Where the outputs of results of known shapes go in a slot."""
 
-    __slots__ = ("_rooms", "count", "end", "heads", "offsets", "table", "text")
+    __slots__ = ("_rooms", "layout")
 
-    def __init__(
-        self, text: bytes, heads: Sequence[TensorHead], table: bytes, offsets: Sequence[int], end: int
-    ) -> None:
-        self.text = text
-        """Of the layout."""
-        self.heads = heads
-        self.table = table
-        self.count = len(table) // 8
-        self.offsets = offsets
-        self.end = end
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
         self._rooms: dict[int, Mapping[str, Array]] = {}
 
     def room(self, place: int, view: memoryview) -> Mapping[str, Array]:
         """The outputs' places in a slot, as arrays. A slot that comes again has the same."""
         room = self._rooms.get(place)
         if room is None:
+            places = self.layout.places
             room = {
-                head.name: np.ndarray(head.shape, head.datatype.numpy_dtype, view, offset)
-                for head, offset in zip(self.heads, self.offsets, strict=True)
+                head.name: np.ndarray(head.shape, head.datatype.numpy_dtype, view, begin)
+                for head, (begin, _) in zip(places.heads, places.bounds, strict=True)
             }
             if len(self._rooms) >= _REMEMBERED:
                 self._rooms.clear()
@@ -79,28 +61,22 @@ class ResultWriter:
     def __init__(self, end: WorkerEnd, signature: Signature, batching: bool) -> None:
         """`batching`: whether outputs have the batch's rows."""
         self._end = end
+        self._responses = ResponseWriter(end)
         self._datatypes = {spec.name: spec.datatype for spec in signature.outputs}
         self._batching = batching
         self._plans: dict[object, _Plan] = {}
         self._last: dict[tuple[int, ...], _Plan] = {}
         """By the rows of a batch's requests, the plan of the latest result."""
         self._reserved: tuple[_Plan, int, memoryview] | None = None
-        self.reserved: int | None = None
-        """The place where the latest result lies already."""
 
     def make_room(self, batch: Batch) -> None:
         """Give the batch room for outputs as they were the last time."""
         plan = self._last.get(batch.request_sizes)
         if plan is not None:
-            self._reserved = (plan, *self._end.reserve(plan.end))
+            self._reserved = (plan, *self._end.reserve(plan.layout.places.end))
             batch.room = plan.room(*self._reserved[1:])
         else:
             batch.room = NO_ROOM
-
-    def take_place(self) -> int | None:
-        """The place where the result that was written last lies already; None = it is still to be copied."""
-        place, self.reserved = self.reserved, None
-        return place
 
     def give_up_room(self) -> None:
         """The batch has failed, or its results are others."""
@@ -108,11 +84,8 @@ class ResultWriter:
             self._end.give_up(self._reserved[1])
             self._reserved = None
 
-    def write(self, batch: Batch, result: BatchResult, last: OutgoingResult | None = None) -> OutgoingResult:
-        """The outputs on their way to the server.
-
-        Args:
-            last: of the request before, where requests run one by one; it takes up outputs that are alike.
+    def write(self, results: list[OutgoingResult], batch: Batch, result: BatchResult) -> None:
+        """The outputs on their way to the server, behind those of the requests before where requests run one by one.
 
         Raises:
             ServeError: INTERNAL, the outputs are not what was asked for, or not of the batch's rows.
@@ -123,10 +96,8 @@ class ResultWriter:
             values: Sequence[Array | Tensor] = [outputs[name] for name in names]
         except KeyError as missing:
             raise internal(f"the engine gave no output {missing}, only {sorted(outputs)}") from None
-        if batch.cuts:
-            _check_cuts(batch.cuts, names, values)
         key = None
-        if not result.failures:
+        if not result.failures and not batch.cuts:
             try:
                 arrays = [(name, value.shape, value.dtype) for name, value in zip(names, values, strict=True)]  # type: ignore[union-attr]
             except AttributeError:
@@ -135,29 +106,31 @@ class ResultWriter:
                 key = (sum(batch.request_sizes), *arrays)
                 plan = self._plans.get(key)
                 if plan is not None:
-                    return self._write_as_before(batch, plan, values, last)
-        return self._write_anew(batch, names, values, result.failures, key)
+                    self._write_as_before(results, batch, plan, values)
+                    return
+        self._write_anew(results, batch, dict(zip(names, values, strict=True)), result.failures, key)
 
     def _write_as_before(
-        self, batch: Batch, plan: _Plan, values: Sequence[Array | Tensor], last: OutgoingResult | None
-    ) -> OutgoingResult:
+        self, results: list[OutgoingResult], batch: Batch, plan: _Plan, values: Sequence[Array | Tensor]
+    ) -> None:
+        layout = plan.layout
         if self._reserved is not None and self._reserved[0] is plan:
-            _, self.reserved, view = self._reserved
+            _, place, view = self._reserved
             self._reserved = None
-            view[: len(plan.table)] = plan.table
-            for destination, value in zip(plan.room(self.reserved, view).values(), values, strict=True):
+            for destination, value in zip(plan.room(place, view).values(), values, strict=True):
                 if value is not destination:
                     np.copyto(destination, value)  # type: ignore[arg-type]
             contents: list[Buffer] = []
         else:
             # What lies in the room for another plan goes to the server before that is given up.
-            contents = padded([plan.table, *map(_octets, values)])
-            if last is not None and last.form is plan:
-                last.add(plan.end, contents)
-                return last
+            contents, place = padded(map(_octets, values)), None
+            if results and results[-1].layout is layout:
+                results[-1].add(layout.places.end, contents)
+                return
         self._remember(batch, plan)
-        layout = self._end.layout_number(plan.text)
-        return OutgoingResult(0, 0, layout, plan.count, plan.end, contents, form=plan)
+        number = self._end.layouts.number(layout)
+        requests = 1 if len(batch.request_sizes) == 1 else 0
+        results.append(OutgoingResult(0, 0, number, 0, layout.places.end, contents, requests, layout, place))
 
     def _remember(self, batch: Batch, plan: _Plan) -> None:
         if len(self._last) >= _REMEMBERED:
@@ -166,102 +139,102 @@ class ResultWriter:
 
     def _write_anew(
         self,
+        results: list[OutgoingResult],
         batch: Batch,
-        names: Sequence[str],
-        values: Sequence[Array | Tensor],
+        values: Mapping[str, Array | Tensor],
         failures: Mapping[int, ServeError],
         key: object | None,
-    ) -> OutgoingResult:
+    ) -> None:
         sizes = batch.request_sizes
-        entries = [self._output(name, value, sizes) for name, value in zip(names, values, strict=True)]
-        if self._batching:
-            _check_rows([entry for entry in entries if entry.head.name not in batch.cuts], sum(sizes))
-        bounds = [bound for entry in entries for bound in entry.bounds]
-        head = numbers(2 * len(entries) + len(bounds))
-        offsets, end = lay_out([entry.nbytes for entry in entries], head.size)
-        places = [number for entry, offset in zip(entries, offsets, strict=True) for number in (offset, entry.nbytes)]
-        table = head.pack(*places, *bounds)
-        end = aligned(end)
-        contents = padded([table, *[_octets(entry.source) for entry in entries]])
-        heads = tuple(entry.head for entry in entries)
-        text = checked(to_json(ResultLayout(heads, _told(failures))))
-        if failures:
-            return OutgoingResult(count=len(table) // 8, nbytes=end, contents=contents, layout_text=text)
-        if key is not None and all(head.datatype is not DataType.BYTES for head in heads):
+        _check_shapes(values, batch.cuts, sum(sizes) if self._batching else None)
+        # The server cuts by rows of one size; all else is cut here.
+        is_text = any(self._datatype(name, value) is DataType.BYTES for name, value in values.items())
+        if failures or (len(sizes) > 1 and (is_text or batch.cuts)):
+            results += self._responses.results(self._split(batch, values, failures))
+            return
+        tensors = [self._cut(name, one, batch.cuts.get(name, (one.shape,)))[0] for name, one in values.items()]
+        self._responses.add(results, tensors, NO_PARAMETERS)
+        if len(sizes) > 1:
+            results[-1].requests = 0
+        layout = results[-1].layout
+        if key is not None and layout is not None and layout.places.sizes is not None:
             if len(self._plans) >= _REMEMBERED:
                 self._plans.clear()
-            plan = self._plans[key] = _Plan(text, heads, table, offsets, end)
+            plan = self._plans[key] = _Plan(layout)
             self._remember(batch, plan)
-        return OutgoingResult(0, 0, self._end.layout_number(text), len(table) // 8, end, contents)
 
-    def _output(self, name: str, value: Array | Tensor, sizes: tuple[int, ...]) -> _Output:
+    def _split(
+        self, batch: Batch, values: Mapping[str, Array | Tensor], failures: Mapping[int, ServeError]
+    ) -> list[Answer]:
+        """The answer to each request of several."""
+        columns = [
+            self._cut(name, value, batch.cuts.get(name) or [(size, *value.shape[1:]) for size in batch.request_sizes])
+            for name, value in values.items()
+        ]
+        longest = _FAILURE_TEXTS // max(len(failures), 1)
+        answers: list[Answer] = []
+        for index in range(len(batch.request_sizes)):
+            failure = failures.get(index)
+            if failure is None:
+                answers.append(ModelResponse([column[index] for column in columns]))
+            else:
+                answers.append(ServeError(failure.code, failure.text[:longest]))
+        return answers
+
+    def _cut(self, name: str, value: Array | Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        """An output as tensors of these shapes, one behind the other. Raises: ServeError: INTERNAL, it is damaged."""
+        datatype, counts = self._datatype(name, value), list(accumulate(map(math.prod, shapes), initial=0))
         if isinstance(value, Tensor):
-            return _tensor_output(name, value, sizes)
+            data, bounds = flat_octets(value.data), _ends(value, counts)
+            parts: list[Buffer] = [data[begin:end] for begin, end in pairwise(bounds)]
+        else:
+            flat = value.reshape(-1)
+            parts = [tensor_from_numpy(name, flat[begin:end], datatype).data for begin, end in pairwise(counts)]
+        return [Tensor(name, datatype, tuple(shape), part) for shape, part in zip(shapes, parts, strict=True)]
+
+    def _datatype(self, name: str, value: Array | Tensor) -> DataType:
+        """As it is declared, where an array may be of that datatype."""
+        if isinstance(value, Tensor):
+            return value.datatype
         declared = self._datatypes.get(name)
-        if declared is None or declared.numpy_dtype != value.dtype:
-            declared = datatype_of(value)
-        head = TensorHead(name, declared, value.shape)
-        if declared is not DataType.BYTES:
-            return _Output(head, value, value.size * declared.itemsize)
-        if len(sizes) == 1:
-            data = encode_bytes_elements(value.ravel())
-            return _Output(head, data, len(data))
-        ends = list(accumulate(sizes))
-        parts = [encode_bytes_elements(value[end - size : end].ravel()) for size, end in zip(sizes, ends, strict=True)]
-        data = b"".join(parts)
-        return _Output(head, data, len(data), (0, *accumulate(map(len, parts))))
+        return declared if declared is not None and declared.numpy_dtype == value.dtype else datatype_of(value)
 
 
-def _octets(source: Array | Buffer | Tensor) -> Buffer:
-    """The bytes of an output, one behind the other."""
-    if isinstance(source, np.ndarray):
-        if source.nbytes <= COPIED_SOONER:
-            return source.tobytes()
-        return octets(np.ascontiguousarray(source))
-    return flat_octets(source.data if isinstance(source, Tensor) else source)
+def _octets(array: Array | Tensor) -> Buffer:
+    """The bytes of an array, one behind the other."""
+    assert isinstance(array, np.ndarray)
+    return array.tobytes() if array.nbytes <= COPIED_SOONER else octets(np.ascontiguousarray(array))
 
 
-def _tensor_output(name: str, tensor: Tensor, sizes: tuple[int, ...]) -> _Output:
-    head = TensorHead(name, tensor.datatype, tuple(tensor.shape))
+def _ends(tensor: Tensor, counts: Sequence[int]) -> list[int]:
+    """Where the first so many elements of an output end, for each of these counts. Raises: ServeError: INTERNAL."""
     nbytes = memoryview(tensor.data).nbytes
     if tensor.datatype is not DataType.BYTES:
-        expected = math.prod(tensor.shape) * tensor.datatype.itemsize
+        expected = tensor.element_count * tensor.datatype.itemsize
         if nbytes != expected:
-            raise internal(f"output '{name}' of shape {list(tensor.shape)} needs {expected} bytes, got {nbytes}")
-        return _Output(head, tensor.data, nbytes)
-    if len(sizes) == 1:
-        return _Output(head, tensor.data, nbytes)
+            raise internal(f"output '{tensor.name}' of shape {list(tensor.shape)} needs {expected} bytes, got {nbytes}")
+        return [count * tensor.datatype.itemsize for count in counts]
+    if len(counts) == 2:
+        return [0, nbytes]
     try:
-        elements = bytes_elements(tensor.data, tensor.element_count, name)
+        elements = bytes_elements(tensor.data, tensor.element_count, tensor.name)
     except ServeError:
-        raise internal(f"output '{name}' does not hold the {tensor.element_count} elements of its shape") from None
-    row = math.prod(tensor.shape[1:])
+        raise internal(
+            f"output '{tensor.name}' does not hold the {tensor.element_count} elements of its shape"
+        ) from None
     ends = (0, *accumulate(4 + len(element) for element in elements))
-    return _Output(head, tensor.data, nbytes, (0, *(ends[rows * row] for rows in accumulate(sizes))))
+    return [ends[count] for count in counts]
 
 
-def _check_rows(entries: Sequence[_Output], rows: int) -> None:
-    for entry in entries:
-        if not entry.head.shape or entry.head.shape[0] != rows:
-            raise internal(
-                f"output '{entry.head.name}' has the shape {list(entry.head.shape)}, expected the batch's {rows} rows"
-            )
-
-
-def _check_cuts(
-    cuts: Mapping[str, Sequence[tuple[int, ...]]], names: Sequence[str], values: Sequence[Array | Tensor]
-) -> None:
-    for name, value in zip(names, values, strict=True):
+def _check_shapes(values: Mapping[str, Array | Tensor], cuts: Mapping[str, Sequence[Shape]], rows: int | None) -> None:
+    """`rows`: of the batch, for a model that batches. Raises: ServeError: INTERNAL, an output is of another shape."""
+    for name, value in values.items():
         if name in cuts:
-            count = math.prod(value.shape)
-            wanted = sum(math.prod(shape) for shape in cuts[name])
+            count, wanted = math.prod(value.shape), sum(map(math.prod, cuts[name]))
             if count != wanted:
                 raise internal(
                     f"output '{name}' has {count} elements, expected the {wanted} of the requests' shapes"
                     f" {[list(shape) for shape in cuts[name]]}"
                 )
-
-
-def _told(failures: Mapping[int, ServeError]) -> tuple[RequestFailure, ...]:
-    longest = _FAILURE_TEXTS // max(len(failures), 1)
-    return tuple(RequestFailure(index, int(error.code), error.text[:longest]) for index, error in failures.items())
+        elif rows is not None and (not value.shape or value.shape[0] != rows):
+            raise internal(f"output '{name}' has the shape {list(value.shape)}, expected the batch's {rows} rows")

@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
-from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.plain import from_json
 from rocserve.core.requests import LARGE_RESPONSE, Parameters
-from rocserve.core.tensor_places import aligned
-from rocserve.core.tensors import Buffer, TensorHead, can_hold
+from rocserve.core.tensor_places import Bounds, TensorPlaces
+from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.plane.heap import HeapReader
 from rocserve.plane.link import ENTRY_BYTES
-from rocserve.workers.entries import (
-    ENTRY,
-    ERROR,
-    LONGEST_TEXT_BYTES,
-    ONCE,
-    OPEN,
-    REMEMBERED_LAYOUTS,
-    RESULT,
-    RESULT_LAYOUT,
-    numbers,
-)
-from rocserve.workers.messages import ResultLayout
-from rocserve.workers.wire import LONGEST_TEXT, status_code
+from rocserve.workers.entries import ENTRY, ERROR, OPEN, RESULT
+from rocserve.workers.layouts import KnownLayouts, bounds_of, read_parameters, text_length
+from rocserve.workers.messages import LONGEST_TEXT, status_code
 
 Outputs = tuple[tuple[TensorHead, ...], Sequence[Buffer]]
 """What one request's part of a result is, and its bytes."""
 Part = tuple[tuple[TensorHead, ...], Sequence[slice]]
 """What one request's part of a result is, and where each of its outputs lies, counted from the result's first byte."""
 
-OutputCuts = Mapping[str, Sequence[tuple[int, ...]]]
-"""By output, the shape of each request's part, where that is not the request's rows."""
-
 _MOST_REMEMBERED = 8192
 """Outputs of requests; a few hundred bytes each."""
-_MOST_NUMBERS = 1 << 16
-"""Of one result."""
 
-NO_CUTS: OutputCuts = {}
 _NO_PART: Part = ((), ())
 _NOTHING = memoryview(b"")
-_ALONE = (1,)
-"""A request whose result is not cut."""
-
-_Known = tuple[int, Sequence[Part], ResultLayout]
-"""Where a result ends, each request's part, and its layout."""
 
 
 class BatchOutcome:
@@ -92,20 +69,9 @@ class BatchOutcome:
         start, (heads, slices) = self._parts[request_index]
         return heads, list(map(self._view[start:].__getitem__, slices))
 
-    def add(self, starts: Sequence[int], parts: Sequence[Part], layout: ResultLayout) -> None:
-        """Results that begin there, each of as many requests as there are parts, one behind the other.
-
-        Raises:
-            ValueError: there is no such request as one that failed.
-        """
-        index = len(self._parts)
-        if layout.parameters:
-            self.parameters[index] = layout.parameters
+    def add(self, starts: Sequence[int], parts: Sequence[Part]) -> None:
+        """Results that begin there, each of as many requests as there are parts, one behind the other."""
         self._parts += [(start, part) for start in starts for part in parts]
-        for failure in layout.failures:
-            if not 0 <= failure.request_index < len(parts):
-                raise ValueError(f"a failure of request {failure.request_index} of {len(parts)}")
-            self.failures[index + failure.request_index] = ServeError(status_code(failure.code), failure.text)
 
     def add_open(self, count: int) -> None:
         """So many requests that are open."""
@@ -123,51 +89,22 @@ class BatchOutcome:
 
 
 class ResultReader:
-    """Reads the results of one instance. Bounded memory of the layouts seen before.
-
-    All that raises ValueError does so because the worker told what does not make sense.
-    """
+    """Reads the results of one instance. All that raises ValueError does so because the worker told what does not make
+    sense."""
 
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
-        self._layouts: dict[int, ResultLayout] = {}
-        self._known: dict[tuple[int, bytes, tuple[int, ...]], _Known] = {}
+        self.layouts = KnownLayouts(heap)
+        self._parts: dict[tuple[TensorPlaces, tuple[int, ...]], Sequence[Part]] = {}
+        """Of results together whose places follow from their layout, by that and by the rows of the requests."""
         self._remembered = 0
-        self._once: ResultLayout | None = None
-
-    def define(self, flags: int, number: int, text: bytes) -> None:
-        """A layout of that number. Raises: ValueError."""
-        if flags & ONCE:
-            self.define_once(text)
-            return
-        if len(self._layouts) >= 2 * REMEMBERED_LAYOUTS:
-            del self._layouts[next(iter(self._layouts))]
-        self._layouts[number] = from_json(ResultLayout, text)
-
-    def define_once(self, text: bytes) -> None:
-        """The layout of the next result. Raises: ValueError."""
-        self._once = from_json(ResultLayout, text)
-
-    def text(self, place: int, nbytes: int) -> bytes:
-        """Of a slot of its own. Raises: ValueError."""
-        if nbytes > LONGEST_TEXT_BYTES:
-            raise ValueError(f"a text of {nbytes} bytes, expected at most {LONGEST_TEXT_BYTES}")
-        return bytes(self._heap.checked(place, nbytes))
 
     def error(self, code: int, place: int, nbytes: int) -> ServeError:
         """Whose text has a slot of its own. Raises: ValueError."""
-        return _error(code, self.text(place, nbytes))
+        return _error(code, self.layouts.text(place, nbytes))
 
     def read_batch(
-        self,
-        place: int,
-        nbytes: int,
-        entries: int,
-        times: tuple[int, int, int],
-        sizes: tuple[int, ...],
-        cuts: OutputCuts | None,
-        each: bool,
-        sees_requests: bool,
+        self, place: int, nbytes: int, entries: int, times: tuple[int, int, int], sizes: tuple[int, ...], may_open: bool
     ) -> BatchOutcome:
         """The results of a batch.
 
@@ -175,150 +112,73 @@ class ResultReader:
             place: of their slot of so many bytes, at whose beginning is a table of so many entries.
             times: see BatchOutcome.
             sizes: of the batch's requests, in rows.
-            cuts: where outputs are cut otherwise than by rows.
-            each: there are results of each request, else there is one of all.
-            sees_requests: the model sees each request for itself, so that it may keep one open.
+            may_open: the model sees each request for itself, so that it may keep one open.
         """
         if not 0 < entries * ENTRY_BYTES <= nbytes:
             raise ValueError(f"results in {entries} entries of {nbytes} bytes")
         view = self._heap.checked(place, nbytes)
         outcome = BatchOutcome(None, times, view)
-        for kind, flags, code, number, a, b, c in ENTRY.iter_unpack(view[: entries * ENTRY_BYTES]):
-            if kind == RESULT_LAYOUT:
-                self.define_once(_part(view, a, b))
-                continue
-            count = a if each else len(sizes)
-            may_be = not flags & (OPEN | ERROR) or (each and (sees_requests or not flags & OPEN))
-            if kind != RESULT or not 0 < count <= len(sizes) - outcome.request_count or not may_be:
+        for kind, flags, code, number, count, start, details in ENTRY.iter_unpack(view[: entries * ENTRY_BYTES]):
+            left = len(sizes) - outcome.request_count
+            is_whole = not count and left == len(sizes) and not flags
+            if kind != RESULT or not (0 < count <= left or is_whole) or (flags & OPEN and not may_open):
                 raise ValueError(f"a message of kind {kind} among the results of {len(sizes)} requests")
             if flags & OPEN:
                 outcome.add_open(count)
             elif flags & ERROR:
-                outcome.add_failure(_error(code, _part(view, b, c)))
+                outcome.add_failure(_error(code, _text(view, start, details)))
             else:
-                end, parts, layout = self.read(view, number, b, c, _ALONE if each else sizes, cuts)
-                stride = aligned(end)
-                starts = [b + index * stride for index in range(count if each else 1)]
-                if starts[-1] + end > len(view):
-                    raise ValueError(f"a result of {end} bytes at byte {starts[-1]} of {len(view)}")
-                outcome.add(starts, parts, layout)
+                places = self.layouts.get(number)
+                bounds, end = bounds_of(places, view[start : start + places.table_bytes])
+                stride = end + details
+                if start + max(count, 1) * stride > len(view):
+                    raise ValueError(f"a result of {stride} bytes at byte {start} of {len(view)}")
+                if details:
+                    outcome.parameters[outcome.request_count] = read_parameters(_text(view, start + end, details))
+                if is_whole:
+                    outcome.add((start,), self._cut(places, bounds, sizes))
+                else:
+                    part = places.heads, [slice(*bound) for bound in bounds]
+                    outcome.add([start + index * stride for index in range(count)], (part,))
         if outcome.request_count != len(sizes):
             raise ValueError(f"results of {outcome.request_count} requests where there are {len(sizes)}")
         return outcome
 
-    def read(
-        self,
-        view: memoryview,
-        number: int,
-        start: int,
-        count: int,
-        sizes: tuple[int, ...],
-        cuts: OutputCuts | None = None,
-    ) -> _Known:
-        """Where a result ends and each request's part of it, counted from `start`, and its layout.
-
-        Args:
-            view: the slot of the result, whose numbers begin at its byte `start`.
-            sizes: of the requests that it is of, in rows.
-            cuts: where outputs are cut otherwise than by rows.
-        """
-        once, self._once = self._once, None
-        table = bytes(view[start : start + 8 * count])
-        key = (number, table, sizes)
-        known = self._known.get(key) if once is None and cuts is None else None
-        if known is None:
-            layout = once or self._layouts.get(number)
-            if layout is None:
-                raise ValueError(f"a result of layout {number}, which it has not told")
-            if count > _MOST_NUMBERS or len(table) != 8 * count:
-                raise ValueError(f"a result with {count} numbers in {len(view) - start} bytes")
-            known = (*_cut(layout, numbers(count).unpack(table), sizes, cuts or NO_CUTS), layout)
-            if once is None and cuts is None:
-                self._remembered += len(sizes) * len(layout.outputs) + 1
+    def _cut(self, places: TensorPlaces, bounds: Bounds, sizes: tuple[int, ...]) -> Sequence[Part]:
+        """Each request's part of a result of all together."""
+        key = (places, sizes)
+        parts = self._parts.get(key)
+        if parts is None:
+            parts = _cut(places.heads, bounds, sizes)
+            if places.sizes is not None:
+                self._remembered += len(sizes) * len(places.heads) + 1
                 if self._remembered > _MOST_REMEMBERED:
-                    self._known.clear()
+                    self._parts.clear()
                     self._remembered = 0
-                self._known[key] = known
-        if start + known[0] > len(view):
-            raise ValueError(f"a result of {known[0]} bytes at byte {start} of {len(view)}")
-        return known
-
-    def read_at(self, place: int, number: int, count: int) -> tuple[Outputs, ResultLayout]:
-        """A single result in a slot of its own, and its layout."""
-        if count > _MOST_NUMBERS:
-            raise ValueError(f"a result with {count} numbers")
-        table = numbers(count).unpack(self._heap.checked(place, 8 * count))
-        end = max(8 * count, *[start + nbytes for start, nbytes in zip(table[0::2], table[1::2], strict=True)])
-        view = self._heap.checked(place, end)
-        _, ((heads, slices),), layout = self.read(view, number, 0, count, _ALONE)
-        return (heads, [view[each] for each in slices]), layout
+                self._parts[key] = parts
+        return parts
 
 
-def _cut(
-    layout: ResultLayout, numbers: Sequence[int], request_sizes: tuple[int, ...], cuts: OutputCuts
-) -> tuple[int, Sequence[Part]]:
-    """Where a result ends, and each request's part."""
-    heads: list[list[TensorHead]] = [[] for _ in request_sizes]
-    places: list[list[slice]] = [[] for _ in request_sizes]
-    position, end, total = 2 * len(layout.outputs), 8 * len(numbers), 0
-    if position > len(numbers):
-        raise ValueError(f"{len(numbers)} numbers for {len(layout.outputs)} outputs")
-    for index, head in enumerate(layout.outputs):
-        offset, nbytes = numbers[2 * index : 2 * index + 2]
-        if not can_hold(head.datatype, head.shape, nbytes):
-            raise ValueError(f"output '{head.name}' of shape {list(head.shape)} has {nbytes} bytes")
-        end, total = max(end, offset + nbytes), total + nbytes
-        shapes: Sequence[tuple[int, ...]] = (head.shape,)
-        bounds: Sequence[int] = (0, nbytes)
-        if head.name in cuts:
-            shapes = cuts[head.name]
-            bounds = _part_bounds(head, shapes, nbytes)
-        elif len(request_sizes) > 1:
-            if head.datatype is DataType.BYTES:
-                bounds = numbers[position : position + len(request_sizes) + 1]
-                position += len(bounds)
-            else:
-                bounds = _row_bounds(head, request_sizes)
-            _check_bounds(head, bounds, nbytes, request_sizes)
-            shapes = [(size, *head.shape[1:]) for size in request_sizes]
-        for request, (shape, (begin, finish)) in enumerate(zip(shapes, itertools.pairwise(bounds), strict=True)):
-            heads[request].append(TensorHead(head.name, head.datatype, shape))
-            places[request].append(slice(offset + begin, offset + finish))
-    if total > end:
-        raise ValueError(f"outputs of {total} bytes in {end} bytes of memory")
-    shared: dict[tuple[TensorHead, ...], tuple[TensorHead, ...]] = {}
-    told = [shared.setdefault(each, each) for each in map(tuple, heads)]
-    return end, list(zip(told, places, strict=True))
+def _cut(heads: tuple[TensorHead, ...], bounds: Bounds, sizes: tuple[int, ...]) -> Sequence[Part]:
+    """Raises: ValueError."""
+    if len(sizes) == 1:
+        return ((heads, [slice(*bound) for bound in bounds]),)
+    rows = sum(sizes)
+    places: list[list[slice]] = [[] for _ in sizes]
+    for head, (begin, end) in zip(heads, bounds, strict=True):
+        if not head.shape or head.shape[0] != rows or head.datatype.itemsize * math.prod(head.shape) != end - begin:
+            raise ValueError(f"output '{head.name}' has the shape {list(head.shape)} for a batch of {rows} rows")
+        row = math.prod(head.shape[1:]) * head.datatype.itemsize
+        for of_request, (first, last) in zip(places, pairwise(accumulate(sizes, initial=0)), strict=True):
+            of_request.append(slice(begin + first * row, begin + last * row))
+    # Requests with as many rows share what tells of their parts.
+    by_size = {size: tuple([head._replace(shape=(size, *head.shape[1:])) for head in heads]) for size in {*sizes}}
+    return [(by_size[size], of_request) for size, of_request in zip(sizes, places, strict=True)]
 
 
-def _part_bounds(head: TensorHead, shapes: Sequence[tuple[int, ...]], nbytes: int) -> list[int]:
-    """Where parts of these shapes lie, one behind the other."""
-    ends = [count * head.datatype.itemsize for count in itertools.accumulate(map(math.prod, shapes))]
-    if ends[-1] != nbytes:
-        raise ValueError(f"output '{head.name}' of {nbytes} bytes is to be cut into {ends[-1]}")
-    return [0, *ends]
-
-
-def _row_bounds(head: TensorHead, request_sizes: tuple[int, ...]) -> list[int]:
-    row = math.prod(head.shape[1:]) * head.datatype.itemsize
-    bounds = [0]
-    for size in request_sizes:
-        bounds.append(bounds[-1] + size * row)
-    return bounds
-
-
-def _check_bounds(head: TensorHead, bounds: Sequence[int], nbytes: int, request_sizes: tuple[int, ...]) -> None:
-    rows = sum(request_sizes)
-    if not head.shape or head.shape[0] != rows:
-        raise ValueError(f"output '{head.name}' has the shape {list(head.shape)} for a batch of {rows} rows")
-    rising = all(first <= second for first, second in itertools.pairwise(bounds))
-    if len(bounds) != len(request_sizes) + 1 or bounds[0] != 0 or bounds[-1] != nbytes or not rising:
-        raise ValueError(f"output '{head.name}' of {nbytes} bytes is cut at {list(bounds)}")
-
-
-def _part(view: memoryview, start: int, nbytes: int) -> bytes:
+def _text(view: memoryview, start: int, nbytes: int) -> bytes:
     """Bytes of a slot. Raises: ValueError."""
-    if nbytes > LONGEST_TEXT_BYTES or start + nbytes > len(view):
+    if start + text_length(nbytes) > len(view):
         raise ValueError(f"a text of {nbytes} bytes at byte {start} of {len(view)}")
     return bytes(view[start : start + nbytes])
 

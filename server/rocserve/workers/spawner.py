@@ -26,8 +26,9 @@ from rocserve.workers.messages import (
     Spawned,
     SpawnFailed,
     ZygoteMessage,
+    decode_message,
+    encode_message,
 )
-from rocserve.workers.wire import decode_message, encode_message
 
 MOST_DESCRIPTORS = 250
 """Linux lets 253 pass in one message."""

@@ -23,7 +23,6 @@ from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
 from rocserve.workers.worker_end import (
     OutgoingResult,
     ReceivedBatch,
-    ReceivedRequest,
     ServerGone,
     WorkerEnd,
     error_result,
@@ -161,12 +160,9 @@ class TensorExecutor:
             input_end = output_start = time.monotonic_ns()
             result = self._model.execute(batch)
             output_start = time.monotonic_ns()
-            outgoing = writer.write(batch, result)
-            place = writer.take_place()
-            if place is None:
-                self._end.finish(received, (input_end, output_start), [outgoing], each=False)
-            else:
-                self._end.finish_reserved(received, (input_end, output_start), outgoing, place)
+            results: list[OutgoingResult] = []
+            writer.write(results, batch, result)
+            self._end.finish(received, (input_end, output_start), results)
         except BaseException as error:
             # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
             self._end.fail(received, (input_end, max(output_start, input_end)), self._serve_error(error))
@@ -178,21 +174,12 @@ class TensorExecutor:
         results: list[OutgoingResult] = []
         for request in received.requests:
             try:
-                last = results[-1] if results else None
-                result = self._run_one(request, last)
-                if result is not last:
-                    results.append(result)
+                batch = self._gatherer.batch([request])
+                batch.room = NO_ROOM
+                self._writer.write(results, batch, self._model.execute(batch))
             except BaseException as error:
                 results.append(error_result(self._serve_error(error)))
-        self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results, each=True)
-
-    def _run_one(self, request: ReceivedRequest, last: OutgoingResult | None) -> OutgoingResult:
-        batch = self._gatherer.batch([request])
-        batch.room = NO_ROOM
-        result = self._model.execute(batch)
-        if result.failures:
-            raise result.failures[0]
-        return self._writer.write(batch, result, last)
+        self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results)
 
     def _serve_error(self, error: BaseException) -> ServeError:
         if isinstance(error, ServeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import threading
@@ -10,33 +9,30 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
-from rocserve.core.request_form import RequestLayout
-from rocserve.core.tensor_places import TensorPlaces, aligned, padded
-from rocserve.core.tensors import Buffer
+from rocserve.core.request_form import RequestForm, RequestLayout
+from rocserve.core.tensor_places import aligned, padded
+from rocserve.core.tensors import Buffer, Tensor
 from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
 from rocserve.plane.heap import Heap, HeapReader, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.shared_heap import SHARES
 from rocserve.workers.entries import (
+    ATTACH,
     BACK,
     BATCH,
     DONE,
-    EACH,
     ENTRY,
     ERROR,
     FAILED,
     GROUPED,
     LAYOUT,
-    LONGEST_TEXT_BYTES,
-    ONCE,
     PLACED,
     REMEMBERED_LAYOUTS,
     REQUEST,
     RESULT,
-    RESULT_LAYOUT,
     RESULTS,
     RETURNS,
     SERVER_RINGS,
@@ -44,7 +40,8 @@ from rocserve.workers.entries import (
     WORKER_RINGS,
     returned_places,
 )
-from rocserve.workers.wire import ATTACH, LONGEST_TEXT
+from rocserve.workers.layouts import Layout, SentLayouts
+from rocserve.workers.messages import LONGEST_TEXT
 
 _MOST_DESCRIPTORS = 6
 _MOST_UNREAD_BYTES = 256 << 20
@@ -53,14 +50,6 @@ _WAIT_SECONDS = 0.001
 """Between two looks whether the server has read something."""
 _TRIM_SECONDS = 10.0
 """Without a batch, after which memory that nobody has needed for as long goes back to the system."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestForm:
-    """A layout as the worker keeps it. Compared by identity."""
-
-    layout: RequestLayout
-    places: TensorPlaces
 
 
 @dataclass(slots=True)
@@ -100,22 +89,23 @@ class OutgoingResult:
 
     flags: int = 0
     code: int = 0
-    layout: int = 0
-    count: int = 0
-    """Of its numbers, or of the bytes of its text."""
+    number: int = 0
+    """Of its layout."""
+    text_bytes: int = 0
+    """Of its details, or of the text of an error."""
     nbytes: int = 0
     """Of all."""
     contents: list[Buffer] = field(default_factory=list)
-    """Its numbers and outputs one behind the other, each filled up to a multiple of 64 bytes (tensor_places.padded)."""
-    layout_text: bytes = b""
-    """Of its own layout."""
+    """Its outputs and details one behind the other, each filled up to a multiple of 64 bytes (tensor_places.padded)."""
     requests: int = 1
-    """That have such a result."""
-    form: object = None
-    """Results with the same form differ in nothing but their contents; None: of no other."""
+    """That have such a result; 0 = it is that of all in the batch together."""
+    layout: Layout | None = None
+    """Results of the same layout differ in nothing but their contents; None: it differs from all others."""
+    place: int | None = None
+    """The slot where it lies already (see `WorkerEnd.reserve`); None = `contents` is still to be copied."""
 
     def add(self, nbytes: int, contents: Sequence[Buffer]) -> None:
-        """The next request has a result of the same form."""
+        """The next request has a result of the same layout."""
         self.requests += 1
         self.nbytes += nbytes
         self.contents += contents
@@ -162,8 +152,7 @@ class WorkerEnd:
         self._unread: dict[int, int] = {}
         """By place, the bytes of slots that the server has still to read."""
         self._unread_bytes = 0
-        self._layouts: dict[bytes, int] = {}
-        self._layout_numbers = itertools.count()
+        self.layouts = SentLayouts(self._tell_layout)
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
@@ -212,8 +201,7 @@ class WorkerEnd:
                 inputs = b if flags & PLACED else place + b
                 requests.append(ReceivedRequest(forms[number], a, inputs, place + (c >> 32), c & 0xFFFFFFFF))
             elif kind == LAYOUT:
-                layout = from_json(RequestLayout, bytes(self.inputs.view(place + a, b)))
-                forms[number] = RequestForm(layout, TensorPlaces(layout.inputs))
+                forms[number] = RequestForm(from_json(RequestLayout, bytes(self.inputs.view(place + a, b))))
             else:
                 raise ValueError(f"a message of kind {kind} among the requests of a batch")
         while len(forms) > 2 * REMEMBERED_LAYOUTS:
@@ -270,22 +258,18 @@ class WorkerEnd:
             self._unread_bytes -= self._unread.pop(place, 0)
             self._heap.free(place)
 
-    def layout_number(self, text: bytes) -> int:
-        """Of a ResultLayout in JSON; the server is told of one that is new."""
-        with self._lock:
-            number = self._layouts.get(text)
-            if number is None:
-                if len(self._layouts) >= REMEMBERED_LAYOUTS:
-                    del self._layouts[next(iter(self._layouts))]
-                number = next(self._layout_numbers)
-                self.post(self.layout_entry(text, number, 0))
-                self._layouts[text] = number
-            return number
+    def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, int, int]:
+        """Tensors in a slot of their own: the number of their layout, the place, and the bytes of the details.
 
-    def layout_entry(self, text: bytes, number: int = 0, flags: int = ONCE) -> bytes:
-        """The entry that tells of a layout, by default the next result's alone. Raises: ServeError, see `checked`."""
-        place = self.text_place(checked(text))
-        return ENTRY.pack(RESULT_LAYOUT, flags, 0, number, place, len(text), 0)
+        Raises: ServeError: see SentLayouts.message and `place`.
+        """
+        number, pieces, nbytes = self.layouts.message(tensors, details)
+        place, view = self.place(nbytes)
+        fill(view, pieces)
+        return number, place, len(details)
+
+    def _tell_layout(self, number: int, text: bytes) -> None:
+        self.post(ENTRY.pack(LAYOUT, 0, 0, number, self.text_place(text), len(text), 0))
 
     def text_place(self, text: bytes) -> int:
         place, view = self.place(len(text))
@@ -309,39 +293,22 @@ class WorkerEnd:
         place, view = self.place(RESULT_START + nbytes)
         return place, view[RESULT_START:]
 
-    def finish(
-        self, batch: ReceivedBatch, times: tuple[int, int], results: Sequence[OutgoingResult], each: bool
-    ) -> None:
-        """A batch is done.
-
-        Args:
-            times: time.monotonic_ns() when its inputs were there and when its engine ended.
-            results: of each request, or one of all.
-        """
-        count = len(results) + sum([bool(result.layout_text) for result in results])
-        end = aligned(count * ENTRY_BYTES)
+    def finish(self, batch: ReceivedBatch, times: tuple[int, int], results: Sequence[OutgoingResult]) -> None:
+        """A batch is done. `times`: time.monotonic_ns() when its inputs were there and when its engine ended."""
+        end = aligned(len(results) * ENTRY_BYTES)
         table: list[bytes] = []
         pieces: list[Buffer] = []
-        for result in results:
-            text = result.layout_text
-            if text:
-                table.append(ENTRY.pack(RESULT_LAYOUT, ONCE, 0, 0, end, len(text), 0))
-                pieces += padded((text,))
-                end += aligned(len(text))
-            number_of = result.requests if each else 0
-            table.append(ENTRY.pack(RESULT, result.flags, result.code, result.layout, number_of, end, result.count))
-            pieces += result.contents
-            end += result.nbytes
-        place, view = self.place(end)
-        fill(view, [*padded((b"".join(table),)), *pieces])
-        flags = EACH if each else 0
-        self._finish(batch, times, ENTRY.pack(RESULTS, flags, 0, 0, place, count, end))
-
-    def finish_reserved(self, batch: ReceivedBatch, times: tuple[int, int], result: OutgoingResult, place: int) -> None:
-        """A batch is done, and its one result lies already where `reserve` gave room for it."""
-        view = self._heap.view(place, ENTRY_BYTES)
-        view[:] = ENTRY.pack(RESULT, 0, 0, result.layout, 0, RESULT_START, result.count)
-        self._finish(batch, times, ENTRY.pack(RESULTS, 0, 0, 0, place, 1, RESULT_START + result.nbytes))
+        for one in results:
+            table.append(ENTRY.pack(RESULT, one.flags, one.code, one.number, one.requests, end, one.text_bytes))
+            pieces += one.contents
+            end += one.nbytes
+        place = results[0].place
+        if place is None:
+            place, view = self.place(end)
+            fill(view, [*padded((b"".join(table),)), *pieces])
+        else:
+            self._heap.view(place, ENTRY_BYTES)[:] = table[0]
+        self._finish(batch, times, ENTRY.pack(RESULTS, 0, 0, 0, place, len(results), end))
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
         """A batch has failed as a whole."""
@@ -351,16 +318,6 @@ class WorkerEnd:
 
     def _finish(self, batch: ReceivedBatch, times: tuple[int, int], entry: bytes) -> None:
         self.post(ENTRY.pack(DONE, 0, 0, batch.id, *times, time.monotonic_ns()) + entry)
-
-
-def checked(text: bytes) -> bytes:
-    """A layout in JSON. Raises: ServeError: INTERNAL, it is longer than the server reads."""
-    if len(text) > LONGEST_TEXT_BYTES:
-        raise internal(
-            f"what stands beside the tensors (names, shapes, parameters) takes {len(text)} bytes, at most"
-            f" {LONGEST_TEXT_BYTES} can be sent"
-        )
-    return text
 
 
 def error_text(error: BaseException) -> str:

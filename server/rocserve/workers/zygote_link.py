@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
-from rocserve.workers.messages import Kept
-from rocserve.workers.wire import decode_message, encode_message
+from rocserve.workers.messages import Kept, decode_message, encode_message
 
 _MESSAGE_BYTES = 64 * 1024
 _MOST_DESCRIPTORS = 3

@@ -9,7 +9,7 @@ import pytest
 from rocserve.core.custom_metrics import CustomMetrics, MetricChange, MetricChanges, MetricKind, OwnedMetrics
 from rocserve.frontends.metrics.custom_families import custom_families
 from rocserve.frontends.metrics.exposition import exposition
-from rocserve.workers.wire import decode_message, encode_message
+from rocserve.workers.messages import decode_message, encode_message
 
 
 @pytest.fixture

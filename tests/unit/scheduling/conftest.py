@@ -14,7 +14,7 @@ from support.outputs import outputs_from
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig
-from rocserve.core.request_form import BatchForm, Member
+from rocserve.core.request_form import Member
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
@@ -50,11 +50,11 @@ class Outcome:
 class Execution:
     """A batch that an instance was given."""
 
-    def __init__(self, loop: HandLoop, form: BatchForm, members: Sequence[Member], on_outcome: Callable) -> None:
+    def __init__(self, loop: HandLoop, is_grouped: bool, members: Sequence[Member], on_outcome: Callable) -> None:
         self.requests = [data for _, data, _, _ in members]
         self.request_sizes = tuple(form.layout.rows for form, _, _, _ in members)
         self.shape = (sum(self.request_sizes), *members[0][0].layout.inputs[0].shape[1:])
-        self.is_grouped = form.is_grouped
+        self.is_grouped = is_grouped
         self.engine_ns = 1000
         self._on_outcome = loop.turning(on_outcome)
 
@@ -72,10 +72,10 @@ class HandInstance:
         self.executions: list[Execution] = []
         self._loop = loop
 
-    def execute(self, form, members, on_outcome) -> None:
+    def execute(self, is_grouped, members, on_outcome) -> None:
         if self.closed:
             raise WorkerGone("gone")
-        self.executions.append(Execution(self._loop, form, members, on_outcome))
+        self.executions.append(Execution(self._loop, is_grouped, members, on_outcome))
 
 
 class Answer:

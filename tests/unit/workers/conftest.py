@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.instance_peer import Peer
 from support.request_models import RequestModels
 from support.workers import LOG, Workshop
 
@@ -59,3 +60,10 @@ async def models(plane: PlaneLoop, launcher: WorkerLauncher, tmp_path: Path) -> 
     models = RequestModels(plane, launcher, tmp_path)
     yield models
     await models.close()
+
+
+@pytest.fixture
+def peer(plane: PlaneLoop) -> Iterator[Peer]:
+    peer = Peer(plane)
+    yield peer
+    peer.end()

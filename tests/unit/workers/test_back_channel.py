@@ -19,7 +19,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers import instance_requests
 from rocserve.workers.back_channel import BackChannel
-from rocserve.workers.entries import BACK, CALL, ENTRY, ERROR, FINAL, NONE, RESPONSE, SERVER_RINGS, numbers
+from rocserve.workers.entries import BACK, CALL, ENTRY, ERROR, FINAL, LAYOUT, NONE, RESPONSE, SERVER_RINGS
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import MOST_CALLS, OpenCall, RequestLost
 from rocserve.workers.worker_end import WorkerEnd
@@ -236,7 +236,7 @@ def test_calls_and_their_answers(both: Both) -> None:
     with pytest.raises(ServeError, match="the call of model 'm' cannot be sent"):
         both.worker.call(ModelCall("m", (), (), parameters={"k": "x" * (1 << 20)}), heard)
     # All memory is back.
-    wait_until(lambda: not both.requests._answers)
+    wait_until(lambda: not both.requests._unread)
     wait_until(lambda: _unread(both) == 0)
 
 
@@ -270,7 +270,7 @@ def test_answers_wait_for_a_worker_that_reads_late(both: Both, size: int) -> Non
     both.worker.start()
     answers = heard.wait()
     assert [value_of(answer) for answer, _ in answers[:-1]] == list(range(count))
-    wait_until(lambda: not both.requests._answers)
+    wait_until(lambda: not both.requests._unread)
 
 
 def test_an_answer_for_which_there_is_no_room_is_an_error(both: Both) -> None:
@@ -298,7 +298,8 @@ def test_a_worker_that_reads_nothing_for_long_is_broken(both: Both, monkeypatch:
     monkeypatch.setattr(instance_requests, "STALL_SECONDS", 0.2)
     both.worker.call(ModelCall("m", (), ()), Heard())
     opened = both.opened()
-    for value in range(SERVER_RINGS[BACK] + 1):
+    # The layout of the answers has been told as well.
+    for value in range(SERVER_RINGS[BACK]):
         both.answer(opened, (response(value), False))
     wait_until(lambda: both.broken)
     assert both.broken == ["it has not taken its answers, 1 messages wait"]
@@ -321,13 +322,9 @@ def test_more_calls_than_may_be(both: Both) -> None:
 
 
 def test_a_call_of_a_number_that_is_open_breaks_the_channel(both: Both) -> None:
-    end = both.end_of_worker
-    text = b"{}"
-    place, view = end.place(64)
-    numbers(1).pack_into(view, 0, len(text))
     both.worker.call(ModelCall("m", (), ()), Heard())
     both.opened()
-    end.post(ENTRY.pack(CALL, 0, 0, 1, 0, place, 1))
+    both.end_of_worker.post(ENTRY.pack(CALL, 0, 0, 1, 1, 0, 0))
     wait_until(lambda: both.broken)
     assert both.broken == ["it sent what cannot be read: two calls of the number 1"]
 
@@ -338,9 +335,10 @@ FAR = 1 << 62
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
-        (ENTRY.pack(CALL, 0, 0, 1, 0, FAR, 1), "lies outside of its heap"),
-        (ENTRY.pack(CALL, 0, 0, 1, 0, 0, 0), "0 numbers before a text"),
-        (ENTRY.pack(RESPONSE, FINAL, 0, 9, 1, 0, 2), "a result of layout 9, which it has not told"),
+        (ENTRY.pack(CALL, 0, 0, 1, 9, 0, 0), "tensors of layout 9, which it has not told"),
+        (ENTRY.pack(RESPONSE, FINAL, 0, 9, 1, 0, 2), "tensors of layout 9, which it has not told"),
+        (ENTRY.pack(LAYOUT, 0, 0, 9, FAR, 10, 0), "lies outside of its heap"),
+        (ENTRY.pack(LAYOUT, 0, 0, 9, 0, 1 << 40, 0), "a text of 1099511627776 bytes"),
         (ENTRY.pack(RESPONSE, FINAL | ERROR, 3, 0, 1, FAR, 10), "lies outside of its heap"),
         (ENTRY.pack(RESPONSE, FINAL | ERROR, 3, 0, 1, 0, 1 << 40), "a text of 1099511627776 bytes"),
         (ENTRY.pack(77, 0, 0, 0, 0, 0, 0), "a message of kind 77, which it may not send here"),

@@ -16,8 +16,15 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.group import WorkerGroup, WorkerPlan
 from rocserve.workers.main import ControlSocket
-from rocserve.workers.messages import LoadFailed, Progress, Unload
-from rocserve.workers.wire import FRAME_LENGTH, LONGEST_FRAME, FrameReader, encode_frame
+from rocserve.workers.messages import (
+    FRAME_LENGTH,
+    LONGEST_FRAME,
+    FrameReader,
+    LoadFailed,
+    Progress,
+    Unload,
+    encode_frame,
+)
 
 ENGINE = "rocserve_reporting_engine"
 COMPILES = ["compiling batch size 1: parse, 0 s", "compiling batch size 1: compile, 1 s"]

@@ -15,7 +15,7 @@ from rocserve.backends.base import Batch
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.core.request_form import BatchForm, Member, RequestForm, RequestLayout, client_parameters
+from rocserve.core.request_form import Member, RequestForm, RequestLayout, client_parameters
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
@@ -107,7 +107,7 @@ class Both:
         self.arrived = threading.Semaphore(0)
 
     def send(self, members: Sequence[Member]) -> None:
-        on_plane(self.plane, lambda: self.instance.execute(BatchForm(), members, self._on_outcome))
+        on_plane(self.plane, lambda: self.instance.execute(False, members, self._on_outcome))
 
     def _on_outcome(self, outcome: BatchOutcome) -> None:
         self.outcomes.append(outcome)
@@ -119,7 +119,7 @@ class Both:
         form = RequestForm(RequestLayout((TensorHead("N", DataType.INT32, (1,)),), ("N",), 1))
         self.send([(form, [memoryview(tensor.data).cast("B")], 0, b"") for _ in answers])
         batch = next(self.batches)
-        self.end.finish(batch, (batch.taken_ns, batch.taken_ns), self.writer.results(answers), each=True)
+        self.end.finish(batch, (batch.taken_ns, batch.taken_ns), self.writer.results(answers))
         assert self.arrived.acquire(timeout=5)
         return self.outcomes[-1]
 
@@ -188,7 +188,7 @@ def test_results_travel_through_shared_memory(both: Both) -> None:
         ),
         (
             ModelResponse([], {"k": "x" * (1 << 20)}),
-            "what stands beside the tensors (names, shapes, parameters) takes 1048626 bytes, at most 1048576 can be"
+            "what stands beside the tensors (names, shapes, parameters) takes 1048584 bytes, at most 1048576 can be"
             " sent",
         ),
     ],

@@ -2,56 +2,48 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.core.tensors import TensorHead
 from rocserve.plane.heap import Heap, HeapReader
-from rocserve.workers.entries import ENTRY, ONCE, REMEMBERED_LAYOUTS, RESULT, numbers
-from rocserve.workers.messages import ResultLayout
-from rocserve.workers.results import BatchOutcome, OutputCuts, Part, ResultReader
+from rocserve.workers.entries import ENTRY, ERROR, OPEN, RESULT
+from rocserve.workers.results import BatchOutcome, ResultReader
 
 HEAD = TensorHead("X", DataType.INT32, (4, 2))
 STRINGS = TensorHead("S", DataType.BYTES, (4,))
+SLOT_BYTES = 4096
 
 
 class Told:
-    """A slot in a worker's heap, and the server's reader of it."""
+    """A slot of results in a worker's heap, and the server's reader of it."""
 
     def __init__(self) -> None:
         self.heap = Heap("test", 1 << 20)
-        reader = HeapReader(self.heap.open_for_reading())
-        self.reader = ResultReader(reader)
-        self.place = self.heap.allocate(4096)
-        self.memory = self.heap.view(self.place, 4096)
-        self.view = reader.checked(self.place, 4096)
+        self.reader = ResultReader(HeapReader(self.heap.open_for_reading()))
+        self.place = self.heap.allocate(SLOT_BYTES)
+        self.memory = self.heap.view(self.place, SLOT_BYTES)
+        self.memory[:] = bytes(range(256)) * (SLOT_BYTES // 256)
 
-    def put(self, of_result: Sequence[int], start: int = 0) -> int:
-        """Numbers, and how many."""
-        numbers(len(of_result)).pack_into(self.memory, start, *of_result)
-        return len(of_result)
+    def layout(self, number: int, *heads: TensorHead) -> None:
+        text = to_json(heads)
+        place = self.heap.allocate(len(text))
+        self.heap.view(place, len(text))[:] = text
+        self.reader.layouts.define(number, place, len(text))
 
     def read(
-        self,
-        heads: Sequence[TensorHead],
-        of_result: Sequence[int],
-        sizes: tuple[int, ...],
-        cuts: OutputCuts | None = None,
-        flags: int = 0,
-        start: int = 0,
-    ) -> list[list[tuple[object, ...]]]:
-        self.reader.define(flags, 0, to_json(ResultLayout(tuple(heads))))
-        return flat(self.reader.read(self.view, 0, start, self.put(of_result, start), sizes, cuts)[1])
-
-
-def flat(parts: Sequence[Part]) -> list[list[tuple[object, ...]]]:
-    """By request, each output's head and where it lies."""
-    return [[(*head, place.start, place.stop) for head, place in zip(*part, strict=True)] for part in parts]
+        self, *entries: tuple[int, ...], sizes: tuple[int, ...] = (4,), nbytes: int = SLOT_BYTES, may_open: bool = False
+    ) -> BatchOutcome:
+        """The outcome that RESULTs tell of by flags, code, layout, requests, start and details."""
+        for index, entry in enumerate(entries):
+            ENTRY.pack_into(self.memory, index * ENTRY.size, RESULT, *entry)
+        return self.reader.read_batch(self.place, nbytes, len(entries), (0, 0, 0), sizes, may_open)
 
 
 @pytest.fixture
@@ -65,184 +57,160 @@ TOLD = Told()
 """For the many examples of a property."""
 
 
-@pytest.mark.parametrize("flags", [0, ONCE])
-def test_outputs_are_cut_by_rows_and_strings_where_they_say(told: Told, flags: int) -> None:
-    for start in (0, 0, 1024):
-        slices = told.read((HEAD, STRINGS), (128, 32, 192, 40, 0, 16, 40), (1, 3), None, flags, start)
-        assert slices[0] == [("X", DataType.INT32, (1, 2), 128, 136), ("S", DataType.BYTES, (1,), 192, 208)]
-        assert slices[1] == [("X", DataType.INT32, (3, 2), 136, 160), ("S", DataType.BYTES, (3,), 208, 232)]
+def together(start: int = 64, number: int = 0) -> tuple[int, ...]:
+    return (0, 0, number, 0, start, 0)
 
 
-def test_outputs_of_shapes_of_their_own(told: Told) -> None:
-    cuts = {"X": [(2,), (3, 2)]}
-    slices = told.read((HEAD,), (64, 32), (1, 1), cuts)
-    assert slices == [[("X", DataType.INT32, (2,), 64, 72)], [("X", DataType.INT32, (3, 2), 72, 96)]]
-    with pytest.raises(ValueError, match="output 'X' of 32 bytes is to be cut into 36"):
-        told.read((HEAD,), (64, 32), (1, 1), {"X": [(3,), (3, 2)]})
+def of(requests: int, start: int = 64, number: int = 0, details: int = 0) -> tuple[int, ...]:
+    return (0, 0, number, requests, start, details)
 
 
-def test_the_same_numbers_cut_otherwise_for_other_requests(told: Told) -> None:
+def slices(outcome: BatchOutcome, count: int) -> list[list[tuple[object, ...]]]:
+    """By request, each output's head and the bytes that it has."""
+    found = [outcome.outputs_of(index) for index in range(count)]
+    return [[(*head, bytes(data)) for head, data in zip(*each, strict=True)] for each in found]
+
+
+def pattern(begin: int, end: int) -> bytes:
+    return bytes(position % 256 for position in range(begin, end))
+
+
+def test_outputs_are_cut_by_rows(told: Told) -> None:
+    told.layout(0, HEAD, HEAD._replace(name="Y"))
+    for start in (64, 64, 1024):
+        assert slices(told.read(together(start), sizes=(1, 3)), 2) == [
+            [
+                ("X", DataType.INT32, (1, 2), pattern(start, start + 8)),
+                ("Y", DataType.INT32, (1, 2), pattern(start + 64, start + 72)),
+            ],
+            [
+                ("X", DataType.INT32, (3, 2), pattern(start + 8, start + 32)),
+                ("Y", DataType.INT32, (3, 2), pattern(start + 72, start + 96)),
+            ],
+        ]
+
+
+def test_the_same_result_cut_otherwise_for_other_requests(told: Told) -> None:
+    told.layout(0, HEAD)
     for sizes in ((4,), (2, 2), (1, 3), (4,)):
-        slices = told.read((HEAD,), (64, 32), sizes)
-        assert [part[0][2] for part in slices] == [(size, 2) for size in sizes]
+        parts = slices(told.read(together(), sizes=sizes), len(sizes))
+        assert [part[0][2] for part in parts] == [(size, 2) for size in sizes]
+
+
+def test_results_of_each_request(told: Told) -> None:
+    told.layout(0, HEAD)
+    told.layout(1, STRINGS, HEAD)
+    told.memory[1024:1040] = struct.pack("<QQ", 20, 32)
+    told.memory[1216:1224] = b'{"k": 1}'
+    outcome = told.read(of(2, 128), of(1, 1024, 1, 8), (ERROR, 3, 0, 1, 2048, 4), sizes=(1, 2, 3, 4))
+    assert slices(outcome, 3) == [
+        [("X", DataType.INT32, (4, 2), pattern(128, 160))],
+        [("X", DataType.INT32, (4, 2), pattern(192, 224))],
+        [("S", DataType.BYTES, (4,), pattern(1088, 1108)), ("X", DataType.INT32, (4, 2), pattern(1152, 1184))],
+    ]
+    assert outcome.parameters == {2: {"k": 1}} and [*outcome.failures] == [3]
 
 
 @pytest.mark.parametrize(
-    ("heads", "of_result", "sizes"),
+    ("head", "sizes"),
     [
-        ((HEAD,), (64, 32), (3, 2)),
-        ((HEAD,), (64, 31), (4,)),
-        ((HEAD,), (64, 31), (2, 2)),
-        ((HEAD,), (64,), (4,)),
-        ((TensorHead("X", DataType.INT32, (-4, -2)),), (64, 32), (4,)),
-        ((TensorHead("X", DataType.INT32, ()),), (64, 4), (2, 2)),
-        ((STRINGS,), (64, 32), (2, 2)),
-        ((STRINGS,), (64, 32, 0, 40, 32), (2, 2)),
-        ((STRINGS,), (64, 32, 1, 16, 32), (2, 2)),
-        ((STRINGS,), (64, 32, 0, 16, 31), (2, 2)),
-        ((STRINGS,), (64, 32, 0, 16), (2, 2)),
+        (HEAD, (3, 2)),
+        (TensorHead("X", DataType.INT32, ()), (2, 2)),
+        # The worker cuts them: their bytes do not follow from their rows.
+        (STRINGS, (2, 2)),
     ],
 )
-def test_outputs_that_do_not_fit_together(
-    told: Told, heads: tuple[TensorHead, ...], of_result: tuple[int, ...], sizes: tuple[int, ...]
-) -> None:
-    with pytest.raises(ValueError, match=r"output|numbers"):
-        told.read(heads, of_result, sizes)
+def test_outputs_that_do_not_fit_the_batch(told: Told, head: TensorHead, sizes: tuple[int, ...]) -> None:
+    told.layout(0, head)
+    told.memory[64:72] = struct.pack("<Q", 16)
+    with pytest.raises(ValueError, match=r"output .* has the shape"):
+        told.read(together(), sizes=sizes)
 
 
 @pytest.mark.parametrize(
-    ("heads", "of_result"),
+    ("entry", "reason"),
     [
-        # Two outputs on the same memory: a little memory would become a large response.
-        ((TensorHead("a", DataType.UINT8, (1, 64)), TensorHead("b", DataType.UINT8, (1, 64))), (0, 64, 0, 64)),
-        ((TensorHead("a", DataType.BYTES, (1, 1 << 40)),), (0, 64)),
-        ((TensorHead("a", DataType.UINT8, (0, 1 << 64)),), (0, 0)),
+        (together(1 << 62), "a result of 64 bytes at byte"),
+        (together(4090), "a result of 64 bytes at byte 4090 of 4096"),
+        (of(1, 1 << 62, 1), "the sizes of 1 tensors in 0 bytes"),
+        (of(1, 4090, 1), "the sizes of 1 tensors in 6 bytes"),
+        (of(1, 64, 0, 1 << 40), "a result of 1099511627840 bytes"),
+        (of(1, 64, 0, 3), "decode"),
+        (together(64, 9), "tensors of layout 9, which it has not told"),
+        (of(2), "among the results of 1 requests"),
+        ((OPEN, 0, 0, 1, 0, 0), "among the results of 1 requests"),
+        ((ERROR, 3, 0, 0, 64, 4), "among the results of 1 requests"),
+        ((ERROR, 3, 0, 1, 4090, 10), "a text of 10 bytes at byte 4090 of 4096"),
+        ((ERROR, 3, 0, 1, 64, 1 << 40), "a text of 1099511627776 bytes"),
     ],
 )
-def test_outputs_that_cannot_be_are_refused(
-    told: Told, heads: tuple[TensorHead, ...], of_result: tuple[int, ...]
-) -> None:
-    with pytest.raises(ValueError, match=r"has \d+ bytes|outputs of 128 bytes in 64 bytes"):
-        told.read(heads, of_result, (1,))
-
-
-@pytest.mark.parametrize(
-    ("start", "count", "reason"),
-    [
-        (1 << 62, 2, "a result with 2 numbers in"),
-        (4090, 2, "a result with 2 numbers in 6 bytes"),
-        (0, 1 << 50, f"a result with {1 << 50} numbers"),
-        (0, (1 << 16) + 1, "a result with 65537 numbers"),
-        (4032, 2, "a result of 96 bytes at byte 4032 of 4096"),
-    ],
-)
-def test_results_that_lie_outside_of_their_slot(told: Told, start: int, count: int, reason: str) -> None:
-    told.reader.define(0, 0, to_json(ResultLayout((HEAD,))))
+def test_results_that_make_no_sense(told: Told, entry: tuple[int, ...], reason: str) -> None:
+    told.layout(0, HEAD)
+    told.layout(1, STRINGS)
     # It has been seen where it is good, too.
-    told.reader.read(told.view, 0, 0, told.put((64, 32)), (4,))
-    if start < 4080:
-        told.put((64, 32), start)
+    told.read(together())
     with pytest.raises(ValueError, match=reason):
-        told.reader.read(told.view, 0, start, count, (4,))
+        told.read(entry)
 
 
-def test_a_result_in_a_slot_of_its_own(told: Told) -> None:
-    told.reader.define(0, 3, to_json(ResultLayout((HEAD,), parameters={"k": 1})))
-    told.memory[64:96] = bytes(range(32))
-    (heads, (data,)), layout = told.reader.read_at(told.place, 3, told.put((64, 32)))
-    assert (heads, bytes(data), layout.parameters) == ((HEAD,), bytes(range(32)), {"k": 1})
-    assert isinstance(data, memoryview) and data.readonly
-    for of_result, reason in (
-        ((64,), ""),
-        ((1 << 40, 32), "lies outside of its heap"),
-        ((1 << 18, 32), "was not written to its end"),
-        ((64, 33), "has 33 bytes"),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            told.reader.read_at(told.place, 3, told.put(of_result))
-    for place, count in ((1 << 62, 2), (told.place, 1 << 50)):
-        with pytest.raises(ValueError, match=r"lies outside of its heap|a result with"):
-            told.reader.read_at(place, 3, count)
-
-
-@given(st.binary(min_size=1, max_size=300), st.integers(0, 1), st.integers(1, 3), st.integers(0, 2000))
-def test_whatever_is_accepted_lies_within_its_slot(octets: bytes, which: int, requests: int, start: int) -> None:
-    count = len(octets) // 2
-    of_result = [int.from_bytes(octets[2 * index : 2 * index + 2]) % 64 for index in range(count)]
-    heads = ((HEAD, STRINGS), (STRINGS, HEAD))[which]
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 0, ERROR, OPEN]),
+            st.integers(0, 20),
+            st.integers(0, 3),
+            st.integers(0, 4),
+            st.integers(0, SLOT_BYTES),
+            st.integers(0, 64),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(1, 3),
+)
+def test_whatever_is_accepted_lies_within_its_slot(entries: Sequence[tuple[int, ...]], requests: int) -> None:
+    for number, heads in enumerate([(HEAD,), (STRINGS, HEAD), (HEAD, STRINGS)]):
+        TOLD.layout(number, *heads)
     try:
-        slices = TOLD.read(heads, of_result, (4 // requests,) * requests, start=start)
+        outcome = TOLD.read(*entries, sizes=(4 // requests,) * requests, may_open=True)
     except ValueError:
         return
-    assert all(0 <= begin <= end <= 4096 - start for part in slices for *_, begin, end in part)
-
-
-@given(st.binary(max_size=200))
-@example(b"")
-@example(b"{}")
-@example(b"\xff\xff\xff\xff" + b"\x00" * 64)
-@example(b'{"outputs":[["x","FP99",[1]]],"failures":[],"parameters":{}}')
-@example(b'{"outputs":[["x","FP32"]],"failures":[],"parameters":{}}')
-@example(b'{"outputs":' + b"[" * 100_000)
-def test_malformed_layouts_are_value_errors(text: bytes) -> None:
-    with pytest.raises(ValueError):
-        TOLD.reader.define(0, 0, text)
-
-
-def test_a_layout_told_once_is_of_the_next_result_alone(told: Told) -> None:
-    told.reader.define(0, 7, to_json(ResultLayout((HEAD,))))
-    told.put((64, 32))
-    for _ in range(2):
-        told.reader.define_once(to_json(ResultLayout((STRINGS,), parameters={"k": 1})))
-        _, parts, layout = told.reader.read(told.view, 7, 0, 2, (4,))
-        assert (flat(parts)[0][0][0], layout.parameters) == ("S", {"k": 1})
-        _, parts, _ = told.reader.read(told.view, 7, 0, 2, (4,))
-        assert flat(parts)[0][0][0] == "X"
+    assert outcome.request_count == requests
+    for index in range(requests):
+        for head, data in zip(*outcome.outputs_of(index), strict=True):
+            assert head.datatype is DataType.BYTES or len(data) == 4 * head.shape[0] * head.shape[1]
 
 
 def test_what_is_remembered_is_bounded(told: Told) -> None:
-    told.put((64, 32))
-    for number in range(3 * REMEMBERED_LAYOUTS):
-        told.reader.define(0, number, to_json(ResultLayout((HEAD,))))
-    assert len(told.reader._layouts) == 2 * REMEMBERED_LAYOUTS
-    with pytest.raises(ValueError, match="a result of layout 0, which it has not told"):
-        told.reader.read(told.view, 0, 0, 2, (4,))
-    last = 3 * REMEMBERED_LAYOUTS - 1
-    for offset in range(10_000):
-        told.put((offset % 4000, 32))
-        told.reader.read(told.view, last + offset // 4000 - 2, 0, 2, (4,))
-        assert told.reader._remembered <= 8192
-    assert len(told.reader._known) <= 8192
+    for number in range(600):
+        told.layout(number, HEAD)
+        for sizes in ((2, 2), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1), (2, 1, 1)):
+            told.read(together(number=number), sizes=sizes)
+            assert told.reader._remembered <= 8192
+    assert len(told.reader._parts) <= 8192
 
 
 def test_a_layout_that_comes_again_with_another_meaning(told: Told) -> None:
-    """Numbers are not used again; a worker that does so may mislead nobody but itself."""
-    told.put((64, 32))
-    told.reader.define(0, 1, to_json(ResultLayout((HEAD,))))
-    told.reader.read(told.view, 1, 0, 2, (4,))
-    told.reader.define(0, 1, to_json(ResultLayout((TensorHead("Y", DataType.UINT8, (4, 8)),))))
-    _, parts, _ = told.reader.read(told.view, 1, 0, 2, (4,))
-    assert all(begin == 64 and end == 96 for *_, begin, end in flat(parts)[0])
+    """Numbers are not used again; a worker that does so is taken at its last word."""
+    told.layout(1, HEAD)
+    told.read(together(number=1), sizes=(2, 2))
+    told.layout(1, TensorHead("Y", DataType.UINT8, (4, 8)))
+    (_, second) = slices(told.read(together(number=1), sizes=(2, 2)), 2)
+    assert second == [("Y", DataType.UINT8, (2, 8), pattern(80, 96))]
 
 
-def read_each(told: Told, count: int, requests: int, nbytes: int) -> BatchOutcome:
-    """The results of a batch that are told as so many alike, in a slot of so many bytes."""
-    told.reader.define(0, 0, to_json(ResultLayout((HEAD,))))
-    ENTRY.pack_into(told.memory, 0, RESULT, 0, 0, 0, count, 64, 2)
-    for index in range(count):
-        told.put((64, 32), 64 + 128 * index)
-        told.memory[128 + 128 * index : 160 + 128 * index] = bytes([index]) * 32
-    return told.reader.read_batch(told.place, nbytes, 1, (0, 0, 0), (4,) * requests, None, True, True)
-
-
-def test_results_that_are_alike_are_told_once(told: Told) -> None:
-    outcome = read_each(told, 3, 3, 64 + 2 * 128 + 96)
-    for index in range(3):
-        heads, data = outcome.outputs_of(index)
-        assert (heads, [bytes(each) for each in data]) == ((HEAD,), [bytes([index]) * 32])
-
-
-@pytest.mark.parametrize(("count", "nbytes"), [(3, 64 + 2 * 128 + 95), (4, 1024), (2, 1024), (0, 1024)])
+@pytest.mark.parametrize(("count", "nbytes"), [(3, 64 + 3 * 64 - 1), (4, 1024), (2, 1024)])
 def test_results_that_are_alike_fit_the_batch_and_its_memory(told: Told, count: int, nbytes: int) -> None:
+    told.layout(0, HEAD)
     with pytest.raises(ValueError, match="result"):
-        read_each(told, count, 3, nbytes)
+        told.read(of(count), sizes=(4,) * 3, nbytes=nbytes)
+
+
+def test_results_outside_of_their_heap_or_in_no_entries(told: Told) -> None:
+    for place, nbytes, entries, reason in (
+        (1 << 62, 64, 1, "lies outside of its heap"),
+        (told.place, 64, 0, "results in 0 entries of 64 bytes"),
+        (told.place, 64, 1 << 40, "results in 1099511627776 entries of 64 bytes"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            told.reader.read_batch(place, nbytes, entries, (0, 0, 0), (1,), False)

@@ -38,7 +38,7 @@ from rocserve.frontends.processes.control_socket import (
 )
 from rocserve.observability.failures import RequestFailures
 from rocserve.services.restrictions import PROTOCOLS
-from rocserve.workers.wire import status_code
+from rocserve.workers.messages import status_code
 
 _OWN = frozenset({"ModelInfer", "ModelStreamInfer"})
 """Of a front end."""

@@ -63,8 +63,8 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SHARES
 from rocserve.services.observation import ClientResponder
 from rocserve.workers.entries import ENTRY, RETURN, numbers
+from rocserve.workers.messages import status_code
 from rocserve.workers.request_details import write_details
-from rocserve.workers.wire import status_code
 
 _DESCRIPTORS = 5
 _DESCRIPTOR = struct.Struct("i")

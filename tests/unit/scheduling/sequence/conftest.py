@@ -25,7 +25,7 @@ from rocserve.core.model_config import (
     SequenceControl,
     SequenceState,
 )
-from rocserve.core.request_form import BatchForm, Member
+from rocserve.core.request_form import Member
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.statistics import ModelStatistics
@@ -87,7 +87,7 @@ class Outcome:
 class Execution:
     """A batch that an instance was given."""
 
-    def __init__(self, loop: HandLoop, form: BatchForm, members: Sequence[Member], on_outcome: Callable) -> None:
+    def __init__(self, loop: HandLoop, is_grouped: bool, members: Sequence[Member], on_outcome: Callable) -> None:
         self._on_outcome = loop.turning(on_outcome)
         self.rows: list[Row] = []
         for form, data, _, _ in members:
@@ -118,10 +118,10 @@ class HandInstance:
         self.rate_limiter: InstanceRateLimiter | None = None
         self.executions: list[Execution] = []
 
-    def execute(self, form, members, on_outcome) -> None:
+    def execute(self, is_grouped, members, on_outcome) -> None:
         if self.closed:
             raise WorkerGone("gone")
-        self.executions.append(Execution(self._loop, form, members, on_outcome))
+        self.executions.append(Execution(self._loop, is_grouped, members, on_outcome))
 
     @property
     def last(self) -> Execution:

@@ -184,7 +184,7 @@ class InferenceRequest:
         message = self._message
         return ModelCall(
             self._model_name,
-            [tensor._tensor for tensor in self._inputs],
+            tuple([tensor._tensor for tensor in self._inputs]),
             self._names,
             self._model_version,
             message.id,

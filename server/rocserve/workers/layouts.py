@@ -1,0 +1,165 @@
+"""Layouts of tensors on their way between the server and a worker: each is told once, and a number from then on."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import internal
+from rocserve.core.plain import from_json, to_json
+from rocserve.core.requests import NO_PARAMETERS, Parameters
+from rocserve.core.tensor_places import Bounds, TensorPlaces
+from rocserve.core.tensors import Buffer, Tensor, TensorHead, can_hold
+from rocserve.plane.heap import HeapReader
+from rocserve.workers.entries import LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
+
+_PARAMETERS: Any = Parameters
+
+
+class Layout:
+    """A layout as its sender keeps it."""
+
+    __slots__ = ("number", "places", "text")
+
+    def __init__(self, heads: tuple[TensorHead, ...]) -> None:
+        """Raises: ServeError: INTERNAL, its names and shapes are too long."""
+        self.places = TensorPlaces(heads)
+        self.text = checked(to_json(heads))
+        self.number = -REMEMBERED_LAYOUTS
+        """The one that it was told by last."""
+
+
+class SentLayouts:
+    """The layouts of the tensors that one end sends. From any thread."""
+
+    def __init__(self, tell: Callable[[int, bytes], None]) -> None:
+        """`tell`: tells the other end of a layout, by its number and its text."""
+        self._tell = tell
+        self._layouts: dict[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = {}
+        self._told = 0
+        # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
+        self._lock = threading.RLock()
+
+    def of(self, tensors: Sequence[Tensor]) -> Layout:
+        """Raises: ServeError: as Layout."""
+        key = tuple([(each.name, each.datatype, each.shape) for each in tensors])
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = Layout(tuple([TensorHead(*each) for each in key]))
+            if len(self._layouts) >= REMEMBERED_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = layout
+        return layout
+
+    def number(self, layout: Layout) -> int:
+        """The number by which the other end knows a layout; it is told of one that it does not know, or no more."""
+        if layout.number <= self._told - REMEMBERED_LAYOUTS:
+            with self._lock:
+                self._told += 1
+                number = self._told
+                self._tell(number, layout.text)
+                layout.number = number
+        return layout.number
+
+    def message(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, Sequence[Buffer], int]:
+        """The number of the tensors' layout, what lies in a slot for them and the details, and how many bytes that is.
+
+        Raises:
+            ServeError: INTERNAL, what stands beside the tensors is too long, or one's bytes are not those of its shape.
+        """
+        checked(details)
+        layout = self.of(tensors)
+        pieces, nbytes = layout.places.pieces([each.data for each in tensors], "tensor")
+        return self.number(layout), [*pieces, details], nbytes + len(details)
+
+
+class KnownLayouts:
+    """The layouts that the other end has told of, and the tensors that it sends by them. Bounded memory.
+
+    All that raises ValueError does so because the other end told what does not make sense.
+    """
+
+    def __init__(self, heap: HeapReader) -> None:
+        self._heap = heap
+        self._places: dict[int, TensorPlaces] = {}
+
+    def define(self, number: int, place: int, nbytes: int) -> None:
+        """LAYOUT. Raises: ValueError."""
+        if len(self._places) >= 2 * REMEMBERED_LAYOUTS:
+            del self._places[next(iter(self._places))]
+        self._places[number] = _read_layout(self.text(place, nbytes))
+
+    def get(self, number: int) -> TensorPlaces:
+        """Raises: ValueError."""
+        places = self._places.get(number)
+        if places is None:
+            raise ValueError(f"tensors of layout {number}, which it has not told")
+        return places
+
+    def text(self, place: int, nbytes: int) -> bytes:
+        """Of a slot of its own. Raises: ValueError."""
+        return bytes(self._heap.checked(place, text_length(nbytes)))
+
+    def read(self, number: int, place: int, details: int) -> tuple[tuple[TensorHead, ...], list[memoryview], bytes]:
+        """What lies in a slot of its own: the heads of its tensors, views of them, and the details behind them.
+
+        Raises: ValueError.
+        """
+        places = self.get(number)
+        bounds, end = bounds_of(places, self._heap.checked(place, places.table_bytes))
+        view = self._heap.checked(place, end + text_length(details))
+        return places.heads, [view[begin:finish] for begin, finish in bounds], bytes(view[end:])
+
+
+def _read_layout(text: bytes) -> TensorPlaces:
+    """Raises: ValueError."""
+    heads = from_json(tuple[TensorHead, ...], text)
+    for head in heads:
+        element = 4 if head.datatype is DataType.BYTES else head.datatype.itemsize
+        if not can_hold(head.datatype, head.shape, math.prod(head.shape) * element):
+            raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)}")
+    return TensorPlaces(heads)
+
+
+def bounds_of(places: TensorPlaces, table: memoryview) -> tuple[Bounds, int]:
+    """As TensorPlaces.of, where whoever told of the tensors may lie. Raises: ValueError."""
+    if places.sizes is not None:
+        return places.bounds, places.end
+    if len(table) < places.table_bytes:
+        raise ValueError(f"the sizes of {len(places.heads)} tensors in {len(table)} bytes")
+    bounds, end = places.of(table)
+    for head, (begin, finish) in zip(places.heads, bounds, strict=True):
+        if not can_hold(head.datatype, head.shape, finish - begin):
+            raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)} has {finish - begin} bytes")
+    return bounds, end
+
+
+def checked(text: bytes) -> bytes:
+    """A text that is to be sent. Raises: ServeError: INTERNAL, it is longer than the other end reads."""
+    if len(text) > LONGEST_TEXT_BYTES:
+        raise internal(
+            f"what stands beside the tensors (names, shapes, parameters) takes {len(text)} bytes, at most"
+            f" {LONGEST_TEXT_BYTES} can be sent"
+        )
+    return text
+
+
+def text_length(nbytes: int) -> int:
+    """Raises: ValueError: no text is that long."""
+    if nbytes > LONGEST_TEXT_BYTES:
+        raise ValueError(f"a text of {nbytes} bytes, expected at most {LONGEST_TEXT_BYTES}")
+    return nbytes
+
+
+def parameters_text(parameters: Parameters) -> bytes:
+    """The parameters of a response as its details."""
+    return to_json(parameters) if parameters else b""
+
+
+def read_parameters(text: bytes) -> Parameters:
+    """Raises: ValueError."""
+    parameters: Parameters = from_json(_PARAMETERS, text) if text else NO_PARAMETERS
+    return parameters

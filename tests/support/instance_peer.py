@@ -1,0 +1,93 @@
+"""An instance whose other end is the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.tensor_places import padded
+from rocserve.core.tensors import Tensor, TensorHead
+from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.shared_heap import SharedHeap
+from rocserve.workers.entries import DONE, ENTRY, RESULTS
+from rocserve.workers.instance import Instance
+from rocserve.workers.results import BatchOutcome
+from rocserve.workers.worker_end import OutgoingResult, ReceivedBatch, WorkerEnd
+from support.workers import LOG, BatchInput, add_sub_inputs, execute, mail_of, on_plane
+
+HEAD = TensorHead("SUM", DataType.INT32, (1, 16))
+
+
+class Peer:
+    """The worker's end, by hand."""
+
+    def __init__(self, plane: PlaneLoop, heap_bytes: int = 1 << 30) -> None:
+        self.plane = plane
+        self.broken: list[str] = []
+        self.broken_event = threading.Event()
+        self.inputs = SharedHeap("test", heap_bytes)
+        self.mail = mail_of(plane)
+        self.instance = Instance("m", self.mail, self.inputs, self._on_broken, LOG)
+        self.socket = self.instance.take_peer()
+        self.end_of_worker = WorkerEnd(self.socket)
+        self.instance.open()
+        self._batches = self.end_of_worker.batches()
+        self.outcomes: list[BatchOutcome] = []
+        self.arrived = threading.Semaphore(0)
+
+    def _on_broken(self, instance: Instance, reason: str) -> None:
+        assert instance is self.instance
+        self.broken.append(reason)
+        self.broken_event.set()
+
+    def on_outcome(self, outcome: BatchOutcome) -> None:
+        self.outcomes.append(outcome)
+        self.arrived.release()
+
+    def send(self, inputs: list[BatchInput] | None = None, sizes: tuple[int, ...] = (1,)) -> None:
+        execute(self.instance, inputs or add_sub_inputs(), ("SUM",), sizes, self.on_outcome)
+
+    def take(self) -> ReceivedBatch:
+        return next(self._batches)
+
+    def execute(self, inputs: list[BatchInput] | None = None, sizes: tuple[int, ...] = (1,)) -> ReceivedBatch:
+        """Start a batch, and take it."""
+        self.send(inputs, sizes)
+        return self.take()
+
+    def text(self, data: bytes) -> tuple[int, int]:
+        return self.end_of_worker.text_place(data), len(data)
+
+    def result(self, data: bytes, head: TensorHead = HEAD) -> OutgoingResult:
+        """A result of one output."""
+        layouts, contents = self.end_of_worker.layouts, padded((data,))
+        number = layouts.number(layouts.of([Tensor(*head, data)]))
+        return OutgoingResult(0, 0, number, 0, sum(map(len, contents)), contents)
+
+    def finish(self, batch: ReceivedBatch, *results: OutgoingResult) -> None:
+        self.answered_ns = time.monotonic_ns()
+        self.end_of_worker.finish(batch, (self.answered_ns - 2, self.answered_ns - 1), results)
+
+    def results_of(self, batch: ReceivedBatch, entry: bytes) -> bytes:
+        """What finishes a batch by a table of one entry, in a slot of 1024 bytes."""
+        place, nbytes = self.text(entry.ljust(1024, b"\0"))
+        return done(batch) + ENTRY.pack(RESULTS, 0, 0, 0, place, 1, nbytes)
+
+    def end(self, error: ServeError | None = None) -> None:
+        on_plane(self.plane, lambda: self.instance.end(error or unavailable("it is over")))
+
+    def release(self) -> None:
+        """Nobody has the outputs any more."""
+        on_plane(self.plane, self.outcomes.clear)
+
+    def close(self) -> None:
+        """As the ends of both processes would."""
+        for heap in (self.inputs, self.end_of_worker.inputs, self.end_of_worker._heap):
+            heap.close()
+
+
+def done(batch: ReceivedBatch, *times: int) -> bytes:
+    now = time.monotonic_ns()
+    return ENTRY.pack(DONE, 0, 0, batch.id, *(times or (now - 2, now - 1, now)))

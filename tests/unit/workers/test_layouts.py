@@ -1,0 +1,193 @@
+"""Tensors that travel by layouts told once: what comes is what was sent, and what makes no sense is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+from rocserve.backends.request_model import ModelCall
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.plain import from_json, to_json
+from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
+from rocserve.plane.heap import Heap, HeapReader
+from rocserve.workers.entries import LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
+from rocserve.workers.layouts import KnownLayouts, SentLayouts, parameters_text, read_parameters
+
+FAR = 1 << 62
+
+
+class Sides:
+    """A heap whose owner sends tensors, and a reader of it."""
+
+    def __init__(self) -> None:
+        self.heap = Heap("test", 1 << 24)
+        self.known = KnownLayouts(HeapReader(self.heap.open_for_reading()))
+        self.sent = SentLayouts(self.tell)
+        self.told = 0
+
+    def tell(self, number: int, text: bytes) -> None:
+        self.told += 1
+        self.known.define(number, self.put(text), len(text))
+
+    def put(self, *pieces: bytes | bytearray | memoryview) -> int:
+        data = b"".join(pieces)
+        place = self.heap.allocate(len(data))
+        self.heap.view(place, len(data))[:] = data
+        return place
+
+    def send(self, tensors: list[Tensor], details: bytes = b"") -> tuple[int, int, int]:
+        """What an entry tells of them."""
+        number, pieces, nbytes = self.sent.message(tensors, details)
+        assert sum(map(len, pieces)) == nbytes
+        return number, self.put(*pieces), len(details)
+
+
+@pytest.fixture
+def sides() -> Iterator[Sides]:
+    sides = Sides()
+    yield sides
+    sides.heap.close()
+
+
+def tensors(rows: int) -> list[Tensor]:
+    generator = np.random.default_rng(rows)
+    return [
+        tensor_from_numpy("numbers", generator.random((rows, 3), np.float32)),
+        tensor_from_numpy("words", np.array([[b"", b"\xff" * rows]], dtype=object)),
+        tensor_from_numpy("nothing", np.zeros((0, 4), np.int8)),
+        tensor_from_numpy("flags", generator.integers(0, 2, rows).astype(bool)),
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 100, 100_000])
+@pytest.mark.parametrize("parameters", [{}, {"a": 1, "b": "x", "c": True, "d": 0.5}])
+def test_tensors_and_what_is_said_beside_them(sides: Sides, rows: int, parameters: dict) -> None:
+    for sent in (tensors(rows), tensors(rows)[:1], []):
+        heads, contents, text = sides.known.read(*sides.send(sent, parameters_text(parameters)))
+        assert [Tensor(*head, bytes(each)) for head, each in zip(heads, contents, strict=True)] == [
+            Tensor(each.name, each.datatype, each.shape, bytes(each.data)) for each in sent
+        ]
+        assert read_parameters(text) == parameters
+        assert all(each.readonly for each in contents)
+
+
+def test_a_call_travels_without_its_tensors() -> None:
+    call = ModelCall("m", (), ("A", "B"), 3, "id", "correlation", 1, 2, 5000, {"k": "v"}, trace_number=7)
+    assert from_json(ModelCall, to_json(call)) == call
+
+
+def test_a_layout_is_told_once_and_anew_when_it_is_no_longer_known(sides: Sides) -> None:
+    for _ in range(3):
+        number, _, _ = sides.send(tensors(1))
+    assert sides.told == 1
+    for width in range(REMEMBERED_LAYOUTS + 10):
+        sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
+    assert len(sides.sent._layouts) <= REMEMBERED_LAYOUTS
+    later, place, nbytes = sides.send(tensors(1))
+    assert later > number
+    assert len(sides.known.read(later, place, nbytes)[0]) == 4
+    for width in range(3 * REMEMBERED_LAYOUTS):
+        sides.send([tensor_from_numpy("y", np.zeros(width, np.int8))])
+    assert len(sides.known._places) == 2 * REMEMBERED_LAYOUTS
+    with pytest.raises(ValueError, match=f"tensors of layout {number}, which it has not told"):
+        sides.known.get(number)
+
+
+def test_a_layout_that_is_kept_is_told_anew_before_it_is_forgotten(sides: Sides) -> None:
+    kept = sides.sent.of(tensors(1))
+    for width in range(3 * REMEMBERED_LAYOUTS):
+        sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
+        assert sides.known.get(sides.sent.number(kept)).heads == kept.places.heads
+
+
+def test_what_does_not_fit_is_refused(sides: Sides) -> None:
+    for call in (
+        lambda: sides.send([], b"x" * (LONGEST_TEXT_BYTES + 1)),
+        lambda: sides.send([Tensor("x" * LONGEST_TEXT_BYTES, DataType.INT8, (1,), b"1")]),
+    ):
+        with pytest.raises(ServeError, match=f"at most {LONGEST_TEXT_BYTES} can be sent"):
+            call()
+    numbers = tensors(2)[0]
+    with pytest.raises(ServeError, match=r"tensor 'numbers' of shape \[2, 4\] needs 32 bytes, got 24"):
+        sides.send([Tensor("numbers", numbers.datatype, (2, 4), numbers.data)])
+
+
+@pytest.mark.parametrize("place", [FAR, (1 << 64) - 8])
+def test_a_place_elsewhere(sides: Sides, place: int) -> None:
+    number, _, _ = sides.send(tensors(1))
+    for call in (
+        lambda: sides.known.read(number, place, 0),
+        lambda: sides.known.define(1, place, 10),
+        lambda: sides.known.text(place, 10),
+    ):
+        with pytest.raises(ValueError, match="lies outside of its heap"):
+            call()
+
+
+def test_lengths_that_make_no_sense(sides: Sides) -> None:
+    number, place, _ = sides.send(tensors(1))
+    with pytest.raises(ValueError, match="a text of 1099511627776 bytes, expected at most"):
+        sides.known.read(number, place, 1 << 40)
+    (words,) = (each for each in tensors(1) if each.name == "words")
+    number, place, _ = sides.send([words])
+    for size, reason in ((1 << 40, "lies outside of its heap"), (1 << 20, "was not written to its end")):
+        sides.heap.view(place, 8)[:] = size.to_bytes(8, "little")
+        with pytest.raises(ValueError, match=reason):
+            sides.known.read(number, place, 0)
+    sides.heap.view(place, 8)[:] = (7).to_bytes(8, "little")
+    with pytest.raises(ValueError, match=r"tensor 'words' of shape \[1, 2\] has 7 bytes"):
+        sides.known.read(number, place, 0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        TensorHead("x", DataType.INT32, (-4, -2)),
+        TensorHead("x", DataType.UINT8, (0, 1 << 64)),
+        TensorHead("x", DataType.BYTES, (1 << 64,)),
+    ],
+)
+def test_tensors_that_cannot_be_are_refused(sides: Sides, head: TensorHead) -> None:
+    with pytest.raises(ValueError, match="tensor 'x' of shape"):
+        sides.tell(1, to_json((head,)))
+
+
+SIDES = Sides()
+"""For the many examples of a property."""
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"{}")
+@example(b"\xff\xff\xff\xff" + b"\x00" * 64)
+@example(b'[["x","FP99",[1]]]')
+@example(b'[["x","FP32"]]')
+@example(b"[" * 100_000)
+def test_malformed_layouts_are_value_errors(text: bytes) -> None:
+    if text.strip() == b"[]":
+        return
+    with pytest.raises(ValueError):
+        SIDES.tell(0, text)
+
+
+def test_nonsense_raises_nothing_else(sides: Sides) -> None:
+    generator = random.Random(0)
+    number, place, nbytes = sides.send(tensors(1), to_json(ModelCall("m", (), ("A",))))
+    view = sides.heap.view(place, 1024)
+    good = bytes(view)
+    for _ in range(3000):
+        view[:] = good
+        for _ in range(generator.randint(1, 4)):
+            view[generator.randrange(len(view))] = generator.randrange(256)
+        try:
+            _, contents, text = sides.known.read(number, place, nbytes + generator.choice((-1, 0, 0, 1)))
+            assert sum(map(len, contents)) <= 1 << 24
+            from_json(ModelCall, text)
+        except ValueError:
+            continue
