@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.phases import PhaseTotals
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Buffer, Tensor, TensorHead, heads_of
 from rocserve.core.trace import Trace
+
+if TYPE_CHECKING:
+    from rocserve.core.serving import Responder
+    from rocserve.core.validation import RequestPlan
 
 ParameterValue = bool | int | float | str
 Parameters = Mapping[str, ParameterValue]
@@ -75,7 +79,8 @@ class RequestHead:
 
 @dataclass(slots=True, eq=False)
 class InferRequest:
-    """One inference request. Not frozen because one is made for each message on the hot path."""
+    """One inference request, from its message to its answer. Not frozen because one is made for each message on the hot
+    path; from `submit` on, its scheduler marks it."""
 
     head: RequestHead
     id: str
@@ -92,10 +97,38 @@ class InferRequest:
     """Where it is added up what its execution took; None = nobody asks."""
     sequence: SequenceTag | None = None
     """None = it says nothing of a sequence. Not among the head's parameters."""
-    slot: object = None
+    data_owner: object = None
     """Whoever keeps `data` keeps this: it is what the bytes belong to."""
     element_faults: Sequence[str] | None = None
     """Of each input, what `tensors.count_elements` has found; None = its elements are still to be counted."""
+
+    # Once a scheduler has taken it; those without a value have none before.
+    plan: RequestPlan = field(init=False)
+    responder: Responder = field(init=False)
+    """Who gets the answer."""
+    queue_start_ns: int = field(init=False)
+    """time.monotonic_ns() when the scheduler took it."""
+    nbytes: int = field(init=False)
+    """The size of its inputs."""
+    expires_at: float | None = field(default=None, init=False)
+    """time.monotonic() seconds after which it must not run any more; None = never."""
+    level: int = field(default=0, init=False)
+    """Its priority level; 0 where the model has no levels, else 1 is the highest."""
+    dated: bool = field(default=False, init=False)
+    """Its client has said how long it waits, and it may be overtaken by newer ones."""
+    waiting: bool = field(default=False, init=False)
+    """It stands in the queue."""
+    watched: bool = field(default=False, init=False)
+    """Its responder has been asked to say when the client leaves."""
+    on_again: Callable[[InferRequest], None] | None = field(default=None, init=False)
+    """Takes it when the model wants it once more; None = it may not."""
+
+    def taken(self, plan: RequestPlan, responder: Responder, now_ns: int) -> None:
+        """A scheduler has it from now on."""
+        self.plan = plan
+        self.responder = responder
+        self.queue_start_ns = now_ns
+        self.nbytes = plan.nbytes or sum(map(len, self.data))
 
 
 class ResponseHead(NamedTuple):

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
-from rocserve.core.requests import InferResponse
+from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
@@ -22,7 +21,7 @@ from rocserve.workers.results import BatchOutcome
 class FormedBatch:
     """Requests taken from the queue for one execution."""
 
-    entries: list[QueuedRequest]
+    entries: list[InferRequest]
     compute_start_ns: int
     is_grouped: bool = False
     """They travel together, and the engine runs them one after the other."""
@@ -32,17 +31,17 @@ class FormedBatch:
     """Of its instance, which may take far longer for it than for any other."""
     absent_rows: int = 0
     """Rows of no request; they are among the dropped."""
-    dropped: set[QueuedRequest] | None = None
+    dropped: set[InferRequest] | None = None
     """Those that have been answered since, because they waited in the worker for too long."""
 
     @property
-    def undropped(self) -> list[QueuedRequest]:
+    def undropped(self) -> list[InferRequest]:
         """The requests that are still to be answered."""
         if not self.dropped:
             return self.entries
         return [entry for entry in self.entries if entry not in self.dropped]
 
-    def drop(self, entry: QueuedRequest) -> None:
+    def drop(self, entry: InferRequest) -> None:
         if self.dropped is None:
             self.dropped = set()
         self.dropped.add(entry)
@@ -57,7 +56,7 @@ class BatchAnswerer:
 
     def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
         """A batch's requests as an instance is told of them, any instance."""
-        return [(entry.plan.form, entry.request.data, 0, b"") for entry in batch.entries]
+        return [(entry.plan.form, entry.data, 0, b"") for entry in batch.entries]
 
     def forget(self, batch: FormedBatch) -> None:
         """Nothing of the batch ran."""
@@ -73,12 +72,11 @@ class BatchAnswerer:
         for index, entry in enumerate(batch.entries):
             if entry in dropped:
                 continue
-            request = entry.request
             rows += entry.plan.batch_size
-            if request.trace is not None:
-                request.trace.note_run(entry.queue_start_ns, times)
-            if request.phases is not None:
-                request.phases.add_run(times)
+            if entry.trace is not None:
+                entry.trace.note_run(entry.queue_start_ns, times)
+            if entry.phases is not None:
+                entry.phases.add_run(times)
             refusal = error or (failures.get(index) if failures else None)
             if refusal is None:
                 try:
@@ -106,7 +104,7 @@ class BatchAnswerer:
                 responder.send(answer)
         return True
 
-    def drop(self, batch: FormedBatch, entry: QueuedRequest) -> bool:
+    def drop(self, batch: FormedBatch, entry: InferRequest) -> bool:
         """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
         batch.drop(entry)
         return True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from rocserve.core.requests import InferRequest
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.rate_limiter import LimitedInstance, RateLimiter
 from rocserve.workers.instance import SLOTS, Instance
 
@@ -118,14 +118,14 @@ class InstancePool:
     def has_waiting(self) -> bool:
         return any(len(batches) > 1 or (batches and batches[0].is_grouped) for batches in self._in_hand.values())
 
-    def waiting(self) -> Iterator[QueuedRequest]:
+    def waiting(self) -> Iterator[InferRequest]:
         """As far as the server can know; those that were dropped are not among them. From any thread."""
         # Copies, each made in one step: the data plane goes on meanwhile.
         for batches in tuple(self._in_hand.values()):
             for place, batch in enumerate(tuple(batches)):
                 yield from _waiting_of(batch, place)
 
-    def batch_ahead(self, entry: QueuedRequest) -> FormedBatch | None:
+    def batch_ahead(self, entry: InferRequest) -> FormedBatch | None:
         """The batch with which a request was sent ahead; None when it is not (or no longer) waiting in a worker."""
         for batches in self._in_hand.values():
             for place, batch in enumerate(batches):
@@ -134,7 +134,7 @@ class InstancePool:
         return None
 
 
-def _waiting_of(batch: FormedBatch, place: int) -> Iterator[QueuedRequest]:
+def _waiting_of(batch: FormedBatch, place: int) -> Iterator[InferRequest]:
     if place == 0 and not batch.is_grouped:
         return
     # Of grouped requests in the engine at least the first has begun.

@@ -9,7 +9,7 @@ from itertools import chain
 from operator import attrgetter
 
 from rocserve.core.model_config import QueuePolicy
-from rocserve.scheduling.queued_request import QueuedRequest
+from rocserve.core.requests import InferRequest
 
 _ARRIVAL = attrgetter("queue_start_ns")
 
@@ -19,10 +19,10 @@ class Level:
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        self.waiting: deque[QueuedRequest] = deque()
-        self.dated: deque[QueuedRequest] = deque()
+        self.waiting: deque[InferRequest] = deque()
+        self.dated: deque[InferRequest] = deque()
         """Those that may be overtaken by newer ones, in order of arrival as well."""
-        self.delayed: deque[QueuedRequest] = deque()
+        self.delayed: deque[InferRequest] = deque()
         self.newest_first = False
         """Those newest ones run first, in turns with what waits otherwise."""
         self.has_lost = False
@@ -32,9 +32,9 @@ class Level:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.dated) + len(self.delayed)
 
-    def __iter__(self) -> Iterator[QueuedRequest]:
+    def __iter__(self) -> Iterator[InferRequest]:
         """In the order in which they would run."""
-        first: Iterable[QueuedRequest]
+        first: Iterable[InferRequest]
         if not self.dated:
             first = self.waiting
         elif not self.waiting:
@@ -45,7 +45,7 @@ class Level:
             first = heapq.merge(self.dated, self.waiting, key=_ARRIVAL)
         return chain(first, self.delayed)
 
-    def _in_turns(self) -> Iterator[QueuedRequest]:
+    def _in_turns(self) -> Iterator[InferRequest]:
         first, second = reversed(self.dated), iter(self.waiting)
         if not self._dated_turn:
             first, second = second, first
@@ -58,17 +58,17 @@ class Level:
         yield from first
         yield from second
 
-    def push_back(self, entry: QueuedRequest) -> None:
+    def push_back(self, entry: InferRequest) -> None:
         """One that was taken but not run is the next again."""
         if entry.dated and self.newest_first:
             self.dated.append(entry)
         else:
             (self.dated if entry.dated else self.waiting).appendleft(entry)
 
-    def take(self, count: int) -> list[QueuedRequest]:
+    def take(self, count: int) -> list[InferRequest]:
         """The next so many, or all that there are."""
         waiting, dated = self.waiting, self.dated
-        taken: list[QueuedRequest] = []
+        taken: list[InferRequest] = []
         while dated and len(taken) < count:
             if not waiting:
                 entry = dated.pop() if self.newest_first else dated.popleft()
@@ -84,7 +84,7 @@ class Level:
                 taken += [source.popleft() for _ in range(min(count - len(taken), len(source)))]
         return taken
 
-    def remove(self, entry: QueuedRequest) -> None:
+    def remove(self, entry: InferRequest) -> None:
         """Take out one that is here."""
         for entries in (self.dated if entry.dated else self.waiting, self.delayed):
             if entries and entries[-1] is entry:
@@ -100,7 +100,7 @@ class Level:
             return
         raise ValueError("no request of this level")
 
-    def delay(self, entry: QueuedRequest) -> None:
+    def delay(self, entry: InferRequest) -> None:
         """One that is here runs after all others from now on."""
         self.remove(entry)
         self.delayed.append(entry)

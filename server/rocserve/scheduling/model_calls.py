@@ -35,7 +35,7 @@ class ModelCallDispatcher:
             _parameters(call),
         )
         data = [tensor.data for tensor in call.inputs]
-        request = InferRequest(head, call.id, data, sequence=_sequence(call), slot=opened.slot)
+        request = InferRequest(head, call.id, data, sequence=_sequence(call), data_owner=opened.slot)
         trace = opened.trace_of(call.trace_number) if call.trace_number else None
         if trace is None:
             self._dispatcher.dispatch(request, _CallResponder(opened))

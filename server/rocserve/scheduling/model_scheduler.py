@@ -12,7 +12,6 @@ from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.queue import QueueFull, RequestQueue
-from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work
@@ -38,22 +37,22 @@ class ModelScheduler(Scheduler):
         """See Scheduler."""
         self._check_outage()
         now_ns = time.monotonic_ns()
-        entry = QueuedRequest(request, plan, responder, now_ns, nbytes=plan.nbytes or sum(map(len, request.data)))
+        request.taken(plan, responder, now_ns)
         queue = self._queue
         if request.deadline is not None or plan.timeout_microseconds or not queue.is_plain:
-            queue.admit(entry, now_ns / 1e9)
+            queue.admit(request, now_ns / 1e9)
         try:
-            queue.push(entry)
+            queue.push(request)
         except QueueFull:
             if not self._is_marked:
                 raise
             # What has come in this turn and can run leaves the queue first.
             self._pump()
-            queue.push(entry)
-        if entry.expires_at is not None:
-            self._expiring.append(entry)
+            queue.push(request)
+        if request.expires_at is not None:
+            self._expiring.append(request)
             if request.deadline is not None:
-                self._triage.note(entry)
+                self._triage.note(request)
         if not self._is_marked:
             self._mark()
 
@@ -62,7 +61,7 @@ class ModelScheduler(Scheduler):
         """See Scheduler."""
         return len(self._queue) + sum(1 for _ in self._pool.waiting())
 
-    def _waiting_requests(self) -> Iterator[QueuedRequest]:
+    def _waiting_requests(self) -> Iterator[InferRequest]:
         yield from self._queue
         yield from self._pool.waiting()
 
@@ -136,21 +135,21 @@ class ModelScheduler(Scheduler):
         for entry in batch.undropped:
             if entry.expires_at is not None:
                 self._expiring.append(entry)
-            if entry.request.deadline is not None:
+            if entry.deadline is not None:
                 self._triage.note(entry)
 
     # Time, and clients that leave
 
-    def _may_expire(self, entry: QueuedRequest) -> bool:
+    def _may_expire(self, entry: InferRequest) -> bool:
         return entry.waiting or self._pool.batch_ahead(entry) is not None
 
-    def _leave(self, entry: QueuedRequest) -> None:
+    def _leave(self, entry: InferRequest) -> None:
         # Clients leave at their deadlines too, of which they know before the server does.
-        removed = self._queue.remove(entry) if entry.request.deadline is None else self._queue.lose(entry)
+        removed = self._queue.remove(entry) if entry.deadline is None else self._queue.lose(entry)
         if removed or self._drop_ahead(entry):
             self._refused.append((entry, cancelled()))
 
-    def _time_out(self, entry: QueuedRequest, now: float) -> None:
+    def _time_out(self, entry: InferRequest, now: float) -> None:
         if entry.waiting:
             if not self._queue.expire(entry, now):
                 if entry.expires_at is not None:
@@ -158,11 +157,11 @@ class ModelScheduler(Scheduler):
                 return
         elif not self._drop_ahead(entry):
             return
-        deadline = entry.request.deadline
+        deadline = entry.deadline
         is_late = deadline is not None and deadline <= now
         self._refused.append((entry, deadline_exceeded() if is_late else unavailable("Request timeout expired")))
 
-    def _drop_ahead(self, entry: QueuedRequest) -> bool:
+    def _drop_ahead(self, entry: InferRequest) -> bool:
         """Whether a request waits in a worker behind others; it is then the caller's to answer."""
         batch = self._pool.batch_ahead(entry)
         return batch is not None and self._answerer.drop(batch, entry)

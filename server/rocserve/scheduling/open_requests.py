@@ -14,13 +14,12 @@ from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
-from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, InferResponse
+from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, InferRequest, InferResponse
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.responses import ResponseMaker
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import InstanceRequests, RequestLost
@@ -35,7 +34,7 @@ LOOK_SECONDS = 0.01
 class _Running:
     """A request in a worker. Once the batch has been sent, only the data plane's thread touches it."""
 
-    entry: QueuedRequest
+    entry: InferRequest
     batch: _RunningBatch
     number: int = 0
     ended_ns: int = 0
@@ -76,7 +75,7 @@ class RequestBatches:
         statistics: ModelStatistics,
         timers: PlaneLoop,
         on_answered: Callable[[], None],
-        on_left: Callable[[QueuedRequest], None],
+        on_left: Callable[[InferRequest], None],
     ) -> None:
         """
         Args:
@@ -107,17 +106,16 @@ class RequestBatches:
             single = _Running(entry, running)
             single.number = open_requests.open_request(functools.partial(self._said, single))
             running.requests.append(single)
-            request = entry.request
-            members.append((entry.plan.form, request.data, single.number, write_details(request)))
-            if request.trace is not None:
-                self._begin_trace(single, request.trace)
+            members.append((entry.plan.form, entry.data, single.number, write_details(entry)))
+            if entry.trace is not None:
+                self._begin_trace(single, entry.trace)
         running.open_count = len(members)
         if batch.dropped:
             self._end_absent(running, batch.dropped)
         self._watch(running)
         return members
 
-    def _end_absent(self, running: _RunningBatch, absent: set[QueuedRequest]) -> None:
+    def _end_absent(self, running: _RunningBatch, absent: set[InferRequest]) -> None:
         """Rows that are of no request: whatever the model says to them, nobody hears it."""
         for single in running.requests:
             if single.entry in absent:
@@ -136,7 +134,7 @@ class RequestBatches:
 
     # On its way out, on the data plane's thread
 
-    def drop(self, batch: FormedBatch, entry: QueuedRequest) -> bool:
+    def drop(self, batch: FormedBatch, entry: InferRequest) -> bool:
         """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
         running = self._batches.get(batch)
         for single in running.requests if running is not None else ():
@@ -155,14 +153,14 @@ class RequestBatches:
         times = (batch.compute_start_ns, *running.times)
         now_ns = time.monotonic_ns()
         failures, is_open = outcome.failures, () if outcome.error is not None else outcome.open
-        answers: list[tuple[QueuedRequest, InferResponse | ServeError]] = []
+        answers: list[tuple[InferRequest, InferResponse | ServeError]] = []
         ended: list[int] = []
         for index, single in enumerate(running.requests):
             entry = single.entry
             if single.trace is not None:
                 self._end_trace(single, times)
-            if entry.request.phases is not None:
-                entry.request.phases.add_run(times)
+            if entry.phases is not None:
+                entry.phases.add_run(times)
             if single.ended_ns or index in is_open:
                 continue
             failure = outcome.error or (failures.get(index) if failures else None)
@@ -263,7 +261,7 @@ class RequestBatches:
         single.response_count = index + 1
         single.responded_ns = now_ns
 
-    def _tell(self, entry: QueuedRequest, told: InferResponse | ServeError | None, final: bool) -> None:
+    def _tell(self, entry: InferRequest, told: InferResponse | ServeError | None, final: bool) -> None:
         if told is None:
             entry.responder.end()
         elif isinstance(told, ServeError):

@@ -10,8 +10,8 @@ from itertools import chain
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.request_prefix import request_prefix
+from rocserve.core.requests import InferRequest
 from rocserve.scheduling.level import Level
-from rocserve.scheduling.queued_request import QueuedRequest
 
 _KEPT_LEVELS = 64
 """Priority levels whose queues stay when they are empty, since the next request is likely to need one of them again; a
@@ -60,15 +60,15 @@ class RequestQueue:
     def __len__(self) -> int:
         return self.count
 
-    def admit(self, entry: QueuedRequest, now: float) -> None:
+    def admit(self, entry: InferRequest, now: float) -> None:
         """Set the request's level and expiry by the model's policies.
 
         `now` is time.monotonic(). The expiry is the earlier of the client's deadline and the queue's time-out.
         """
         plan = entry.plan
-        deadline = entry.expires_at = entry.request.deadline
+        deadline = entry.expires_at = entry.deadline
         if deadline is not None:
-            entry.dated = not entry.request.in_turn
+            entry.dated = not entry.in_turn
         if self.is_plain and not plan.timeout_microseconds:
             return
         if self._level_count:
@@ -78,7 +78,7 @@ class RequestQueue:
             limit = now + timeout / 1e6
             entry.expires_at = limit if entry.expires_at is None else min(entry.expires_at, limit)
 
-    def _timeout_microseconds(self, entry: QueuedRequest) -> int:
+    def _timeout_microseconds(self, entry: InferRequest) -> int:
         asked = entry.plan.timeout_microseconds
         if not self._has_policy:
             return asked
@@ -88,32 +88,32 @@ class RequestQueue:
             return asked
         return default
 
-    def push(self, entry: QueuedRequest) -> None:
+    def push(self, entry: InferRequest) -> None:
         """Take a request in.
 
         Raises:
             QueueFull: its level, or the whole queue, is full.
         """
         if self.count >= self._limits.max_requests or self._nbytes + entry.nbytes > self._limits.max_bytes:
-            raise QueueFull(entry.request.id)
+            raise QueueFull(entry.id)
         level = self._levels.get(entry.level)
         if level is None:
             level = self._open(entry.level)
         limit = level.policy.max_queue_size
         if limit and len(level) >= limit:
-            raise QueueFull(entry.request.id)
+            raise QueueFull(entry.id)
         (level.dated if entry.dated else level.waiting).append(entry)
         self._add(entry)
 
-    def push_back(self, entries: list[QueuedRequest]) -> None:
+    def push_back(self, entries: list[InferRequest]) -> None:
         """Put requests that were taken but not run back to the front, in their order."""
         for entry in reversed(entries):
             (self._levels[entry.level] if entry.level in self._levels else self._open(entry.level)).push_back(entry)
             self._add(entry)
 
-    def take(self, count: int) -> list[QueuedRequest]:
+    def take(self, count: int) -> list[InferRequest]:
         """The next `count` requests in order of priority and arrival, at most as many as there are."""
-        taken: list[QueuedRequest] = []
+        taken: list[InferRequest] = []
         for number in self._order.copy():
             taken += self._levels[number].take(count - len(taken))
             if len(self._order) > _KEPT_LEVELS:
@@ -123,7 +123,7 @@ class RequestQueue:
         self._drop(taken)
         return taken
 
-    def remove(self, entry: QueuedRequest) -> bool:
+    def remove(self, entry: InferRequest) -> bool:
         """Take out one request, wherever it stands; False when it has left the queue already."""
         if not entry.waiting:
             return False
@@ -133,14 +133,14 @@ class RequestQueue:
             self._close_empty(entry.level)
         return True
 
-    def expire(self, entry: QueuedRequest, now: float) -> bool:
+    def expire(self, entry: InferRequest, now: float) -> bool:
         """The time of a request that waits here has passed: take it out; or, with the action DELAY, let it run after
         the others of its level, and give False. It may expire again then, when its client's deadline passes.
 
         A request whose client itself has given up is taken out whatever the action.
         """
         level = self._levels[entry.level]
-        deadline = entry.request.deadline
+        deadline = entry.deadline
         if level.policy.timeout_action is TimeoutAction.DELAY and (deadline is None or deadline > now):
             level.delay(entry)
             entry.expires_at = deadline
@@ -148,16 +148,16 @@ class RequestQueue:
         self.lose(entry)
         return True
 
-    def lose(self, entry: QueuedRequest) -> bool:
+    def lose(self, entry: InferRequest) -> bool:
         """As `remove`, of one that has no time left."""
         if entry.waiting:
             self._levels[entry.level].has_lost = True
         return self.remove(entry)
 
-    def clear(self) -> list[QueuedRequest]:
+    def clear(self) -> list[InferRequest]:
         return self.take(self.count)
 
-    def __iter__(self) -> Iterator[QueuedRequest]:
+    def __iter__(self) -> Iterator[InferRequest]:
         """In the order in which they would run."""
         return chain.from_iterable(self.levels())
 
@@ -165,7 +165,7 @@ class RequestQueue:
         """Those that there are, the highest first."""
         return map(self._levels.__getitem__, self._order)
 
-    def level_of(self, entry: QueuedRequest) -> Level:
+    def level_of(self, entry: InferRequest) -> Level:
         """Of a request that waits here."""
         return self._levels[entry.level]
 
@@ -182,17 +182,17 @@ class RequestQueue:
             del self._levels[number]
             del self._order[bisect_left(self._order, number)]
 
-    def _add(self, entry: QueuedRequest) -> None:
+    def _add(self, entry: InferRequest) -> None:
         entry.waiting = True
         self.count += 1
         self._nbytes += entry.nbytes
-        if entry.request.deadline is not None:
+        if entry.deadline is not None:
             self.deadline_count += 1
 
-    def _drop(self, entries: list[QueuedRequest]) -> None:
+    def _drop(self, entries: list[InferRequest]) -> None:
         self.count -= len(entries)
         for entry in entries:
             entry.waiting = False
             self._nbytes -= entry.nbytes
-            if entry.request.deadline is not None:
+            if entry.deadline is not None:
                 self.deadline_count -= 1

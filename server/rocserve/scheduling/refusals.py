@@ -7,19 +7,21 @@ import time
 
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.request_prefix import request_prefix
+from rocserve.core.requests import InferRequest
 from rocserve.core.statistics import ModelStatistics
+from rocserve.core.trace import QUEUE_START
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.response_sequencer import OrderedResponder
 
-Refused = tuple[QueuedRequest, ServeError]
+Refused = tuple[InferRequest, ServeError]
 """A request that is not to run, and why."""
 
 
-def refuse(entry: QueuedRequest, error: ServeError, statistics: ModelStatistics) -> None:
+def refuse(entry: InferRequest, error: ServeError, statistics: ModelStatistics) -> None:
     """Tell a request that has waited why it is not run."""
     now = time.monotonic_ns()
-    entry.note_unrun()
+    if entry.trace is not None:
+        entry.trace.note(QUEUE_START, entry.queue_start_ns)
     if error.code is StatusCode.CANCELLED:
         statistics.record_cancellation(entry.queue_start_ns, now)
     else:
@@ -40,6 +42,6 @@ def cancelled() -> ServeError:
 def not_handed_over(batch: FormedBatch, error: Exception, model_name: str, log: logging.Logger) -> ServeError:
     """What the requests of a batch are told that could not be given to its worker. Called while the error is being
     handled, which the log gets whole."""
-    prefix = request_prefix([entry.request.id for entry in batch.undropped])
+    prefix = request_prefix([entry.id for entry in batch.undropped])
     log.exception("%sa batch of model '%s' could not be handed to its worker", prefix, model_name)
     return internal(f"the batch could not be handed to the worker: {error}")

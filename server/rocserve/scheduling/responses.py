@@ -9,12 +9,11 @@ from typing import NamedTuple
 from rocserve.core.classification import classify
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import NO_PARAMETERS, InferResponse, Parameters, ResponseHead
+from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, Parameters, ResponseHead
 from rocserve.core.serving import Responder
 from rocserve.core.tensors import Buffer, Tensor, TensorHead
 from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.plane.heap import copied
-from rocserve.scheduling.queued_request import QueuedRequest
 
 _REMEMBERED_FORMS = 1024
 
@@ -53,7 +52,7 @@ class ResponseMaker:
 
     def make(
         self,
-        entry: QueuedRequest,
+        entry: InferRequest,
         heads: tuple[TensorHead, ...],
         data: Sequence[Buffer],
         parameters: Parameters = NO_PARAMETERS,
@@ -71,10 +70,10 @@ class ResponseMaker:
             form = self._last_form
             if form.wanted is not None:
                 data = [data[index] for index in form.wanted]
-            response = InferResponse(form.head, entry.request.id, data, parameters)
+            response = InferResponse(form.head, entry.id, data, parameters)
             if plan.classifications:
                 outputs = [self._classified(tensor, plan.classifications) for tensor in response.outputs]
-                response = InferResponse.of(self._name, self._version, entry.request.id, outputs, parameters)
+                response = InferResponse.of(self._name, self._version, entry.id, outputs, parameters)
         except ServeError:
             raise
         except Exception as error:

@@ -21,7 +21,6 @@ from rocserve.scheduling.drain import Drain
 from rocserve.scheduling.instances import InstancePool, LimitedInstancePool
 from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.refusals import Refused, not_handed_over, refuse
 from rocserve.scheduling.sequence.router import SequenceRouter
@@ -84,7 +83,7 @@ class Scheduler(ABC):
         self._outage: ServeError | None = None
         self._refused: list[Refused] = []
         """Requests that are not to run, and why; they are told at the turn's end."""
-        self._expiring: list[QueuedRequest] = []
+        self._expiring: list[InferRequest] = []
         """Those that have come in this turn and have a time to expire at."""
         self._deadlines = Deadlines(parts.plane)
         self._delay = Alarm(parts.plane)
@@ -106,7 +105,7 @@ class Scheduler(ABC):
         """How many requests are still to run. From any thread."""
 
     @abstractmethod
-    def _waiting_requests(self) -> Iterable[QueuedRequest]:
+    def _waiting_requests(self) -> Iterable[InferRequest]:
         """All that do not run yet, as far as the server can know."""
 
     @abstractmethod
@@ -118,11 +117,11 @@ class Scheduler(ABC):
         """A batch that can run now."""
 
     @abstractmethod
-    def _leave(self, entry: QueuedRequest) -> None:
+    def _leave(self, entry: InferRequest) -> None:
         """Nobody waits for a request any more. Where it is still to run it is taken out, and refused."""
 
     @abstractmethod
-    def _time_out(self, entry: QueuedRequest, now: float) -> None:
+    def _time_out(self, entry: InferRequest, now: float) -> None:
         """The time of a request has passed. Where it is still to run it is taken out, and refused."""
 
     @abstractmethod
@@ -271,7 +270,7 @@ class Scheduler(ABC):
                 self._deadlines.keep_only(self._waiting_requests())
 
     @abstractmethod
-    def _may_expire(self, entry: QueuedRequest) -> bool:
+    def _may_expire(self, entry: InferRequest) -> bool:
         """Whether a request is still to run."""
 
     def _expire(self) -> None:
@@ -300,6 +299,6 @@ class Scheduler(ABC):
         if self._is_looking:
             self._look_soon()
 
-    def _client_left(self, entry: QueuedRequest) -> None:
+    def _client_left(self, entry: InferRequest) -> None:
         self._leave(entry)
         self._mark()

@@ -6,8 +6,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable
 
+from rocserve.core.requests import InferRequest
 from rocserve.plane.loop import PlaneLoop, TimerHandle
-from rocserve.scheduling.queued_request import QueuedRequest
 
 _FEW = 256
 
@@ -49,18 +49,18 @@ class Deadlines:
 
     def __init__(self, plane: PlaneLoop) -> None:
         self.alarm = Alarm(plane)
-        self._heap: list[tuple[float, int, QueuedRequest]] = []
+        self._heap: list[tuple[float, int, InferRequest]] = []
         self._numbers = itertools.count()
         self._most = _FEW
 
-    def add(self, when: float, entry: QueuedRequest, on_due: Callable[[], None]) -> bool:
+    def add(self, when: float, entry: InferRequest, on_due: Callable[[], None]) -> bool:
         """A request, and when it expires; `on_due` begins with `pop_due`. True: there are many, and it is time to call
         `keep_only`."""
         heapq.heappush(self._heap, (when, next(self._numbers), entry))
         self.alarm.set(when, on_due)
         return len(self._heap) > self._most
 
-    def keep_only(self, entries: Iterable[QueuedRequest]) -> None:
+    def keep_only(self, entries: Iterable[InferRequest]) -> None:
         """Forget all but these."""
         self._heap = [
             (entry.expires_at, next(self._numbers), entry) for entry in entries if entry.expires_at is not None
@@ -68,10 +68,10 @@ class Deadlines:
         heapq.heapify(self._heap)
         self._most = max(_FEW, 2 * len(self._heap))
 
-    def pop_due(self, now: float, on_due: Callable[[], None]) -> list[QueuedRequest]:
+    def pop_due(self, now: float, on_due: Callable[[], None]) -> list[InferRequest]:
         """Those whose time has come, and the alarm is set for the next; `now` is time.monotonic()."""
         self.alarm.fired()
-        due: list[QueuedRequest] = []
+        due: list[InferRequest] = []
         while self._heap and self._heap[0][0] <= now:
             when, _, entry = heapq.heappop(self._heap)
             # A request may have been given another time.

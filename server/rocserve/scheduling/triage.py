@@ -32,10 +32,10 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 
+from rocserve.core.requests import InferRequest
 from rocserve.scheduling.batch_policy import BatchDecision, BatchPolicy
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import RequestQueue
-from rocserve.scheduling.queued_request import QueuedRequest
 
 NOTHING = BatchDecision(0)
 """All that waited was hopeless."""
@@ -50,7 +50,7 @@ class Triage:
     def __init__(self, queue: RequestQueue, policy: BatchPolicy, keeps_order: bool) -> None:
         """`keeps_order`: whether no request may run before one that came earlier."""
         self.times = ComputeTimes()
-        self.lost: list[QueuedRequest] = []
+        self.lost: list[InferRequest] = []
         """Taken out of the queue for lack of time; for the scheduler to answer."""
         self._queue = queue
         self._policy = policy
@@ -61,12 +61,12 @@ class Triage:
         """Before this, by time.monotonic(), no request that waits has used half of its time, and the policy's choice is
         the one to make."""
 
-    def is_hopeless(self, entry: QueuedRequest, now: float) -> bool:
+    def is_hopeless(self, entry: InferRequest, now: float) -> bool:
         """Whether it would end too late even if an instance took it at once, alone. `now` is time.monotonic()."""
-        deadline = entry.request.deadline
+        deadline = entry.deadline
         return deadline is not None and deadline <= now + self.times.of(entry.plan.batch_size)
 
-    def note(self, entry: QueuedRequest) -> None:
+    def note(self, entry: InferRequest) -> None:
         """A request with a deadline has come into the queue."""
         latest = half_time(entry, self.times.of(self._policy.largest))
         if latest < self._calm_until:
@@ -86,7 +86,7 @@ class Triage:
         if len(self._queue) <= _FEW and not any(level.newest_first or level.has_lost for level in self._queue.levels()):
             run_seconds = self.times.of(self._policy.largest)
             self._calm_until = min(
-                (half_time(entry, run_seconds) for entry in self._queue if entry.request.deadline is not None),
+                (half_time(entry, run_seconds) for entry in self._queue if entry.deadline is not None),
                 default=math.inf,
             )
         return decision
@@ -117,18 +117,18 @@ class Triage:
             if level.dated:
                 level.newest_first = level.has_lost or half_time(level.dated[0], self.times.of(1)) < now
 
-    def _lose(self, entry: QueuedRequest) -> None:
+    def _lose(self, entry: InferRequest) -> None:
         self._queue.lose(entry)
         self.lost.append(entry)
 
-    def _overdue(self, members: Sequence[QueuedRequest], begins: float) -> list[QueuedRequest]:
+    def _overdue(self, members: Sequence[InferRequest], begins: float) -> list[InferRequest]:
         """Where the order is kept: those of the next batch that others, who wait behind them, are to replace."""
         surplus = len(self._queue) - len(members)
         if not self._keeps_order or not surplus:
             return []
         overdue = []
         for entry in members:
-            deadline = entry.request.deadline
+            deadline = entry.deadline
             if deadline is None:
                 continue
             # The batch would have to be smaller to end in time; or it has waited too long while others are lost.
@@ -138,27 +138,27 @@ class Triage:
                 overdue.append(entry)
         return overdue[:surplus]
 
-    def _fitting(self, decision: BatchDecision, members: Sequence[QueuedRequest], begins: float) -> BatchDecision:
+    def _fitting(self, decision: BatchDecision, members: Sequence[InferRequest], begins: float) -> BatchDecision:
         """The decision, for as many of the first members as end in time together; at least one."""
         rows = 0
         soonest = math.inf
         for count, entry in enumerate(members):
             rows += entry.plan.batch_size
-            soonest = min(soonest, entry.request.deadline or math.inf)
+            soonest = min(soonest, entry.deadline or math.inf)
             if count and begins + self.times.of(rows) > soonest:
                 return BatchDecision(count, is_full=True, is_grouped=decision.is_grouped and count > 1)
         if decision.request_count or soonest == math.inf:
             return decision
         # It waits for company: for no longer than half of the time that it has.
-        latest = min(half_time(entry, self._run_seconds) for entry in members if entry.request.deadline is not None)
+        latest = min(half_time(entry, self._run_seconds) for entry in members if entry.deadline is not None)
         if latest <= begins:
             return BatchDecision(len(members))
         return BatchDecision(0, min(decision.look_again_at_ns, int(latest * 1e9)))
 
 
-def half_time(entry: QueuedRequest, run_seconds: float) -> float:
+def half_time(entry: InferRequest, run_seconds: float) -> float:
     """When a request that runs for so long has waited for half of the time that it may."""
-    deadline = entry.request.deadline
+    deadline = entry.deadline
     assert deadline is not None, "it may wait for ever"
     came = entry.queue_start_ns / 1e9
     return came + (deadline - run_seconds - came) / 2

@@ -15,11 +15,11 @@ from rocserve.core.serving import Responder
 class LoggedResponder(ForwardingResponder):
     """Says in the log what became of a request; never what its tensors hold."""
 
-    __slots__ = ("_log", "_request", "_sent", "_started_ns")
+    __slots__ = ("_head", "_id", "_log", "_sent", "_started_ns")
 
     def __init__(self, responder: Responder, request: InferRequest, started_ns: int, log: logging.Logger) -> None:
         super().__init__(responder)
-        self._request = request
+        self._id, self._head = request.id, request.head
         self._started_ns = started_ns
         self._log = log
         self._sent = 0
@@ -61,15 +61,15 @@ class LoggedResponder(ForwardingResponder):
     @property
     def _prefix(self) -> str:
         """Triton's, which many errors' texts begin with already."""
-        return request_prefix([self._request.id])
+        return request_prefix([self._id])
 
     @property
     def _model(self) -> str:
-        return self._request.head.model_name
+        return self._head.model_name
 
     @property
     def _asked_version(self) -> str:
-        version = self._request.head.model_version
+        version = self._head.model_version
         return f" version {version}" if version else ""
 
     @property

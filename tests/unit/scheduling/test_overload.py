@@ -16,7 +16,6 @@ from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
-from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.triage import Triage
 
 from .conftest import config
@@ -28,11 +27,12 @@ PLAN = RequestValidator(config()).validate(
 )
 
 
-def entry_at(now_ns: int, milliseconds: float | None, in_turn: bool = False) -> QueuedRequest:
+def entry_at(now_ns: int, milliseconds: float | None, in_turn: bool = False) -> InferRequest:
     """A request that comes now, whose client waits for so long."""
     deadline = None if milliseconds is None else now_ns / 1e9 + milliseconds / 1e3
     request = InferRequest(RequestHead("m", "", ()), "", [], deadline, in_turn)
-    return QueuedRequest(request, PLAN, None, now_ns)  # type: ignore[arg-type]
+    request.taken(PLAN, None, now_ns)  # type: ignore[arg-type]
+    return request
 
 
 class Model:
@@ -50,11 +50,11 @@ class Model:
         self.triage = Triage(self.queue, self.policy, batching is not None and batching.preserve_ordering)
         self.now_ns = SECOND
         self.run_ms = run_ms
-        self.ran: list[tuple[QueuedRequest, int]] = []
+        self.ran: list[tuple[InferRequest, int]] = []
         """With the time at which each ended."""
         self.full = 0
 
-    def come(self, milliseconds: float | None, in_turn: bool = False) -> QueuedRequest:
+    def come(self, milliseconds: float | None, in_turn: bool = False) -> InferRequest:
         entry = entry_at(self.now_ns, milliseconds, in_turn)
         self.queue.admit(entry, self.now_ns / 1e9)
         try:
@@ -65,7 +65,7 @@ class Model:
             self.full += 1
         return entry
 
-    def step(self) -> list[QueuedRequest]:
+    def step(self) -> list[InferRequest]:
         """Run the next batch, to its end."""
         if self.queue.deadline_count:
             decision = self.triage.decide(self.now_ns, 0)
@@ -94,7 +94,7 @@ class Model:
                 way = numbers.uniform(0.5, 10)
                 arrivals.append((int(at + way * MS), deadline_ms(numbers), way))
         arrivals.sort()
-        by_client: dict[QueuedRequest, float] = {}
+        by_client: dict[InferRequest, float] = {}
         already = len(self.ran)
         index = 0
         while index < len(arrivals) or self.queue:
@@ -207,13 +207,13 @@ def test_requests_without_deadlines_keep_their_order_and_their_share():
         for _ in range(4):
             bench.come(200)
         bench.step()
-    ran = [entry for entry, _ in bench.ran if entry.request.deadline is None]
+    ran = [entry for entry, _ in bench.ran if entry.deadline is None]
     assert ran == patient[: len(ran)]
     assert len(ran) >= 95
-    assert not any(entry.request.deadline is None for entry in bench.triage.lost)
+    assert not any(entry.deadline is None for entry in bench.triage.lost)
     while bench.queue:
         bench.step()
-    assert [entry for entry, _ in bench.ran if entry.request.deadline is None] == patient
+    assert [entry for entry, _ in bench.ran if entry.deadline is None] == patient
 
 
 def test_many_requests_without_deadlines_do_not_crowd_out_the_others():
@@ -226,7 +226,7 @@ def test_many_requests_without_deadlines_do_not_crowd_out_the_others():
     for _ in range(100):
         bench.come(200)
         entry = bench.step()[0]
-        deadline = entry.request.deadline
+        deadline = entry.deadline
         in_time += deadline is not None and bench.now_ns / 1e9 < deadline
     assert in_time >= 35
 

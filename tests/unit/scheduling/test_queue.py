@@ -7,7 +7,6 @@ import pytest
 from rocserve.core.model_config import DynamicBatching, QueuePolicy
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.scheduling.queue import _KEPT_LEVELS, QueueFull, QueueLimits, RequestQueue
-from rocserve.scheduling.queued_request import QueuedRequest
 
 MOST_LEVELS = 2**64 - 1
 LIMITS = QueueLimits(max_requests=1000)
@@ -16,7 +15,7 @@ LIMITS = QueueLimits(max_requests=1000)
 class Plan:
     """All that the queue reads of a request's plan."""
 
-    timeout_microseconds = 0
+    timeout_microseconds = nbytes = 0
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
@@ -27,10 +26,9 @@ def queue() -> RequestQueue:
     return RequestQueue(DynamicBatching(priority_levels=MOST_LEVELS, default_priority_level=7), LIMITS)
 
 
-def entry(queue: RequestQueue, priority: int) -> QueuedRequest:
-    made = QueuedRequest(
-        InferRequest(RequestHead("m", "", ()), "", []), Plan(priority), responder=None, queue_start_ns=0
-    )
+def entry(queue: RequestQueue, priority: int) -> InferRequest:
+    made = InferRequest(RequestHead("m", "", ()), "", [])
+    made.taken(Plan(priority), None, 0)
     queue.admit(made, 0.0)
     return made
 

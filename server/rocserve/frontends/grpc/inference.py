@@ -8,7 +8,7 @@ from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import id_of_refused
@@ -166,7 +166,7 @@ class InferenceStream:
                 self.memory.admit(responder, _nbytes(request))
             if self._forwarding is not None:
                 request.head = self._forwarding.forward(request.head, self.call.metadata)
-            responder.request = request
+            responder.head, responder.request_id = request.head, request.id
             request.deadline = self.call.deadline
             request.in_turn = True
             self._service.infer(request, responder)
@@ -242,9 +242,10 @@ class _StreamResponder:
         "_stream",
         "_ticket",
         "_ticket_ended",
+        "head",
         "held_bytes",
         "is_accepted",
-        "request",
+        "request_id",
     )
 
     def __init__(self, stream: InferenceStream, ticket: Ticket) -> None:
@@ -253,7 +254,8 @@ class _StreamResponder:
         self._ticket_ended = False
         self._callback: Callable[[], None] | None = None
         self.held_bytes = 0
-        self.request: InferRequest | None = None
+        self.head: RequestHead | None = None
+        self.request_id = ""
         self.is_accepted = False
         """An error before is the request's own, one after is an answer of the model."""
 
@@ -286,23 +288,19 @@ class _StreamResponder:
             self._answer(message, final)
 
     def end(self) -> None:
-        request = self.request
-        if request is None or request.head.parameters.get("triton_enable_empty_final_response") is not True:
+        head = self.head
+        if head is None or head.parameters.get("triton_enable_empty_final_response") is not True:
             self._answer(None)
             return
-        head = request.head
-        last = InferResponse.of(head.model_name, head.model_version, request.id, ())
+        last = InferResponse.of(head.model_name, head.model_version, self.request_id, ())
         self._answer(self._stream.codec.encode_stream_response(last, True))
 
     def fail(self, error: ServeError, final: bool = True) -> None:
-        request = self.request
         text = self._stream.paths.hide(error.text)
-        if request is None:
-            message = self._stream.codec.encode_stream_error(text)
-        elif self.is_accepted and not error.is_refusal:
-            message = self._stream.codec.encode_stream_error(text, request.id, request.head.model_name, final)
+        if self.head is not None and self.is_accepted and not error.is_refusal:
+            message = self._stream.codec.encode_stream_error(text, self.request_id, self.head.model_name, final)
         else:
-            message = self._stream.codec.encode_stream_error(text, request.id)
+            message = self._stream.codec.encode_stream_error(text, self.request_id)
         self._answer(message, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:

@@ -244,7 +244,7 @@ class FrontLink:
             deadline_ns / 1e9 if deadline_ns else None,
             bool(flags & IN_TURN),
             sequence=sequence,
-            slot=responder,
+            data_owner=responder,
         )
         self._service.infer(request, responder)
         responder.is_accepted = True

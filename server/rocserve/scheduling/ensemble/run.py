@@ -127,12 +127,13 @@ class EnsembleRun:
     def limits(self) -> Sequence[InflightLimit]:
         return self._ensemble.limits
 
-    def dispatch(self, request: StepRequest) -> None:
-        trace = self._request.trace
+    def dispatch(self, step: StepRequest) -> None:
+        trace, request = self._request.trace, step.request
+        del step.request
         if trace is None:
-            self._ensemble.dispatcher.dispatch(request.request, request)
+            self._ensemble.dispatcher.dispatch(request, step)
         else:
-            dispatch_traced(self._ensemble.dispatcher, request.request, request, trace)
+            dispatch_traced(self._ensemble.dispatcher, request, step, trace)
 
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """A member's answer; its tensors are copied where their memory is the worker's."""
@@ -144,7 +145,7 @@ class EnsembleRun:
         except MemoryFull as error:
             self.step_failed(error)
             return
-        sequence = request.request.sequence
+        sequence = request.sequence
         if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
             # A model may put what follows it into a sequence of its own.
             sequence, _ = take_sequence(response.parameters)
@@ -279,7 +280,7 @@ class EnsembleRun:
             self._request.in_turn,
             phases=self._phases,
             sequence=sequence,
-            slot=self._request.slot,
+            data_owner=self._request.data_owner,
         )
         return StepRequest(self, index, step, iteration, request, last_read_bytes)
 
@@ -320,7 +321,7 @@ class EnsembleRun:
         answer = InferResponse.of(self._config.name, str(self._ensemble.version), self._request.id, outputs, parameters)
         answer.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
         # What came with the request may be among them.
-        answer.slot = self._request.slot
+        answer.slot = self._request.data_owner
         return answer
 
     def _output(self, name: str, tensor: Tensor) -> Tensor:

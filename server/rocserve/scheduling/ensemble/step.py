@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class StepRequest:
     """One request to a member, and what leads its answers back into the run."""
 
-    __slots__ = ("_run", "index", "is_decoupled", "iteration", "last_read_bytes", "request", "step")
+    __slots__ = ("_run", "index", "is_decoupled", "iteration", "last_read_bytes", "request", "sequence", "step")
 
     def __init__(
         self,
@@ -33,6 +33,8 @@ class StepRequest:
         self.step = step
         self.iteration = iteration
         self.request = request
+        """Until it is sent: from then on it knows this."""
+        self.sequence = request.sequence
         self.last_read_bytes = last_read_bytes
         """Noted for the tensors that it alone has now: nobody needs them once it is answered."""
         self.is_decoupled = False

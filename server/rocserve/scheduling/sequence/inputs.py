@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Buffer
 from rocserve.core.validation import InputPlan, RequestPlan
 from rocserve.scheduling.sequence.controls import ControlTensors
@@ -51,10 +51,10 @@ class SequenceInputs:
         """Make it the request that the model gets. `begin` was called for it."""
         assert request.states is not None
         plan = self.plan(request)
-        whole = request.request
-        request.bare = (whole.data, request.plan)
-        whole.data = [*whole.data, *self._controls.of(request.tag), *[value.data for value in request.states.values]]
-        whole.sequence = request.tag
+        request.bare = (request.data, request.plan)
+        states = [value.data for value in request.states.values]
+        request.data = [*request.data, *self._controls.of(request.tag), *states]
+        request.sequence = request.tag
         request.plan = plan
 
     def absent(self, model: SequenceRequest) -> SequenceRequest:
@@ -64,8 +64,9 @@ class SequenceInputs:
         data = [self._zeros(entry) for entry in own]
         data += self._controls.absent
         data += [self._zeros(entry) for entry in plan.inputs[len(data) :]]
-        request = InferRequest(model.request.head, "", data)
-        return SequenceRequest(request, plan, NOBODY, model.queue_start_ns)
+        request = SequenceRequest(model.head, "", data)
+        request.taken(plan, NOBODY, model.queue_start_ns)
+        return request
 
     def _zeros(self, entry: InputPlan) -> Buffer:
         """A BYTES element of zeros is an empty one, behind the 4 bytes of its length."""

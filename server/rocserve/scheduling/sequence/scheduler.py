@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from copy import copy
 
 from rocserve.core.errors import ServeError, deadline_exceeded
 from rocserve.core.requests import InferRequest
@@ -14,7 +14,6 @@ from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueFull
-from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work
@@ -77,9 +76,8 @@ class SequenceScheduler(Scheduler):
             return
         self._check_outage()
         now_ns = time.monotonic_ns()
-        entry = SequenceRequest(
-            request, plan, responder, now_ns, nbytes=plan.nbytes or sum(map(len, request.data)), tag=tag
-        )
+        entry = SequenceRequest.of(request, tag)
+        entry.taken(plan, responder, now_ns)
         if self._waits_for_answers:
             entry.responder = entry.answers = SequenceResponder(responder, entry, self._keeper, self._ended)
         if self._iterative:
@@ -98,7 +96,7 @@ class SequenceScheduler(Scheduler):
             # What has come in this turn and can run leaves its slot first.
             self._pump()
             slot = self._table.place(entry, now)
-        entry.expires_at = entry.request.deadline
+        entry.expires_at = entry.deadline
         timeout = entry.plan.timeout_microseconds
         if slot is None and timeout:
             limit = now + timeout / 1e6
@@ -126,7 +124,7 @@ class SequenceScheduler(Scheduler):
         # A copy, made in one step: the data plane goes on meanwhile.
         return self._table.count + sum(len(instance.candidates or ()) for instance in tuple(self._table.instances))
 
-    def _waiting_requests(self) -> Iterator[QueuedRequest]:
+    def _waiting_requests(self) -> Iterator[InferRequest]:
         yield from self._table.waiting()
         for instance in self._table.instances:
             yield from instance.candidates or ()
@@ -189,7 +187,7 @@ class SequenceScheduler(Scheduler):
             self._table.settle(slot, now)
             self._strategy.feed(slot, now)
 
-    def _done(self, entry: QueuedRequest) -> None:
+    def _done(self, entry: InferRequest) -> None:
         """A request has run: its sequence's next may."""
         if isinstance(entry, SequenceRequest) and entry.slot is not None:
             # Once only: the slot may soon be busy with another.
@@ -221,7 +219,7 @@ class SequenceScheduler(Scheduler):
             return None
         if not self._pool.claim(worker):
             return None
-        entries: list[QueuedRequest] = list(self._strategy.form(instance, now_ns))
+        entries: list[InferRequest] = list(self._strategy.form(instance, now_ns))
         batch = FormedBatch(entries, now_ns)
         for entry in entries:
             if entry.responder is NOBODY:
@@ -278,15 +276,16 @@ class SequenceScheduler(Scheduler):
         self._done(entry)
         self._mark()
 
-    def _again(self, entry: QueuedRequest) -> None:
+    def _again(self, entry: InferRequest) -> None:
         """The model wants a request once more, as it was but for the flags."""
         assert isinstance(entry, SequenceRequest)
         slot, answers = entry.slot, entry.answers
         assert slot is not None and answers is not None and entry.bare is not None, "it has run"
         entry.slot, slot.busy = None, False
-        entry.request.data, plan = entry.bare
         now_ns = time.monotonic_ns()
-        again = replace(entry, plan=plan, bare=None, slot=None, queue_start_ns=now_ns, tag=SequenceTag(entry.tag.id))
+        again = copy(entry)
+        (again.data, again.plan), again.bare = entry.bare, None
+        again.queue_start_ns, again.tag = now_ns, SequenceTag(entry.tag.id)
         answers.request = again
         if not self._table.take_again(again, slot, now_ns / 1e9):
             error = self._table.loss(again.tag.id) or self._admission.unknown(again.tag.id)
@@ -312,10 +311,10 @@ class SequenceScheduler(Scheduler):
 
     # Time, and clients that leave
 
-    def _may_expire(self, entry: QueuedRequest) -> bool:
+    def _may_expire(self, entry: InferRequest) -> bool:
         return entry.waiting or (isinstance(entry, SequenceRequest) and entry.bare is None)
 
-    def _leave(self, entry: QueuedRequest) -> None:
+    def _leave(self, entry: InferRequest) -> None:
         """See Scheduler. Its sequence ends with it."""
         if not isinstance(entry, SequenceRequest) or self._table.cancel(entry, time.monotonic()):
             return
@@ -324,9 +323,9 @@ class SequenceScheduler(Scheduler):
             self._refused.append((entry, cancelled()))
             self._done(entry)
 
-    def _time_out(self, entry: QueuedRequest, now: float) -> None:
+    def _time_out(self, entry: InferRequest, now: float) -> None:
         assert isinstance(entry, SequenceRequest)
-        deadline = entry.request.deadline
+        deadline = entry.deadline
         if deadline is not None and deadline <= now:
             self._leave(entry)
         else:

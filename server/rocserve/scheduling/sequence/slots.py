@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.tensors import Buffer
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.queue import RequestQueue
-from rocserve.scheduling.queued_request import QueuedRequest
 from rocserve.scheduling.response_sequencer import ResponseSequencer
 from rocserve.scheduling.sequence.states import SequenceStates
 from rocserve.workers.instance import Instance
@@ -21,8 +21,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class SequenceRequest(QueuedRequest):
+class SequenceRequest(InferRequest):
     """A request of a sequence model on its way."""
+
+    @classmethod
+    def of(cls, request: InferRequest, tag: SequenceTag) -> SequenceRequest:
+        """The request as the model's scheduler keeps it."""
+        return cls(
+            request.head,
+            request.id,
+            request.data,
+            request.deadline,
+            request.in_turn,
+            request.trace,
+            request.phases,
+            request.sequence,
+            request.data_owner,
+            tag=tag,
+        )
 
     tag: SequenceTag = NO_SEQUENCE
     slot: Slot | None = None

@@ -76,7 +76,7 @@ class SequenceTable:
             QueueFull: too many wait.
         """
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
-            raise QueueFull(request.request.id)
+            raise QueueFull(request.id)
         sequence = request.tag.id
         place = self._places.get(sequence) or self._new_place(sequence, now)
         place.queue.append(request)
@@ -178,7 +178,7 @@ class SequenceTable:
             slot.queue, slot.sequence = backlog.queue, backlog.sequence
             for request in slot.queue:
                 # Only what waits for a slot can wait too long.
-                request.expires_at = request.request.deadline
+                request.expires_at = request.deadline
             if self._places.get(backlog.sequence) is backlog:
                 self._places[backlog.sequence] = slot
                 self._use(backlog.sequence, now)
@@ -189,9 +189,9 @@ class SequenceTable:
         """Take out the sequence that gets a slot: the oldest, but of those with deadlines the newest once the oldest
         has waited for half of the time that it may (see triage)."""
         first = self._backlog[0].queue[0]
-        if first.request.deadline is None or half_time(first, self._times.of(self._largest_batch)) >= now:
+        if first.deadline is None or half_time(first, self._times.of(self._largest_batch)) >= now:
             return self._backlog.popleft()
-        newest = next(each for each in reversed(self._backlog) if each.queue[0].request.deadline is not None)
+        newest = next(each for each in reversed(self._backlog) if each.queue[0].deadline is not None)
         self._backlog.remove(newest)
         return newest
 
@@ -236,7 +236,7 @@ class SequenceTable:
 
     def is_hopeless(self, request: SequenceRequest, now: float) -> bool:
         """Whether a request could not be answered by its deadline any more if it ran now."""
-        deadline = request.request.deadline
+        deadline = request.deadline
         if deadline is None or deadline > now + self._times.of(self._largest_batch):
             return False
         return deadline <= now or not self._times.may_probe(int(now * 1e9))
@@ -252,7 +252,7 @@ class SequenceTable:
         backlog = self._backlog_of(request)
         if backlog is None:
             return False
-        deadline = request.request.deadline
+        deadline = request.deadline
         is_late = deadline is not None and deadline <= now
         self._refuse_backlog(backlog, deadline_exceeded() if is_late else cancelled())
         return True
@@ -307,10 +307,10 @@ class SequenceTable:
 
     def _add(self, request: SequenceRequest) -> None:
         self.count += 1
-        self.deadline_count += request.request.deadline is not None
+        self.deadline_count += request.deadline is not None
         self._nbytes += request.nbytes
 
     def _drop(self, request: SequenceRequest) -> None:
         self.count -= 1
-        self.deadline_count -= request.request.deadline is not None
+        self.deadline_count -= request.deadline is not None
         self._nbytes -= request.nbytes
