@@ -19,8 +19,9 @@ class Ending:
     supervisor, and with it this process whatever it is doing.
     """
 
-    def __init__(self, log: logging.Logger, exit_timeout_seconds: float) -> None:
+    def __init__(self, log: logging.Logger, drain_seconds: float, exit_timeout_seconds: float) -> None:
         self._log = log
+        self._drain_seconds = drain_seconds
         self._exit_timeout_seconds = exit_timeout_seconds
         self._asked = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -33,7 +34,8 @@ class Ending:
     def on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if not self._asked.is_set():
-            self._log.info("%s: finishing the work in hand (at most %g s)", name, self._exit_timeout_seconds)
+            pause = f"not ready from now on; in {self._drain_seconds:g} s " if self._drain_seconds else ""
+            self._log.info("%s: %sfinishing the work in hand (at most %g s)", name, pause, self._exit_timeout_seconds)
             self._asked.set()
             return
         self._log.warning("%s again: ending at once", name)

@@ -70,6 +70,8 @@ from rocserve.start_table import print_sample, print_table
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
+_LOOK_SECONDS = 0.05
+"""Between two looks whether the last sequence has ended."""
 _RETURN_SECONDS = 2.0
 """How long a server that takes another's place waits for models before it listens."""
 
@@ -153,6 +155,7 @@ class Server:
             memory=self._memory,
             time_limits=settings.limits,
         )
+        self._sequences = loader.sequences
         self._single = _single_model(settings, registry, log)
         self._repository = ModelRepository(
             replace(
@@ -170,7 +173,7 @@ class Server:
         """Start, serve, drain; returns the exit status."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopErrors(self._log))
-        ending = Ending(self._log, self._settings.exit_timeout_seconds)
+        ending = Ending(self._log, self._settings.drain_seconds, self._settings.exit_timeout_seconds)
         self._supervisor.watch(lambda number: self._reload() if number == signal.SIGHUP else ending.on_signal(number))
         self._plane.start()
         readiness = Readiness(self._repository.is_ready)
@@ -196,7 +199,7 @@ class Server:
             status = 1
         trimming.cancel()
         readiness.begin_exit()
-        await self._drain(front_ends, ending)
+        await self._drain(front_ends, ending, self._settings.drain_seconds if status == 0 else 0.0)
         return 1 if ending.is_at_once else status
 
     def _served(self, readiness: Readiness) -> Served:
@@ -213,7 +216,7 @@ class Server:
             self._log.getChild("metrics"),
         )
         return Served(
-            inference=self._inference_service(readiness),
+            inference=self._inference_service(),
             methods=methods(self._services(readiness), self._paths),
             tables=self._tables,
             readiness=readiness,
@@ -222,13 +225,12 @@ class Server:
             memory=self._memory,
         )
 
-    def _inference_service(self, readiness: Readiness) -> InferenceService:
+    def _inference_service(self) -> InferenceService:
         observer = RequestObserver(self._tracing, self._tables, self._log.getChild("requests"))
         loop = asyncio.get_running_loop()
         self._server_log.on_change += [observer.switch, lambda: loop.call_soon_threadsafe(self._set_workers_verbosity)]
         return InferenceService(
             self._dispatcher,
-            readiness,
             ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes, self._plane.work_off),
             observer,
             self._paths,
@@ -248,9 +250,7 @@ class Server:
 
     def _services(self, readiness: Readiness) -> Services:
         return Services(
-            queries=QueryService(
-                self._tables, self._repository, self._settings.server_id, readiness.is_ready, self._paths
-            ),
+            queries=QueryService(self._tables, self._repository, self._settings.server_id, readiness, self._paths),
             repository_control=RepositoryControlService(self._repository),
             client_memory=ClientMemoryService(self._client_regions, self._settings.allow_client_shared_memory),
             trace_control=TraceControlService(self._tracing, self._tables),
@@ -317,17 +317,25 @@ class Server:
         if self._settings.control_mode is ControlMode.EXPLICIT:
             self._supervisor.note_loaded(self._repository.wanted_models())
 
-    async def _drain(self, front_ends: FrontEnds, ending: Ending) -> None:
-        """Not ready first, and no more loads; then the work in hand finishes; then the workers end. Within the exit
-        time-out."""
-        deadline = time.monotonic() + self._settings.exit_timeout_seconds
-        await ending.end("the health service", _call(front_ends.begin_exit))
+    async def _drain(self, front_ends: FrontEnds, ending: Ending, drain_seconds: float) -> None:
+        """Not ready first, and no more loads, while all is served; then the work in hand finishes; then the workers
+        end. Within the exit time-out from the drain's end on."""
+        await ending.end("the health service", _call(front_ends.begin_drain))
         await ending.end("the loads of models", _call(self._repository.begin_stop))
+        await ending.end("the drain", asyncio.sleep(drain_seconds))
+        deadline = time.monotonic() + self._settings.exit_timeout_seconds
+        await ending.end("sequences", self._sequences_end(), self._settings.exit_timeout_seconds)
+        await ending.end("the streams", _call(front_ends.begin_exit))
         await ending.end("the front ends", front_ends.drain(deadline))
         await ending.end("the models", self._repository.stop(), max(0.5, deadline - time.monotonic()))
         await self._end_workers(ending)
         await ending.end("the metrics", front_ends.stop_metrics())
         self._log.info("ended")
+
+    async def _sequences_end(self) -> None:
+        """Their next requests come on connections that are still open."""
+        while self._sequences.have_sequences:  # noqa: ASYNC110 - another thread ends them
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _end_workers(self, ending: Ending) -> None:
         await ending.end("the zygote", self._launcher.close())

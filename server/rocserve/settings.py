@@ -281,7 +281,13 @@ class ServerSettings:
     """Read configs/<name>.pbtxt of a model instead of config.pbtxt."""
     readiness: ReadinessRule = ReadinessRule.KEPT
     exit_on_error: bool = True
+    drain_seconds: float = 0.0
+    """How long the server goes on serving after it has told that it is going to end: until balancers and clients have
+    noticed. 0: nobody balances."""
     exit_timeout_seconds: float = 30.0
+    """After that, for the work in hand."""
+    max_connection_age_seconds: float = 0.0
+    """After which a connection is ended between two calls; 0 = never. For gRPC its own setting goes before."""
     limits: TimeLimits = TimeLimits()
     max_queue_requests: int = 10_000
     max_queue_bytes: int = 4 << 30

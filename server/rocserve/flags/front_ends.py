@@ -137,6 +137,13 @@ TLS = (
 
 CONNECTIONS = (
     Flag(
+        "max-connection-age-secs",
+        "max_connection_age_seconds",
+        SECONDS,
+        "age at which a connection, of gRPC or HTTP, is ended after the calls in hand, for its client to find new"
+        " servers; 0 = never (default 0)",
+    ),
+    Flag(
         "grpc-keepalive-time",
         "grpc.keepalive_time_ms",
         POSITIVE_MILLISECONDS,
@@ -176,7 +183,7 @@ CONNECTIONS = (
         "grpc-max-connection-age",
         "grpc.max_connection_age_ms",
         MILLISECONDS,
-        "age at which a connection is ended; 0 = never (default 0)",
+        "the same in milliseconds for gRPC alone; 0 = as that says (default 0)",
     ),
     Flag(
         "grpc-max-connection-idle",

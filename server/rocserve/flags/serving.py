@@ -182,7 +182,18 @@ SERVER = (
         " always: only while every model serves, as Triton (default true)",
     ),
     Flag("exit-on-error", "exit_on_error", boolean, "end when a model fails to load at the start (default true)"),
-    Flag("exit-timeout-secs", "exit_timeout_seconds", SECONDS, "how long the end waits for work in hand (default 30)"),
+    Flag(
+        "drain-seconds",
+        "drain_seconds",
+        SECONDS,
+        "how long the server serves on, not ready, before its end, while balancers and clients go away (default 0)",
+    ),
+    Flag(
+        "exit-timeout-secs",
+        "exit_timeout_seconds",
+        SECONDS,
+        "how long the end, after --drain-seconds, waits for work in hand (default 30)",
+    ),
     Flag(
         "request-timeout-secs",
         "limits.request_seconds",

@@ -121,18 +121,30 @@ class FrontEnds:
             if part.allow and not (part.use_ssl or part.use_ssl_mutual or part.restricted)
         }
 
-    def begin_exit(self) -> None:
-        """The server has begun to end: tell who watches, and end streams that wait for nothing."""
+    def begin_drain(self) -> None:
+        """The server is going to end: tell who watches, and have clients of HTTP connect anew."""
         if self._grpc is not None:
-            self._grpc.begin_exit()
+            self._grpc.publish()
+        if self._http is not None:
+            self._plane.call_soon(self._http.close_after_answers)
+        self._tell_exit("HTTP")
+
+    def begin_exit(self) -> None:
+        """The server has begun to end: end streams that wait for nothing."""
+        if self._grpc is not None:
+            self._grpc.end_watches()
         if self._handlers is not None:
             self._plane.call_soon(self._handlers.begin_exit)
+        self._tell_exit("gRPC")
+
+    def _tell_exit(self, protocol: str) -> None:
         for processes in self._processes:
-            processes.begin_exit()
+            if processes.protocol == protocol:
+                processes.begin_exit()
 
     async def drain(self, deadline: float) -> None:
-        """Refuse what is new, let what is open finish until the deadline (time.monotonic()), close all but metrics;
-        at once when cancelled.
+        """Listen no more, let what is open finish until the deadline (time.monotonic()), close all but metrics; at once
+        when cancelled.
 
         Raises:
             BaseException: one of them could not be closed; the other has been.
@@ -242,7 +254,7 @@ class FrontEnds:
             access,
             MethodRoutes(loop, served.memory, log),
         )
-        options = transport_options(settings, self._settings.write_timeout_seconds)
+        options = transport_options(self._settings)
         if count:
             port = await self._start_processes(options.where, count, service.routes(), log)
         else:

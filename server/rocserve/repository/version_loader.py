@@ -121,7 +121,7 @@ class WorkerVersionLoader:
         self._custom_metrics = custom_metrics
         self._memory = memory
         self._time_limits = time_limits
-        self._routers = SequenceRouters()
+        self.sequences = SequenceRouters()
         self._log = log
 
     async def load(
@@ -225,7 +225,7 @@ class WorkerVersionLoader:
                 self._log.getChild("scheduler"),
                 definition.backend.answers_requests,
                 self._limiter,
-                self._routers.of(f"{definition.folder}:{definition.name}"),
+                self.sequences.of(f"{definition.folder}:{definition.name}"),
                 _initial_states(complete),
             )
             try:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from rocserve.core.dispatch import Dispatcher, Steps
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.serving import Responder
@@ -17,7 +17,6 @@ from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.observation import ClientResponder, RequestObserver
-from rocserve.services.readiness import Readiness
 
 NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
     {
@@ -45,18 +44,12 @@ class Inference(Protocol):
         as far as that can be read; it is asked where the log wants it."""
 
 
-def exiting() -> ServeError:
-    """What requests are told that come while the server ends."""
-    return ServeError(StatusCode.UNAVAILABLE, "Server exiting")
-
-
 class InferenceService:
     """On the data plane's thread."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        readiness: Readiness,
         client_memory: ClientMemory,
         observer: RequestObserver,
         paths: PrivatePaths,
@@ -69,7 +62,6 @@ class InferenceService:
             plane: the loop on whose thread requests are handed in.
         """
         self._dispatcher = dispatcher
-        self._readiness = readiness
         self._client_memory = client_memory
         self._observer = observer
         self.paths = paths
@@ -104,9 +96,6 @@ class InferenceService:
         is_observed = self._observer.is_on
         if is_observed:
             responder = self._observer.begin(request, client)
-        if self._readiness.is_exiting:
-            responder.fail(exiting())
-            return
         if self._client_limits is not None:
             try:
                 responder = self._client_limits.admit(client.origin().address, responder)

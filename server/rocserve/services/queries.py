@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import rocserve
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
@@ -13,6 +13,7 @@ from rocserve.core.serving import ServedVersion, ServingTableHolder, parse_versi
 from rocserve.core.statistics import Duration, StatisticsSnapshot
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.repository.model_repository import ModelRepository
+from rocserve.services.readiness import Readiness
 
 EXTENSIONS = (
     "classification",
@@ -46,21 +47,21 @@ class QueryService:
         tables: ServingTableHolder,
         repository: ModelRepository,
         server_id: str,
-        is_ready: Callable[[], bool],
+        readiness: Readiness,
         paths: PrivatePaths,
     ) -> None:
         """`paths`: takes those of the server out of reasons and properties."""
         self._tables = tables
         self._repository = repository
         self._server_id = server_id
-        self._is_ready = is_ready
+        self._readiness = readiness
         self._paths = paths
 
     def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
     def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._is_ready())
+        return pb.ServerReadyResponse(ready=self._readiness.is_ready())
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         if request.version:
@@ -69,7 +70,7 @@ class QueryService:
             self._tables.table.find(request.name, request.version)
         except ServeError:
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=True)
+        return pb.ModelReadyResponse(ready=not self._readiness.is_exiting)
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(name=self._server_id, version=rocserve.__version__, extensions=EXTENSIONS)

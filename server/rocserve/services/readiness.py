@@ -16,5 +16,5 @@ class Readiness:
         return not self.is_exiting and self._is_repository_ready()
 
     def begin_exit(self) -> None:
-        """Not ready from now on, and new inferences are refused."""
+        """Not ready from now on, nor are the models."""
         self.is_exiting = True

@@ -23,7 +23,7 @@ async def test_a_part_that_fails_or_takes_too_long_keeps_no_other_from_its_end(c
     async def succeed() -> None:
         ended.append("workers")
 
-    ending = Ending(LOG, 30)
+    ending = Ending(LOG, 0, 30)
     await ending.end("the watch", fail())
     await ending.end("the models", asyncio.sleep(60), seconds=0.01)
     await ending.end("the workers", succeed())
@@ -35,7 +35,7 @@ async def test_a_part_that_fails_or_takes_too_long_keeps_no_other_from_its_end(c
 
 
 async def test_a_second_signal_cuts_short_what_runs_and_what_follows():
-    ending = Ending(LOG, 30)
+    ending = Ending(LOG, 0, 30)
     ending.on_signal(signal.SIGTERM)
     await asyncio.wait_for(ending.wait(), 5)
     assert not ending.is_at_once

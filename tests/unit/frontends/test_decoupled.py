@@ -34,7 +34,6 @@ from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
 from rocserve.services.inference import InferenceService
-from rocserve.services.readiness import Readiness
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -126,9 +125,7 @@ def served(serve: Any, plane: PlaneLoop, models: dict[str, HandModel]) -> Any:
     tables = ServingTableHolder()
     tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
     memory = ClientMemory(tables, ClientRegions(GUARD), 0, plane.work_off)
-    service = InferenceService(
-        Dispatcher(tables, plane.work_off), Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane
-    )
+    service = InferenceService(Dispatcher(tables, plane.work_off), memory, no_observer(tables), PrivatePaths(), plane)
     handlers = InferenceHandlers(service, InferCodec(), RequestMemory())
     routes = {INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)}
     return serve(routes, handlers.memory)

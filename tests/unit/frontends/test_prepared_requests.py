@@ -25,7 +25,6 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
 from rocserve.services.inference import InferenceService
-from rocserve.services.readiness import Readiness
 
 MANY = 4 * COUNTED_AT_ONCE
 LARGE = 3 * COPIED_AT_ONCE
@@ -65,9 +64,7 @@ def service(plane: PlaneLoop, model: TakingModel, regions: ClientRegions) -> Inf
     tables = ServingTableHolder()
     tables.table = ServingTable({"m": ServedModel("m", {1: model}, model)})  # type: ignore[dict-item, arg-type]
     memory = ClientMemory(tables, regions, 2 * LARGE, plane.work_off)
-    return InferenceService(
-        Dispatcher(tables, plane.work_off), Readiness(lambda: True), memory, no_observer(tables), PrivatePaths(), plane
-    )
+    return InferenceService(Dispatcher(tables, plane.work_off), memory, no_observer(tables), PrivatePaths(), plane)
 
 
 def ask_all(service: InferenceService, *requests: InferRequest) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from rocserve.core.errors import StatusCode, not_found
 from rocserve.core.serving import ServingTableHolder
-from rocserve.frontends.grpc.transport import StreamCall
+from rocserve.frontends.grpc.transport import SERVER_EXITING, StreamCall
 from rocserve.protocol import health_pb2 as pb
 from rocserve.protocol.faults import parse_message
+from rocserve.services.readiness import Readiness
 
 SERVER_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health")
 
@@ -17,9 +18,9 @@ class HealthHandlers:
     """The service "" is the server; any other name that is not one of our services is a model's. On the data plane's
     thread."""
 
-    def __init__(self, tables: ServingTableHolder, is_ready: Callable[[], bool]) -> None:
+    def __init__(self, tables: ServingTableHolder, readiness: Readiness) -> None:
         self._tables = tables
-        self._is_ready = is_ready
+        self._readiness = readiness
         self._watches: set[HealthWatch] = set()
 
     def check(self, message: bytes) -> bytes:
@@ -36,12 +37,12 @@ class HealthHandlers:
 
     def status(self, service: str) -> pb.HealthCheckResponse.ServingStatus:
         if service in SERVER_SERVICES:
-            serving = self._is_ready()
+            serving = self._readiness.is_ready()
         else:
             model = self._tables.table.models.get(service)
             if model is None:
                 return pb.HealthCheckResponse.SERVICE_UNKNOWN
-            serving = model.latest is not None
+            serving = model.latest is not None and not self._readiness.is_exiting
         return pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
 
     def publish(self) -> None:
@@ -52,7 +53,7 @@ class HealthHandlers:
     def end(self) -> None:
         """End all watches: the server is going."""
         for watch in list(self._watches):
-            watch.finish(StatusCode.UNAVAILABLE, "Server exiting")
+            watch.finish(StatusCode.UNAVAILABLE, SERVER_EXITING)
 
 
 class HealthWatch:

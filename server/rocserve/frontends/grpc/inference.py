@@ -13,10 +13,10 @@ from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import id_of_refused
 from rocserve.frontends.grpc.response_codec import join_large
-from rocserve.frontends.grpc.transport import Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
+from rocserve.frontends.grpc.transport import SERVER_EXITING, Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference, exiting
+from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
 from rocserve.services.observation import RequestOrigin
 from rocserve.services.restrictions import Restriction
 
@@ -71,7 +71,7 @@ class InferenceHandlers:
         return stream
 
     def begin_exit(self) -> None:
-        """Refuse new requests; streams end once their requests are answered."""
+        """Streams end once their requests are answered, and take no others."""
         self._exiting = True
         for stream in list(self._streams):
             stream.end_when_idle()
@@ -167,6 +167,8 @@ class InferenceStream:
             if self._forwarding is not None:
                 request.head = self._forwarding.forward(request.head, self.call.metadata)
             responder.head, responder.request_id = request.head, request.id
+            if self._exiting:
+                raise ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING)
             request.deadline = self.call.deadline
             request.in_turn = True
             self._service.infer(request, responder)
@@ -227,8 +229,7 @@ class InferenceStream:
         if self._half_closed:
             self.call.finish(StatusCode.OK, "")
         else:
-            error = exiting()
-            self.call.finish(error.code, error.text)
+            self.call.finish(StatusCode.UNAVAILABLE, SERVER_EXITING)
         self._on_end(self)
 
 

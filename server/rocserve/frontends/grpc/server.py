@@ -22,6 +22,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.credentials import server_credentials
 from rocserve.frontends.grpc.polling import Polling, QueuePolling, WaitingThread, find_epoll
+from rocserve.frontends.grpc.port_sockets import has_connections, stop_listening
 from rocserve.frontends.grpc.received_bytes import received_bytes
 from rocserve.frontends.grpc.server_calls import (
     Event,
@@ -57,6 +58,9 @@ OUTSTANDING_REQUESTS = MOST_EVENTS + 16
 LAST_EVENTS_SECONDS = 0.05
 """How long events are handled after the server has shut down."""
 
+AGE_SPREAD = 1.1
+"""gRPC's core ends connections between 0.9 and so many times their age."""
+
 
 class GrpcServer:
     """A gRPC server for a set of routes, on one completion queue.
@@ -91,6 +95,7 @@ class GrpcServer:
         self._queue: Any = None
         self._polling: Polling
         self._stopping = False
+        self._port = 0
         # While the server shuts down: since when all calls have been answered.
         self._idle_since: float | None = None
         self._ended = threading.Event()
@@ -124,6 +129,7 @@ class GrpcServer:
                 self.memory, partial(received_bytes, port), time.monotonic(), self.log
             )
         self._server.start()
+        self._port = port
         epoll = find_epoll(port)
         if epoll is not None:
             self._polling = QueuePolling(self._queue, epoll)
@@ -214,13 +220,32 @@ class GrpcServer:
             self._hasten_end()
 
     def _begin_stop(self) -> None:
-        if not self._stopping:
-            self._stopping = True
-            self._server.shutdown(self._queue, self._on_shut_down)
+        """Connections that end for their age are waited for: what is on its way when the core shuts down it cancels."""
+        if self._port:
+            port, self._port = self._port, 0
+            stop_listening(port)
+            age_seconds = self.options.max_connection_age_ms * AGE_SPREAD / 1000
+            linger = age_seconds + LINGER_SECONDS if age_seconds else 0.0
+            self._shut_down_without_connections(port, time.monotonic() + linger)
+
+    def _shut_down_without_connections(self, port: int, deadline: float) -> None:
+        now = time.monotonic()
+        if self._stopping:
+            return
+        if now < deadline and has_connections(port):
+            self.plane.call_at(now + LAST_EVENTS_SECONDS, lambda: self._shut_down_without_connections(port, deadline))
+        else:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        self._stopping = True
+        self._server.shutdown(self._queue, self._on_shut_down)
 
     def _cancel_all(self) -> None:
         # Those of a destroyed server would crash the process.
         if not self._ended.is_set():
+            if not self._stopping:
+                self._shut_down()
             self._server.cancel_all_calls()
 
     def _hasten_end(self) -> None:

@@ -37,19 +37,16 @@ class GrpcService:
         self._call_soon = call_soon
         self._method_routes = method_routes
         self._access = access
-        self._health = HealthHandlers(tables, readiness.is_ready)
-        subscribe(self._publish)
+        self._health = HealthHandlers(tables, readiness)
+        subscribe(self.publish)
 
-    def begin_exit(self) -> None:
-        """The server has begun to end: tell who watches. On the event loop."""
-        self._call_soon(self._end_health)
-
-    def _end_health(self) -> None:
-        self._health.publish()
-        self._health.end()
-
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Readiness may have changed: tell who watches. On the event loop."""
         self._call_soon(self._health.publish)
+
+    def end_watches(self) -> None:
+        """The server goes. On the event loop."""
+        self._call_soon(self._health.end)
 
     def routes(self) -> Mapping[str, Route]:
         """By full names."""

@@ -17,7 +17,7 @@ from rocserve.core.errors import StatusCode
 from rocserve.frontends.certificates import CertificateFiles
 from rocserve.frontends.grpc.unfinished import WaitingLimits
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.settings import GrpcSettings
+from rocserve.settings import ServerSettings
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Keys that end in "-bin" carry bytes, all others text."""
@@ -216,8 +216,8 @@ class TransportOptions:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
-def transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> TransportOptions:
-    limit = file_limit()
+def transport_options(settings: ServerSettings) -> TransportOptions:
+    grpc, limit = settings.grpc, file_limit()
     return TransportOptions(
         address=grpc.address,
         port=grpc.port,
@@ -236,10 +236,10 @@ def transport_options(grpc: GrpcSettings, write_timeout_seconds: float) -> Trans
         http2_max_pings_without_data=grpc.http2_max_pings_without_data,
         http2_min_recv_ping_interval_without_data_ms=grpc.http2_min_recv_ping_interval_without_data_ms,
         http2_max_ping_strikes=grpc.http2_max_ping_strikes,
-        max_connection_age_ms=grpc.max_connection_age_ms,
+        max_connection_age_ms=grpc.max_connection_age_ms or int(settings.max_connection_age_seconds * 1000),
         max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
         max_connection_idle_ms=grpc.max_connection_idle_ms,
-        write_timeout_ms=int(write_timeout_seconds * 1000),
+        write_timeout_ms=int(settings.write_timeout_seconds * 1000),
         max_connections=None if limit is None else limit // _GRPC_SHARE,
         waiting=WaitingLimits(message_seconds=grpc.message_timeout_seconds),
     )

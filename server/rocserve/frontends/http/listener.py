@@ -27,6 +27,10 @@ _TAKING_PAUSE_SECONDS = 1.0
 _ARRIVING_SHARE = 4
 """One part in so many of the connections may be arriving, which is in their handshake of TLS: so many leave a client
 time for its own while others begin theirs without end, and those that have had a request keep the rest."""
+_FIRST_REQUEST_SECONDS = 1.0
+"""What a client that has just connected, or begun a request, has for the rest of it when the server ends."""
+_LOOK_SECONDS = 0.02
+"""Between two looks whether there is such a client."""
 _CLOSE_SECONDS = 1.0
 """What connections and tasks have to end."""
 _WATCH_SECONDS = 1.0
@@ -50,7 +54,7 @@ class HttpListener:
         self._log = log.getChild("connections")
         self._limits = limits or ConnectionLimits()
         self._tls = tls
-        self._connections = Connections(handle, self._log)
+        self._connections = Connections(handle, self._log, self._limits.age_seconds)
         self._connections.on_made = self._forget_arrival
         self._listening: list[socket.socket] = []
         self._watch: asyncio.Task[None] | None = None
@@ -88,16 +92,30 @@ class HttpListener:
             raise ListenAddress(what, flags, address, port).refusal(error) from None
         return int(self._listening[0].getsockname()[1])
 
+    def close_after_answers(self) -> None:
+        """Have clients connect anew, here or elsewhere."""
+        self._connections.closes_after_answers = True
+
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Take no more connections, let open requests finish within the grace time, close all connections. What is
         asked on open connections meanwhile is answered, and the connection closed."""
+        self.close_after_answers()
         connections, loop = self._connections, asyncio.get_running_loop()
         if connections.is_ending or self._watch is None:
             return
         connections.is_ending = True
         for listening in self._listening:
             loop.remove_reader(listening)
+            # Who has connected already is served.
+            while self._take(listening):
+                pass
             listening.close()
+        try:
+            async with asyncio.timeout(min(grace_seconds, _FIRST_REQUEST_SECONDS)):
+                while self._arriving or any(each.awaits_head for each in connections.open):  # noqa: ASYNC110 - rare
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError:
+            pass
         try:
             async with asyncio.timeout(grace_seconds):
                 await connections.wait_idle()
@@ -120,12 +138,13 @@ class HttpListener:
         for connection in connections.open:
             connection.abort()
 
-    def _take(self, listening: socket.socket) -> None:
+    def _take(self, listening: socket.socket) -> bool:
+        """Whether there may be more."""
         for _ in range(_TAKEN_AT_ONCE):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return False
             except OSError as error:
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
@@ -133,8 +152,9 @@ class HttpListener:
                 loop.call_exception_handler(
                     {"message": "connections cannot be taken", "exception": error, "socket": listening}
                 )
-                return
+                return False
             self._admit(accepted)
+        return True
 
     def _resume_taking(self, listening: socket.socket) -> None:
         if not self._connections.is_ending:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -52,6 +54,8 @@ class ConnectionLimits:
     idle_seconds: float = 75.0
     """How long a connection may stay without a request: a little longer than proxies keep theirs, a minute mostly, so
     that it is they who close."""
+    age_seconds: float = 0.0
+    """After which an answer is the last of its connection; 0 = never."""
     write_seconds: float = 60.0
     """How long a client may not read what waits for it in the connection, which is little of a large answer."""
     most: int | None = None
@@ -196,7 +200,8 @@ class Request:
         self._end()
 
     def _head(self, status: int, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
-        if self._connection.common.is_ending or self.fault is not None:
+        connection = self._connection
+        if connection.common.closes_after_answers or self.fault is not None or time.monotonic() > connection.ends_at:
             self.keeps_alive = False
         version = "1.0" if self.is_old else "1.1"
         if self.answer_headers:
@@ -230,14 +235,18 @@ class Request:
 class Connections:
     """All of one listener, and what they have in common."""
 
-    def __init__(self, handle: Callable[[Request], None], log: logging.Logger) -> None:
+    def __init__(self, handle: Callable[[Request], None], log: logging.Logger, age_seconds: float) -> None:
+        """`age_seconds`: see ConnectionLimits."""
         self.handle = handle
         self.log = log
+        self.age_seconds = age_seconds
         self.open: set[Connection] = set()
         """Those that are closing too, until they are closed."""
         self.tasks: set[asyncio.Task[None]] = set()
-        self.is_ending = False
+        self.closes_after_answers = False
         """An answer is the last of its connection."""
+        self.is_ending = False
+        """No connection is taken any more."""
         self.on_made: Callable[[Connection], None] = lambda connection: None
         self._idle = asyncio.Event()
         """At the end: no request is in hand."""
@@ -275,6 +284,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, common: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self.common = common
         self.remote = ""
+        self.ends_at = math.inf
+        """time.monotonic() seconds: an answer after that is the last."""
         self.loop = loop
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
@@ -304,6 +315,9 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
         self._idle_since = self._head_since = time.monotonic()
+        if self.common.age_seconds:
+            # Those that began together do not end together; gRPC's core spreads them so.
+            self.ends_at = self._idle_since + self.common.age_seconds * random.uniform(0.9, 1.1)
         self.common.open.add(self)
         self.common.none_open.clear()
         self.common.on_made(self)
@@ -514,6 +528,11 @@ class Connection(asyncio.Protocol):
     @property
     def is_in_hand(self) -> bool:
         return self._in_hand is not None
+
+    @property
+    def awaits_head(self) -> bool:
+        """Whether a request has begun to come, or the first one is still to."""
+        return self._head_since is not None and not self.is_closing
 
     @property
     def waits_since(self) -> float | None:

@@ -59,6 +59,7 @@ async def start_http(
     tls = tls_context(settings.grpc, http, "HTTP", log)
     limits = ConnectionLimits(
         idle_seconds=http.keepalive_seconds,
+        age_seconds=settings.max_connection_age_seconds,
         write_seconds=settings.write_timeout_seconds,
         most=None if tls is None else max(memory.share_bytes // _TLS_BYTES, _LEAST_TLS_CONNECTIONS),
         most_descriptors=most_descriptors(),

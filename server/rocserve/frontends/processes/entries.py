@@ -33,7 +33,7 @@ From the server, on the ring ANSWERS:
   lie there any more.
 - ENDED: number = that of a heap, into which nothing is to be put any more.
 - ORIGINS: flags FINAL: from now on requests are to tell where they come from; without: no more.
-- EXIT: the server has begun to end.
+- EXIT: clients are to be told that the server ends.
 
 A (place) of a request is an offset in the front's own heap, or in a share of a version's (`plane/shared_heap.py`), the
 number of which stands in the upper 16 bits then.

@@ -34,7 +34,7 @@ def serve(task: FrontEndTask) -> None:
     handlers = InferenceHandlers(way.inference, InferCodec(), task.memory, forwarded)
     restricted = restrictions(settings.grpc.restricted, log, GRPC_HEADER_PREFIX)
     routes = {**handlers.routes(restricted), **way.forwarding.routes()}
-    options = transport_options(settings.grpc, settings.write_timeout_seconds)
+    options = transport_options(settings)
     transport = GrpcServer(replace(options, port=task.port, reuse_port=True), routes, log, plane, task.memory)
     try:
         transport.start()

@@ -41,6 +41,9 @@ def serve(task: FrontEndTask) -> None:
     def stop(grace_seconds: float) -> None:
         tasks.append(loop.create_task(_end(listener, grace_seconds)))
 
+    def close_after_answers() -> None:
+        listener.close_after_answers()
+
     async def listen() -> None:
         nonlocal listener
         try:
@@ -50,7 +53,7 @@ def serve(task: FrontEndTask) -> None:
             os._exit(0)
         way.tell_listening()
 
-    way = WayToServer(task, stop)
+    way = WayToServer(task, stop, close_after_answers)
     loop = GuestLoop(way.plane)
     methods = remote_methods(way.forwarding, loop)
     models = RemoteModels(EditionReader(task.edition), methods["ModelConfig"])

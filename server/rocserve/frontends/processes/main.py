@@ -106,13 +106,13 @@ class WayToServer:
         self,
         task: FrontEndTask,
         stop: Callable[[float], object],
-        begin_exit: Callable[[], None] = lambda: None,
+        begin_exit: Callable[[], None],
     ) -> None:
         """
         Args:
             stop: called when it is to refuse new calls, to answer those in flight within so many seconds, and then to
                 end its process.
-            begin_exit: called when the server begins to end.
+            begin_exit: called when clients are to be told that the server ends.
 
         Raises:
             EOFError, ConnectionError: the server is gone.

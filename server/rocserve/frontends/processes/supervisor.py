@@ -65,6 +65,7 @@ class FrontEndProcesses:
             where: what all of them serve; they share its port.
             routes: of all that the front ends forward; called on the loop.
         """
+        self.protocol = where.protocol
         self._where = where
         self._count = count
         self._routes = routes
@@ -108,17 +109,17 @@ class FrontEndProcesses:
         return self._port
 
     def begin_exit(self) -> None:
-        """The server has begun to end: streams that wait for nothing end, and what dies is not started again."""
-        self._is_ending = True
-        for restart in self._restarts.values():
-            restart.cancel()
+        """The server has begun to end: clients of HTTP are to connect anew, streams of gRPC end that wait for
+        nothing."""
         for front_end in self._running.values():
             front_end.begin_exit()
 
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, wait for those in flight, at most for the grace time, and end all; at once when
-        cancelled."""
-        self.begin_exit()
+        cancelled. What dies is not started again."""
+        self._is_ending = True
+        for restart in self._restarts.values():
+            restart.cancel()
         try:
             await self._end_all(grace_seconds)
         except asyncio.CancelledError:

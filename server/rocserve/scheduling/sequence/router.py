@@ -15,6 +15,8 @@ class SequenceOwner(Protocol):
 
     @property
     def version(self) -> int: ...
+    @property
+    def has_sequences(self) -> bool: ...
     def knows(self, sequence: SequenceId) -> bool: ...
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
@@ -49,6 +51,10 @@ class SequenceRouter:
         if version in self._closing:
             self._closing.remove(version)
 
+    @property
+    def has_sequences(self) -> bool:
+        return any(version.has_sequences for version in (*self._open, *self._closing))
+
     def find(self, sequence: SequenceId, version: str, but: SequenceOwner) -> SequenceOwner | None:
         """Another version that has a sequence: one that has been replaced, or is about to be.
 
@@ -66,6 +72,11 @@ class SequenceRouters:
 
     def __init__(self) -> None:
         self._routers: weakref.WeakValueDictionary[str, SequenceRouter] = weakref.WeakValueDictionary()
+
+    @property
+    def have_sequences(self) -> bool:
+        """Whether a sequence goes on, of any model."""
+        return any(router.has_sequences for router in list(self._routers.values()))
 
     def of(self, model: str) -> SequenceRouter:
         """That of the versions of a model. `model`: names it in all repositories."""

@@ -114,6 +114,11 @@ class SequenceScheduler(Scheduler):
             responder.expect_many()
         self.submit(request, plan, responder)
 
+    @property
+    def has_sequences(self) -> bool:
+        """See router.SequenceOwner."""
+        return not self._table.is_empty
+
     def knows(self, sequence: SequenceId) -> bool:
         """See router.SequenceOwner."""
         return sequence in self._table

@@ -1,0 +1,108 @@
+"""A server that is told to end goes on serving while its clients leave, and finishes what they have begun."""
+
+from __future__ import annotations
+
+import http.client
+import queue
+import signal
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import grpc
+import pytest
+from support.load import ConstantLoad
+from support.models import add_constant, drop
+from support.sequences import drop_accumulator, request_input
+from support.server import RocserveProcess
+from support.waiting import wait_until
+
+from rocserve.protocol import health_pb2 as health
+
+WATCH = "/grpc.health.v1.Health/Watch"
+SERVING, NOT_SERVING = health.HealthCheckResponse.SERVING, health.HealthCheckResponse.NOT_SERVING
+
+
+def watch(channel: grpc.Channel, service: str) -> Iterator[health.HealthCheckResponse]:
+    request, response = health.HealthCheckRequest, health.HealthCheckResponse
+    return channel.unary_stream(WATCH, request.SerializeToString, response.FromString)(request(service=service))
+
+
+@pytest.mark.parametrize("front_ends", [0, 2])
+def test_a_draining_server_is_not_ready_and_serves(
+    serve: Callable[..., RocserveProcess], repository: Path, front_ends: int
+):
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository, "--drain-seconds=600", f"--front-ends={front_ends}")
+    client, before = server.client(), http.client.HTTPConnection(server.http_address, timeout=20)
+    with grpc.insecure_channel(server.address) as channel:
+        told = [watch(channel, service) for service in ("", "m")]
+        assert [next(each).status for each in told] == [SERVING, SERVING]
+        assert ready(before) == (200, None)
+        with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
+            assert server.process is not None
+            server.process.send_signal(signal.SIGTERM)
+            assert [next(each).status for each in told] == [NOT_SERVING, NOT_SERVING]
+            load.wait_until_answered_by(1.0, times=20)
+        assert load.failures == load.wrong == []
+        assert not client.is_server_ready()
+        assert not client.is_model_ready("m")
+        assert client.is_server_live()
+        # Who comes now is served as well; over HTTP once a connection.
+        wait_until(lambda: ready(before) == (400, "close"), "an answer that ends its connection")
+        assert ready(http.client.HTTPConnection(server.http_address, timeout=20)) == (400, "close")
+        # A second signal ends it at once.
+        assert server.terminate(20) == 1
+        for each in told:
+            with pytest.raises(grpc.RpcError):
+                next(each)
+
+
+def ready(connection: http.client.HTTPConnection) -> tuple[int, str | None]:
+    connection.request("GET", "/v2/health/ready")
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status, answer.headers["Connection"]
+
+
+def test_sequences_are_finished_on_streams_and_without(serve: Callable[..., RocserveProcess], repository: Path):
+    drop_accumulator(repository, "sums", "direct { } max_sequence_idle_microseconds: 60000000")
+    server = serve(repository)
+    streaming, client = server.client(), server.client()
+    sums: queue.SimpleQueue[int] = queue.SimpleQueue()
+    streaming.start_stream(lambda result, error: sums.put(-1 if error else int(result.as_numpy("SUM")[0, 0])))
+
+    def ask_both(value: int, **where: bool) -> tuple[int, int]:
+        streaming.async_stream_infer("sums", [request_input(value)], sequence_id=8, **where)
+        return int(
+            client.infer("sums", [request_input(value)], sequence_id=7, **where).as_numpy("SUM")[0, 0]
+        ), sums.get(timeout=20)
+
+    assert ask_both(1, sequence_start=True) == (1, 1)
+    assert server.process is not None
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: not client.is_server_ready(), "the end's beginning")
+    assert ask_both(2) == (3, 3)
+    assert ask_both(3, sequence_end=True) == (6, 6)
+    assert server.process.wait(20) == 0
+
+
+def test_connections_end_for_their_age_without_a_loss(serve: Callable[..., RocserveProcess], repository: Path):
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository, "--max-connection-age-secs=0.2")
+    connection = http.client.HTTPConnection(server.http_address, timeout=20)
+    with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
+        peers = connections(server)
+        wait_until(lambda: not peers & connections(server), "new connections")
+        assert next(number for number in count(1) if ready(connection) == (200, "close")) > 1
+        load.wait_until_answered_by(1.0)
+    assert load.failures == load.wrong == []
+
+
+def connections(server: RocserveProcess) -> set[int]:
+    """The ports of gRPC's clients."""
+    return {
+        each.raddr.port
+        for each in server.server_process().net_connections("tcp")
+        if each.laddr.port == server.port and each.status == "ESTABLISHED"
+    }
