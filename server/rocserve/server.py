@@ -26,17 +26,14 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
 from rocserve.ending import Ending
-from rocserve.frontends.metrics.assembly import assemble_metrics
-from rocserve.frontends.metrics.custom_families import custom_families
+from rocserve.frontends.metrics.collection import assemble_metrics
 from rocserve.frontends.metrics.exposition import exposition
-from rocserve.frontends.metrics.memory_families import memory_families
-from rocserve.frontends.metrics.repository_families import repository_families
+from rocserve.frontends.metrics.machine_families import custom_families, memory_families, repository_families
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.handover import SupervisorLink
+from rocserve.observability.failures import LoopErrors
 from rocserve.observability.logs import ServerLog
-from rocserve.observability.loop_errors import LoopErrors
-from rocserve.observability.tracing.creation import create_tracing
-from rocserve.observability.tracing.tracing import Tracing
+from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_looks, default_spin
 from rocserve.repository.fallbacks import FallbackCounter

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from rocserve.core.serving import ServingTableHolder
-from rocserve.observability.tracing.creation import create_tracing
+from rocserve.observability.tracing.options import TraceSetting
 from rocserve.observability.tracing.record import TraceGroup
-from rocserve.observability.tracing.sampling import TraceSetting
+from rocserve.observability.tracing.tracing import create_tracing
 from rocserve.services.observation import RequestObserver
 
 

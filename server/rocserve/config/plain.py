@@ -6,23 +6,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rocserve.config.datatypes import datatype_of_number
-from rocserve.config.plain_sequences import sequence_batching
+from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import (
     BatchInput,
     BatchInputKind,
     BatchOutput,
+    ControlInput,
+    ControlKind,
+    DirectStrategy,
     DynamicBatching,
     EnsembleStep,
     ExecutionAccelerator,
+    InitialState,
     InputConfig,
     InstanceGroup,
     InstanceKind,
     InstanceRateLimiter,
     ModelConfig,
+    OldestStrategy,
     OutputConfig,
     QueuePolicy,
     RateLimiterResource,
     RepositoryAgent,
+    SequenceBatching,
+    SequenceControl,
+    SequenceState,
     TimeoutAction,
     VersionPolicy,
     VersionPolicyKind,
@@ -31,6 +39,7 @@ from rocserve.core.model_config import (
 )
 from rocserve.core.requests import Signature
 from rocserve.protocol import model_config_pb2 as messages
+from rocserve.protocol.model_config_pb2 import ModelSequenceBatching
 
 Labels = Mapping[str, tuple[str, ...]]
 """By the output's name."""
@@ -219,3 +228,57 @@ def _warmup_input(tensor: messages.ModelWarmup.Input) -> WarmupInput:
     choice = tensor.WhichOneof("input_data_type")
     source = {"zero_data": "zero", "random_data": "random"}.get(choice or "", f"file:{tensor.input_data_file}")
     return WarmupInput(datatype=datatype_of_number(tensor.data_type), dims=tuple(tensor.dims), source=source)
+
+
+def sequence_batching(message: ModelSequenceBatching) -> SequenceBatching:
+    return SequenceBatching(
+        direct=None if message.HasField("oldest") else _direct(message.direct),
+        oldest=_oldest(message.oldest) if message.HasField("oldest") else None,
+        max_sequence_idle_microseconds=message.max_sequence_idle_microseconds,
+        control_inputs=tuple(
+            ControlInput(entry.name, tuple(_control(control) for control in entry.control))
+            for entry in message.control_input
+        ),
+        states=tuple(_state(state) for state in message.state),
+        iterative=message.iterative_sequence,
+    )
+
+
+def _direct(message: ModelSequenceBatching.StrategyDirect) -> DirectStrategy:
+    return DirectStrategy(message.max_queue_delay_microseconds, message.minimum_slot_utilization)
+
+
+def _oldest(message: ModelSequenceBatching.StrategyOldest) -> OldestStrategy:
+    return OldestStrategy(
+        max_candidate_sequences=message.max_candidate_sequences,
+        preferred_batch_sizes=tuple(sorted(set(message.preferred_batch_size))),
+        max_queue_delay_microseconds=message.max_queue_delay_microseconds,
+        preserve_ordering=message.preserve_ordering,
+    )
+
+
+def _control(message: ModelSequenceBatching.Control) -> SequenceControl:
+    kind = ControlKind(ModelSequenceBatching.Control.Kind.Name(message.kind))
+    if kind is ControlKind.CORRELATION_ID:
+        return SequenceControl(kind, datatype_of_number(message.data_type))
+    if message.fp32_false_true:
+        no, yes = message.fp32_false_true
+        return SequenceControl(kind, DataType.FP32, no, yes)
+    if message.bool_false_true:
+        no, yes = message.bool_false_true
+        return SequenceControl(kind, DataType.BOOL, float(no), float(yes))
+    no, yes = message.int32_false_true
+    return SequenceControl(kind, DataType.INT32, no, yes)
+
+
+def _state(message: ModelSequenceBatching.State) -> SequenceState:
+    return SequenceState(
+        input_name=message.input_name,
+        output_name=message.output_name,
+        datatype=datatype_of_number(message.data_type),
+        dims=tuple(message.dims),
+        initial_states=tuple(
+            InitialState(entry.name, datatype_of_number(entry.data_type), tuple(entry.dims), entry.data_file)
+            for entry in message.initial_state
+        ),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rocserve.config.datatypes import datatype_of_number, format_shape, type_name
-from rocserve.config.plain_sequences import sequence_batching
+from rocserve.config.plain import sequence_batching
 from rocserve.config.ragged_checks import (
     batch_input_targets,
     check_batch_inputs_fit,

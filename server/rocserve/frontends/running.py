@@ -18,7 +18,7 @@ from rocserve.frontends.grpc.method_routes import MethodRoutes
 from rocserve.frontends.grpc.service import GrpcService
 from rocserve.frontends.grpc.transport import Route, TransportOptions, transport_options
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.observability.loop_errors import LoopErrors
+from rocserve.observability.failures import LoopErrors
 from rocserve.plane import anonymous_file
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.admin_calls import Access

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -14,9 +14,36 @@ from rich.table import Table
 from rich.text import Text
 
 from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show_folded
-from rocserve.tools.status_engines import StatusEngines
-from rocserve.tools.status_rows import StatusRow, StatusRows
-from rocserve_client import Client, RocserveError, Tls
+from rocserve.tools.status_rows import Key, StatusRow, StatusRows
+from rocserve_client import Client, IndexEntry, RocserveError, Tls
+
+_WORDS = ("engine", "target", "precision")
+"""The properties that together say it: "migraphx gpu fp16", "onnxruntime"."""
+
+
+class StatusEngines:
+    """Remembers the engine of each version for as long as it is READY."""
+
+    def __init__(self, properties: Callable[[str, str], Mapping[str, str]]) -> None:
+        """`properties`: of a model's version, as its metadata has them; may raise RocserveError."""
+        self._properties = properties
+        self._known: dict[Key, str] = {}
+
+    def update(self, index: Iterable[IndexEntry]) -> Mapping[Key, str]:
+        """By name and version, in a few words; "" where a server does not say."""
+        ready = [(entry.name, entry.version) for entry in index if entry.state == "READY"]
+        self._known = {key: self._known[key] for key in ready if key in self._known}
+        for key in ready:
+            if key in self._known:
+                continue
+            try:
+                properties = self._properties(*key)
+            except RocserveError:
+                # It has just gone, or the server has: the next poll shows which. Others might wait as long.
+                break
+            self._known[key] = " ".join(properties[word] for word in _WORDS if word in properties)
+        return self._known
+
 
 _CALL_TIMEOUT_S = 5.0
 

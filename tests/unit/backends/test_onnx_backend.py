@@ -15,7 +15,7 @@ from support.models import add_sub, graph, identity
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource
 from rocserve.backends.onnx import backend
-from rocserve.backends.onnx.session import session_options
+from rocserve.backends.onnx.opener import session_options
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode

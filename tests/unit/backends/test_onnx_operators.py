@@ -13,7 +13,7 @@ from support.models import add_sub
 from rocserve.backends.base import ModelSource
 from rocserve.backends.onnx import backend
 from rocserve.backends.onnx.engine_choice import choose_engine
-from rocserve.backends.onnx.session import session_options
+from rocserve.backends.onnx.opener import session_options
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 

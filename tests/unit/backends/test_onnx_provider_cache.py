@@ -14,7 +14,7 @@ from support.models import add_constant, add_sub
 from rocserve.backends.base import ModelSource
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights
 from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
-from rocserve.backends.onnx.native_messages import error_lines, without_place
+from rocserve.backends.onnx.opener import error_lines, without_place
 from rocserve.backends.onnx.provider_cache import with_caches
 from rocserve.backends.onnx.provider_options import CUDA, OPENVINO
 from rocserve.backends.onnx.providers import Provider, ProviderPlan

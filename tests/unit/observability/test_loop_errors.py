@@ -11,7 +11,7 @@ import socket
 
 import pytest
 
-from rocserve.observability.loop_errors import LoopErrors
+from rocserve.observability.failures import LoopErrors
 
 LOG = logging.getLogger("rocserve.test.loop")
 

@@ -22,7 +22,7 @@ from rocserve.cli import main
 from rocserve.tools.get import verb
 from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
 from rocserve.tools.get.download import Patience
-from rocserve.tools.get.samples import copy_samples
+from rocserve.tools.get.verb import copy_samples
 from rocserve.tools.untrained import resnet50
 from rocserve.tools.untrained.origin import PRODUCER, is_untrained
 

@@ -3,9 +3,45 @@
 from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
+from rocserve.backends.migraphx.configuration import accelerator
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
-from rocserve.backends.onnx.request_parameters import REQUEST_PARAMETERS
+from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
+from rocserve.backends.onnx.provider_options import CUDA, OPENVINO, ROCM
+
+_NAMES_A_FOLDER = frozenset({"cache_dir"})
+"""Where OpenVINO's provider writes to."""
+
+_OF_PROVIDERS = frozenset(
+    name for kind in (CUDA, ROCM, OPENVINO, MIGRAPHX_PROVIDER) for name in (*kind.options, *kind.passed_over)
+)
+
+_OF_SESSIONS = frozenset(
+    {
+        "enable_mem_arena",
+        "enable_mem_pattern",
+        "execution_mode",
+        "graph_optimization_level",
+        "inter_op_thread_count",
+        "intra_op_thread_count",
+        "session.disable_aot_function_inlining",
+        "session.disable_double_qdq_remover",
+        "session.disable_prepacking",
+        "session.disable_quant_qdq",
+        "session.dynamic_block_base",
+        "session.enable_quant_qdq_cleanup",
+        "session.force_spinning_stop",
+        "session.inter_op.allow_spinning",
+        "session.intra_op.allow_spinning",
+        "session.set_denormal_as_zero",
+        "session.strict_shape_type_inference",
+    }
+)
+"""Of ONNX Runtime's own session entries only numbers and switches: others name folders to read weights from, or files
+that are written."""
+
+REQUEST_PARAMETERS = accelerator.REQUEST_PARAMETERS | _OF_SESSIONS | (_OF_PROVIDERS - _NAMES_A_FOLDER)
+
 
 BACKEND = BackendSpec(
     name="onnx",

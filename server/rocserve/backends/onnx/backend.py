@@ -15,10 +15,10 @@ from onnxruntime.capi import onnxruntime_pybind11_state as engine_errors
 
 from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
 from rocserve.backends.batch_memory import rows_that_fit
+from rocserve.backends.migraphx.configuration.accelerator import PARAMETERS
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.fixed_shapes import batch_sizes_ahead, fixed_dimensions, open_inputs
-from rocserve.backends.onnx.foreign_parameters import left_alone, warning
 from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
@@ -250,3 +250,27 @@ class OnnxModel:
         if shape[:1] == (-1,):
             shape = (rows, *shape[1:])
         return tuple(1 if dim == -1 else dim for dim in shape)
+
+
+_OF_COMPILED_SHAPES = frozenset({"batch", "batch_sizes", "pad_batch"})
+"""A provider that compiles each shape takes them as well."""
+_UNREDUCED = "fp32"
+
+
+def left_alone(config: ModelConfig, compiles_shapes: bool) -> Sequence[str]:
+    """The names in `parameters` that ask for something that is not done.
+
+    `compiles_shapes`: the session is on a provider that does.
+    """
+    foreign = PARAMETERS | {"target"}
+    if compiles_shapes:
+        foreign -= _OF_COMPILED_SHAPES
+    values = {name: text.strip().lower() for name, text in config.parameters.items() if name in foreign}
+    return sorted(name for name, text in values.items() if text and not (name == "precision" and text == _UNREDUCED))
+
+
+def warning(model_name: str, names: Sequence[str]) -> str:
+    """For the log. At least one name."""
+    quoted = ", ".join(f"'{name}'" for name in names)
+    what = f"parameter {quoted} is" if len(names) == 1 else f"parameters {quoted} are"
+    return f"model '{model_name}': {what} MIGraphX's; ONNX Runtime runs the model as it is"

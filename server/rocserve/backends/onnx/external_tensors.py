@@ -13,12 +13,12 @@ import onnx
 import onnxruntime
 
 from rocserve.backends.migraphx.model_files.external_data import ExternalFiles
-from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights
 from rocserve.core.errors import invalid_argument
 
 
-def read_external_weights(model_file: Path, roots: tuple[Path, ...]) -> ExternalWeights:
-    """The files, each of which is there, long enough, and within the folder of the model file or `roots`.
+def read_external_files(model_file: Path, roots: tuple[Path, ...]) -> tuple[Mapping[str, Path], bool]:
+    """The files, each of which is there, long enough, and within the folder of the model file or `roots`; and whether
+    ONNX Runtime takes their contents from memory.
 
     None of a model file that cannot be read, which is for the engine to say.
 
@@ -29,7 +29,7 @@ def read_external_weights(model_file: Path, roots: tuple[Path, ...]) -> External
         model = onnx.load(model_file, format="protobuf", load_external_data=False)
     except Exception:
         # protobuf's own errors, which nothing but protobuf may import.
-        return NO_WEIGHTS
+        return {}, True
     checked = ExternalFiles(model_file, roots)
     files: dict[str, Path] = {}
     for tensor in _external(_tensors(model)):
@@ -40,7 +40,7 @@ def read_external_weights(model_file: Path, roots: tuple[Path, ...]) -> External
                 f"ONNX file {model_file.name} is damaged: it says of external data what is no text"
             ) from None
         files[_location(tensor)] = model_file.parent / _location(tensor)
-    return ExternalWeights(files, in_memory=_can_be_given(model, files))
+    return files, _can_be_given(model, files)
 
 
 @contextmanager

@@ -39,9 +39,9 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
     if not _may_have_external_data(model.model_file):
         return NO_WEIGHTS
     # The library takes longer to import than a small model to load, so only models that need it wait for it.
-    from rocserve.backends.onnx.external_tensors import read_external_weights
+    from rocserve.backends.onnx.external_tensors import read_external_files
 
-    return read_external_weights(model.model_file, (model.model_folder,))
+    return ExternalWeights(*read_external_files(model.model_file, (model.model_folder,)))
 
 
 @contextmanager

@@ -1,14 +1,17 @@
-"""The metrics of a server, read when they are asked for."""
+"""Collects all metrics of a server, as its settings ask for them, when they are read."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample
+from rocserve.frontends.metrics.machine_families import GpuGauges, MachineMetrics, ProcessorGauges
 from rocserve.frontends.metrics.model_families import VersionReading, model_families, read_version
 from rocserve.repository.fallbacks import Fallback
+from rocserve.settings import MetricsSettings
 
 Source = Callable[[], Iterable[MetricFamily]]
 
@@ -65,3 +68,24 @@ def _fallback_labels(fallback: Fallback) -> Mapping[str, str]:
         "engine": fallback.engine,
         "replaced_by": fallback.replaced_by,
     }
+
+
+def assemble_metrics(
+    settings: MetricsSettings,
+    options: LatencyOptions,
+    tables: ServingTableHolder,
+    fallbacks: Callable[[], Mapping[Fallback, int]],
+    further: Sequence[Source],
+    log: logging.Logger,
+) -> ServerMetrics:
+    """`further`: what else there is to tell beside the machine's."""
+    gauges: list[Callable[[], Sequence[MetricFamily]]] = []
+    if settings.allow and settings.gpu:
+        gauges.append(GpuGauges(log).families)
+    if settings.allow and settings.cpu:
+        try:
+            gauges.append(ProcessorGauges().families)
+        except (OSError, ValueError, IndexError) as error:
+            log.warning("there are no metrics of the processors: %s", error)
+    machine = MachineMetrics(gauges, settings.interval_ms / 1000, log)
+    return ServerMetrics(tables, fallbacks, options, (*further, machine.families))

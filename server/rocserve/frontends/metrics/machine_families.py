@@ -1,4 +1,5 @@
-"""The gauges of the machine: its processors, its memory, its AMD GPUs. Read at most once an interval."""
+"""Gauges of the machine, read at most once an interval: its processors, its memory, its AMD GPUs; and what is of
+no one served model: models that are not served, requests' memory, what models define themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocserve.frontends.metrics.exposition import MetricFamily, Sample
+from rocserve.core.custom_metrics import CustomMetrics
+from rocserve.core.distributions import HistogramReading
+from rocserve.core.request_memory import RequestMemory
+from rocserve.core.serving import IndexEntry
+from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples
+from rocserve.repository.summary import outcomes
 
 _GPU_HELP = {
     "nv_gpu_utilization": "GPU utilization rate [0.0 - 1.0)",
@@ -175,3 +181,44 @@ def _power(info: Mapping[str, Any]) -> float | None:
 def _limit(info: Mapping[str, Any]) -> float | None:
     number = _number(info.get("power_limit"))
     return number / 1e6 if number is not None and number > _MICROWATTS_FROM else number
+
+
+def repository_families(rows: Iterable[IndexEntry]) -> Iterable[MetricFamily]:
+    """`rows`: those of the repository index."""
+    samples = tuple(Sample({"model": name}, int(is_served)) for name, is_served in outcomes(rows).items())
+    yield MetricFamily(
+        "rocserve_model_served", "gauge", "1 when the model answers requests, 0 when it does not", samples
+    )
+
+
+def memory_families(memory: RequestMemory) -> Iterable[MetricFamily]:
+    use = memory.use()
+    yield MetricFamily(
+        "rocserve_request_memory_bytes",
+        "gauge",
+        "Bytes of requests that come in, wait and run, and of answers that are not yet read",
+        (Sample({"kind": "request"}, use.request_bytes), Sample({"kind": "answer"}, use.answer_bytes)),
+    )
+    yield MetricFamily(
+        "rocserve_request_memory_limit_bytes",
+        "gauge",
+        "What requests and answers may take (--max-request-memory)",
+        (Sample({}, memory.limit_bytes),),
+    )
+    yield MetricFamily(
+        "rocserve_request_memory_refusals_total",
+        "counter",
+        "Requests and answers that there was no memory for",
+        (Sample({"kind": "request"}, use.refused_requests), Sample({"kind": "answer"}, use.refused_answers)),
+    )
+
+
+def custom_families(metrics: CustomMetrics) -> Iterable[MetricFamily]:
+    for family in metrics.read():
+        samples: list[Sample] = []
+        for labels, value in family.series:
+            if isinstance(value, HistogramReading):
+                samples += histogram_samples(labels, value)
+            else:
+                samples.append(Sample(labels, value))
+        yield MetricFamily(family.name, family.kind.value, family.help, tuple(samples))

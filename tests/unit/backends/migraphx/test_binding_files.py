@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rocserve.backends.migraphx.binding import loaded_library
+from rocserve.backends.migraphx.binding.guarded import is_compiled
 from rocserve.backends.migraphx.binding.loaded_library import loaded_core
 from rocserve.backends.migraphx.binding.messages import Messages
-from rocserve.backends.migraphx.binding.program_file import is_compiled
 
 HEAD = b"\x85\xa7version\x07\xb0migraphx_version\xa62.14.0\xa7targets\x90"
 

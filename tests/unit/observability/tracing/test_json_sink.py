@@ -15,10 +15,9 @@ from support.waiting import wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
-from rocserve.observability.tracing.json_sink import JsonSink
+from rocserve.observability.tracing.json_sink import JsonSink, group_json
 from rocserve.observability.tracing.options import trace_options
 from rocserve.observability.tracing.tracing import Tracing
-from rocserve.observability.tracing.triton_json import group_json
 
 LOG = logging.getLogger("rocserve.test.tracing")
 

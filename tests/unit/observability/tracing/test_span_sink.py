@@ -12,8 +12,7 @@ import pytest
 from support.collector import Collector, attributes, events
 from support.waiting import wait_until
 
-from rocserve.observability.tracing.creation import create_tracing
-from rocserve.observability.tracing.tracing import Tracing
+from rocserve.observability.tracing.tracing import Tracing, create_tracing
 
 LOG = logging.getLogger("rocserve.test.tracing")
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -10,10 +10,9 @@ import pytest
 from support.observation import HeldSink
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.observability.tracing.creation import create_tracing
 from rocserve.observability.tracing.options import TraceConfig, TraceLevel, trace_options
 from rocserve.observability.tracing.record import SpanContext, client_context
-from rocserve.observability.tracing.tracing import Tracing
+from rocserve.observability.tracing.tracing import Tracing, create_tracing
 
 ON: TraceConfig = (("", "level", "TIMESTAMPS"), ("", "rate", "1"), ("triton", "file", "/nowhere"))
 SPANS: TraceConfig = (("", "mode", "opentelemetry"), ("", "level", "TIMESTAMPS"))

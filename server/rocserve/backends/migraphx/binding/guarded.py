@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from rocserve.backends.migraphx.binding import checks
-from rocserve.backends.migraphx.binding.bare import BareBinding, BareProgram
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
 from rocserve.backends.migraphx.binding.interface import (
     Array,
@@ -23,7 +22,64 @@ from rocserve.backends.migraphx.binding.interface import (
     ProgramTensor,
     TensorflowOptions,
 )
-from rocserve.backends.migraphx.binding.program_file import is_compiled
+
+Result = TypeVar("Result")
+
+
+class BareProgram(Protocol):
+    """Every method may raise MigraphxError, and trusts its caller to have checked what it is given."""
+
+    def parameters(self) -> Sequence[ProgramTensor]:
+        """All of them, buffers for outputs too."""
+
+    def outputs(self) -> Sequence[ProgramTensor]: ...
+
+    def quantize_fp16(self) -> None: ...
+
+    def quantize_bf16(self) -> None: ...
+
+    def quantize_int8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None: ...
+
+    def quantize_fp8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None: ...
+
+    def compile(self, target: str, flags: CompileFlags) -> None: ...
+
+    def save(self, path: Path) -> None: ...
+
+    def run(self, inputs: Mapping[str, Array], use: Callable[[Sequence[Array]], Result]) -> Result:
+        """Runs a compiled program and gives what `use` makes of its outputs.
+
+        `use` is given views on MIGraphX's own memory, which may be an input's too; they are good during its call only.
+        """
+
+    def text(self) -> str: ...
+
+
+class BareBinding(Protocol):
+    """As `interface.Binding`, but with bare programs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def migraphx_version(self) -> str: ...
+
+    @property
+    def library(self) -> str: ...
+
+    @property
+    def releases_gil(self) -> bool: ...
+
+    def check_target(self, target: str) -> None: ...
+
+    def parse_onnx(self, path: Path, options: OnnxOptions) -> BareProgram: ...
+
+    def parse_tensorflow(self, path: Path, options: TensorflowOptions) -> BareProgram: ...
+
+    def load(self, path: Path) -> BareProgram: ...
+
+    def take_messages(self) -> Sequence[str]: ...
+
 
 _OUTPUT_BUFFER = "#output_"
 """Is in the names of the parameters that a program compiled without offload_copy has for its outputs."""
@@ -235,3 +291,23 @@ def _copy_into(arrays: Sequence[Array | None], views: Sequence[Array]) -> None:
                 f"{checks.shape_text(array.shape)}"
             )
         np.copyto(array, view)
+
+
+_HEAD = 1 << 20
+"""Bytes. The file begins with its version and targets; the contexts of the targets come before the program."""
+_KEY = b"\xa8contexts"
+"""As msgpack writes the key (8 letters)."""
+_EMPTY_ARRAY = 0x90
+
+
+def is_compiled(path: Path) -> bool:
+    """Whether the program has contexts, which compiling gives it. True where the file does not tell.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    found = head.find(_KEY)
+    after = found + len(_KEY)
+    return found < 0 or after >= len(head) or head[after] != _EMPTY_ARRAY

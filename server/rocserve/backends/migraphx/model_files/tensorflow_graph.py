@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocserve.backends.migraphx.model_files.graph_tensor import Dims, GraphTensor
-from rocserve.backends.migraphx.model_files.wire_format import fields
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.wire_format import WireError
+from rocserve.core.wire_format import LONGEST_VARINT, VARINT, WireError, field_spans, read_varint
 
 _LARGEST_FILE = (1 << 31) - 1
 """protobuf takes no more."""
@@ -235,3 +234,24 @@ def _text(value: int | memoryview) -> str:
 
 def _wrong(path: Path, text: str) -> ServeError:
     return invalid_argument(f"TensorFlow graph {path.name} {text}")
+
+
+_MOST = (1 << 64) - 1
+
+
+def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The number and value of each field: an unsigned number, or the bytes of text, of a message, of a packed list or
+    of a number of fixed size.
+
+    Raises:
+        WireError: the message ends within a field, or has what is none, or a group, which nobody writes any more.
+    """
+    end = 0
+    for span in field_spans(message):
+        end = span.end
+        if span.wire_type == VARINT:
+            yield span.number, read_varint(message, span.content, LONGEST_VARINT)[0] & _MOST
+        else:
+            yield span.number, message[span.content : end]
+    if end < len(message):
+        raise WireError(f"a group begins at byte {end}")
