@@ -74,6 +74,8 @@ def main(folder: Path) -> None:
     bits = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     half = torch.export.export(Half(), (bits,), dynamic_shapes={"x": {0: rows}})
     _save(folder, "half", half, {"x": bits.view(torch.uint16)}, {"OUTPUT__0": (bits * 2).view(torch.uint16)})
+    narrow = torch.export.export(Classifier().bfloat16().eval(), (x.bfloat16(),), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "narrow", narrow, {}, {})
     scale, bias = torch.full((5, 1), 3.0), torch.ones(5, 4)
     nested = torch.export.export(
         Nested(), (x, {"scale": scale}), {"bias": bias},

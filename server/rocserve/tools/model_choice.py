@@ -9,6 +9,7 @@ from pathlib import Path
 from rocserve.backends.base import BackendSpec, ModelSource
 from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH
 from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
 from rocserve.config.versions import find_versions, no_version_text, select_versions
@@ -67,7 +68,9 @@ def find_model(path: Path, command_line: CommandLine, registry: BackendRegistry,
     elif path.is_file():
         model = _from_file(path, registry, settings)
     else:
-        raise invalid_argument("does not exist; expected a model's folder, or a .onnx, .pb, .graphdef or .mxr file")
+        raise invalid_argument(
+            "does not exist; expected a model's folder, or a .onnx, .pb, .graphdef, .mxr, .pt2 or .pt file"
+        )
     return _apply(model, command_line)
 
 
@@ -81,10 +84,10 @@ def _from_folder(
     if definition.backend is None:
         names = [member.name for member in members] or [step.model_name for step in definition.config.ensemble_steps]
         raise invalid_argument(f"is an ensemble, which no engine runs; give one of its models: {', '.join(names)}")
-    if MIGRAPHX not in definition.backend.engines:
+    if not _takes_arrays(definition.backend):
         raise invalid_argument(
-            f"is of backend '{definition.backend.name}', whose models have no compiled programs; this is for ONNX,"
-            " TensorFlow and .mxr models"
+            f"is of backend '{definition.backend.name}', whose models no engine runs; this is for ONNX, TensorFlow,"
+            " PyTorch and .mxr models"
         )
     versions = select_versions(definition.config.version_policy, find_versions(folder))
     if not versions:
@@ -107,7 +110,7 @@ def _from_folder(
 
 
 def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
-    by_ending = {ending: spec for spec in registry.backends if MIGRAPHX in spec.engines for ending in spec.file_endings}
+    by_ending = {ending: spec for spec in registry.backends if _takes_arrays(spec) for ending in spec.file_endings}
     backend = by_ending.get(path.suffix.lower())
     if backend is None:
         raise invalid_argument(f"has the ending '{path.suffix}'; expected one of {', '.join(by_ending)}, or a folder")
@@ -124,6 +127,10 @@ def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) 
         settings=settings,
     )
     return ToolModel(source, backend, None)
+
+
+def _takes_arrays(backend: BackendSpec) -> bool:
+    return MIGRAPHX in backend.engines or EAGER in backend.engines
 
 
 def _apply(model: ToolModel, command_line: CommandLine) -> ToolModel:

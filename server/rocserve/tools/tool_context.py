@@ -21,6 +21,7 @@ from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.migraphx.planning.environment import program_environment
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobRunner
@@ -58,6 +59,11 @@ class ToolContext:
             ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong.
         """
         source = model.source
+        if MIGRAPHX not in model.backend.engines:
+            raise invalid_argument(
+                f"is of backend '{model.backend.name}', whose models have no compiled programs; this is for ONNX,"
+                " TensorFlow and .mxr models"
+            )
         gpus = () if source.instance_kind is InstanceKind.CPU else visible_gpus()
         self.device = source.device if source.device is not None else next(iter(gpus), None)
         self.model = model

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from rocserve.tools.measuring.rounds import Timing
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8")
+_ENGINES = ("migraphx", "onnxruntime", "eager", "inductor", "migraphx-onnx")
 _TARGETS = ("gpu", "cpu", "ref")
 _WARM_UP, _REPEATS = 3, 10
 _COMPARE_SECONDS, _BENCH_SECONDS, _TUNE_SECONDS = 1.0, 2.0, 2.0
 _TIMING = ("warm_up", "repeats", "seconds")
-_MODEL = "a model's folder, or a .onnx, .pb, .graphdef or .mxr file"
+_MODEL = "a model's folder, or a .onnx, .pb, .graphdef, .mxr, .pt2 or .pt file"
 
 Verb = Callable[[argparse.Namespace], int]
 _Verbs = Any
@@ -85,15 +86,15 @@ def _add_bench(verbs: _Verbs) -> None:
     )
     _add_model(parser)
     parser.add_argument(
-        "--engine", choices=("auto", "migraphx", "onnxruntime"), default="auto", help="default: what a server would use"
+        "--engine", choices=("auto", *_ENGINES), default="auto", help="default: what a server would use"
     )
     parser.add_argument(
         "--against",
         action="append",
-        choices=("migraphx", "onnxruntime", "torch"),
+        choices=(*_ENGINES, "torch"),
         default=[],
         metavar="ENGINE",
-        help="migraphx, onnxruntime or torch; may be given more than once",
+        help=f"{', '.join(_ENGINES)} or torch, which is the file in a bare loop; may be given more than once",
     )
     _add_timing(parser, _BENCH_SECONDS)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -109,7 +110,7 @@ def _add_tune(verbs: _Verbs) -> None:
     )
     _add_model(parser)
     parser.add_argument(
-        "--engine", choices=("auto", "migraphx", "onnxruntime"), default="auto", help="default: what a server would use"
+        "--engine", choices=("auto", *_ENGINES), default="auto", help="default: what a server would use"
     )
     parser.add_argument(
         "--instances", type=_counts, default=(1, 2), metavar="N,N,...", help="numbers of instances (default 1,2)"

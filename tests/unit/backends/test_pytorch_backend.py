@@ -136,6 +136,15 @@ def test_precision(
     inputs, expected = torch_files.values(name)
     exact = np.array_equal(run(model, inputs)["scores"], expected["scores"])
     assert exact == (precision == "fp32")
+    assert model.properties["precision"] == precision
+
+
+def test_the_precision_is_the_weights_own_where_no_other_is_asked_for(
+    model_source: SourceMaker, torch_files: TorchFiles
+) -> None:
+    model = load(model_source("model.pt2", torch_files.data("narrow")))
+    assert model.properties["precision"] == "bf16"
+    assert "precision" not in load(model_source("model.pt2", torch_files.data("half"))).properties
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.migraphx_models import any_length, mini_resnet, mlp, two_in_two_out
+from support.models import drop
+from support.pytorch import TorchFiles
 from support.tools import Command
 
 pytestmark = pytest.mark.long
@@ -42,11 +44,24 @@ def test_onnx_runtime_at_each_batch_size(command: Command, tmp_path: Path) -> No
     assert "speed" not in ran.out
 
 
-@pytest.mark.parametrize("verb", ["bench", "tune", "compile", "inspect"])
-def test_files_of_other_engines_are_told_by_their_endings(command: Command, tmp_path: Path, verb: str) -> None:
-    ran = command(verb, _file(tmp_path, b"PK", "m.pt2"))
+@pytest.mark.parametrize(
+    ("verb", "name", "said"),
+    [
+        (
+            "bench",
+            "m.jpg",
+            "has the ending '.jpg'; expected one of .mxr, .onnx, .pt2, .pt, .graphdef, .pb, or a",
+        ),
+        ("compile", "m.pt2", "is of backend 'pytorch', whose models have no compiled programs; this is for ONNX,"),
+        ("inspect", "m.pt", "is of backend 'pytorch', whose models have no compiled programs; this is for ONNX,"),
+    ],
+)
+def test_files_of_other_engines_are_told_by_their_endings(
+    command: Command, tmp_path: Path, verb: str, name: str, said: str
+) -> None:
+    ran = command(verb, _file(tmp_path, b"PK", name))
     assert ran.status == 1
-    assert "m.pt2: has the ending '.pt2'; expected one of .mxr, .onnx, .graphdef, .pb, or a folder" in ran.err
+    assert f"{name}: {said}" in ran.err
 
 
 def test_an_engine_against_itself_is_nothing_to_compare(command: Command, tmp_path: Path) -> None:
@@ -100,6 +115,52 @@ def test_pytorch_where_it_is_installed(command: Command, tmp_path: Path, network
     measured = [one for one in result["times"] if one["engine"] == "torch"]
     assert [one["batch_size"] for one in measured] == [1, 3]
     assert all(one["difference"]["largest"] < 1e-4 for one in measured)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+class TestPyTorchFiles:
+    def test_a_program_beside_the_bare_loop(self, command: Command, torch_files: TorchFiles) -> None:
+        file = torch_files.folder / "classifier.pt2"
+        ran = command("bench", file, "--against", "torch", "--batch-sizes", "1,8", "--json", *_QUICK)
+        assert ran.status == 0
+        result = json.loads(ran.out)
+        assert result["engines"]["eager"].endswith("(a program of torch.export, cpu, fp32)")
+        assert result["engines"]["torch"].endswith("(cpu, classifier.pt2)")
+        assert [(one["engine"], one["batch_size"]) for one in result["times"]] == [
+            ("eager", 1), ("torch", 1), ("eager", 8), ("torch", 8),
+        ]  # fmt: skip
+        assert all(one["difference"]["largest"] == 0 for one in result["times"][1::2])
+
+    def test_a_folder_by_way_of_onnx_and_as_it_is(
+        self, migraphx_root: Path, command: Command, torch_files: TorchFiles, tmp_path: Path
+    ) -> None:
+        folder = drop(tmp_path, "m", torch_files.data("classifier"), filename="model.pt2")
+        words = ("--engine", "migraphx-onnx", "--target", "ref", "--against", "eager", "--batch-sizes", "2", *_QUICK)
+        ran = command.on_migraphx(migraphx_root, "bench", folder, *words, "--json")
+        assert ran.status == 0
+        result = json.loads(ran.out)
+        assert result["engines"]["migraphx-onnx"].startswith("MIGraphX (2.")
+        assert result["times"][1]["difference"]["largest"] < 1e-6
+
+    def test_instances_and_batch_sizes(self, command: Command, torch_files: TorchFiles, tmp_path: Path) -> None:
+        config = 'backend: "pytorch"\ninput { name: "x" data_type: TYPE_FP32 dims: 4 }\nmax_batch_size: 8\n'
+        folder = drop(tmp_path, "m", torch_files.data("traced"), config, filename="model.pt")
+        ran = command("tune", folder, "--batch-sizes", "4,8", "--instances", "1,2", "--write", *_QUICK)
+        assert ran.status == 0
+        assert "m on PyTorch " in ran.out
+        rows = [line.split()[:2] for line in ran.out.splitlines() if line.split()[:1] in (["1"], ["2"])]
+        assert rows == [["1", "4"], ["1", "8"], ["2", "4"], ["2", "8"]]
+        text = (folder / "config.pbtxt").read_text()
+        assert "instance_group" in text and "batch_sizes" not in text
+
+    def test_engines_that_have_no_part_in_it(self, command: Command, torch_files: TorchFiles, tmp_path: Path) -> None:
+        file = torch_files.folder / "classifier.pt2"
+        ran = command("bench", file, "--engine", "onnxruntime", *_QUICK)
+        assert (ran.status, "must be one of auto, eager, inductor, migraphx, migraphx-onnx" in ran.err) == (1, True)
+        ran = command("bench", _file(tmp_path, mlp()), "--engine", "eager", *_QUICK)
+        assert (ran.status, "eager runs PyTorch's files, and m.onnx is none" in ran.err) == (1, True)
+        ran = command("bench", _file(tmp_path, b"PK", "m.pt2"), *_QUICK)
+        assert (ran.status, "m.pt2 is cut short or damaged" in ran.err) == (1, True)
 
 
 def test_a_batch_that_the_file_does_not_have(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
@@ -170,7 +231,7 @@ def test_models_that_are_not_for_it(command: Command, verb: str) -> None:
     folder = Path(__file__).parents[3] / "model_repository" / "digits_preprocess"
     ran = command(verb, folder)
     assert ran.status == 1
-    assert "is of backend 'rocal', whose models have no compiled programs" in ran.err
+    assert "is of backend 'rocal', whose models no engine runs" in ran.err
 
 
 @pytest.mark.parametrize(

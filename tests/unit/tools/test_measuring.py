@@ -16,7 +16,7 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings
 from rocserve.tools.measuring.files import random_inputs as seeded_inputs
 from rocserve.tools.measuring.files import read_outputs, save_inputs
-from rocserve.tools.measuring.messages import Measure, MeasuredInput, OnnxRuntimeSession, OpenEngine, TorchModule
+from rocserve.tools.measuring.messages import Measure, MeasuredInput, OpenEngine, TorchModule, WorkerEngine
 from rocserve.tools.measuring.process import MeasuringProcess
 from rocserve.tools.measuring.rounds import Timing, time_interleaved
 
@@ -27,7 +27,8 @@ def _open_order(folder: Path) -> OpenEngine:
     file = folder / "model.onnx"
     file.write_bytes(mlp())
     config = ModelConfig("m", backend="onnx", max_batch_size=4)
-    return OpenEngine(OnnxRuntimeSession(str(folder), str(file), config, InstanceKind.CPU, None, 1, EngineSettings()))
+    names = ("ONNX Runtime", "onnxruntime", "rocserve.backends.onnx.backend")
+    return OpenEngine(WorkerEngine(*names, str(folder), str(file), config, InstanceKind.CPU, None, 1, EngineSettings()))
 
 
 def _measure(rows: int) -> Measure:
@@ -37,7 +38,7 @@ def _measure(rows: int) -> Measure:
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[MeasuringProcess]:
     with MeasuringProcess("onnxruntime", _PYTHON, {}, timeout_seconds=60) as process:
-        assert process.open(_open_order(tmp_path)).startswith("ONNX Runtime ")
+        assert process.open(_open_order(tmp_path)).description.startswith("ONNX Runtime ")
         yield process
 
 

@@ -54,21 +54,22 @@ def test_a_bare_file_has_what_its_ending_says(tmp_path: Path) -> None:
         ("b.pb", "tensorflow"),
         ("c.GraphDef", "tensorflow"),
         ("d.mxr", "migraphx"),
+        ("e.pt2", "pytorch"),
     ):
         (tmp_path / name).touch()
         model = _found(tmp_path / name)
         assert (model.backend.name, model.source.name, model.definition) == (backend, name[0], None)
 
 
-def test_models_that_no_migraphx_compiles(tmp_path: Path) -> None:
-    file = tmp_path / "m/1/model.pt2"
+def test_models_that_take_no_arrays(tmp_path: Path) -> None:
+    file = tmp_path / "m/1/model.py"
     file.parent.mkdir(parents=True)
     file.touch()
     with pytest.raises(
-        ServeError, match=r"has the ending '\.pt2'; expected one of \.mxr, \.onnx, \.graphdef, \.pb, or a"
+        ServeError, match=r"has the ending '\.py'; expected one of \.mxr, \.onnx, \.pt2, \.pt, \.graphdef, \.pb, or a"
     ):
         _found(file)
-    with pytest.raises(ServeError, match="is of backend 'pytorch', whose models have no compiled programs"):
+    with pytest.raises(ServeError, match="is of backend 'python', whose models no engine runs"):
         _found(tmp_path / "m")
 
 

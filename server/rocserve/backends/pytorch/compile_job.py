@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,12 @@ def _compile(job: InductorJob, report: Report) -> None:
     device = torch.device(job.device)
     report("reading the program")
     exported = to_device(read_exported(Path(job.model_file)), device)
-    program = exported_program(exported, exported.module())
+    signature = exported_program(exported, exported.module()).signature
     if job.precision in DTYPES:
         dtype = DTYPES[job.precision]
         report(f"exporting it in {job.precision}")
         inner = in_precision(exported_program(exported, exported.module().to(dtype)), dtype)
+        signature = replace(signature, precision=inner.signature.precision)
         exported = _flat_export(inner, device)
     # As many threads as the process has that runs it, not this one.
     settings: dict[str, Any] = {"cpp.dynamic_threads": True}
@@ -102,7 +103,7 @@ def _compile(job: InductorJob, report: Report) -> None:
         )
     except Exception as error:
         raise unavailable(f"Inductor cannot compile it: {error}") from error
-    (Path(job.folder) / SIGNATURE).write_bytes(to_json(program.signature))
+    (Path(job.folder) / SIGNATURE).write_bytes(to_json(signature))
 
 
 def _flat_export(program: Any, device: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rocserve.backends.pytorch.program import Program, ProgramSignature, ProgramTensor, input_names
+from rocserve.backends.pytorch.program import Program, ProgramSignature, ProgramTensor, input_names, precision_of
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
 _DEVICE = "AOTI_DEVICE_KEY"
@@ -38,7 +38,7 @@ def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, key
     if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
         return Program(
             lambda values: module(dict(zip(keys, values, strict=True))),
-            _told_by_configuration([ProgramTensor((key,)) for key in keys]),
+            _told_by_configuration([ProgramTensor((key,)) for key in keys], precision_of(module)),
         )
     for argument in needed:
         if not _is_tensor(argument) and str(argument.type) != "List[str]":
@@ -50,6 +50,7 @@ def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, key
         lambda values: module(*values),
         _told_by_configuration(
             [ProgramTensor((argument.name, f"INPUT__{place}")) for place, argument in enumerate(needed)],
+            precision_of(module),
             goes_by_order=True,
         ),
     )
@@ -82,9 +83,14 @@ def open_package(path: Path, device: torch.device) -> Program:
     return Program(call, _told_by_configuration([ProgramTensor((f"INPUT__{place}", way)) for place, way in names]))
 
 
-def _told_by_configuration(inputs: Sequence[ProgramTensor], goes_by_order: bool = False) -> ProgramSignature:
+def _told_by_configuration(
+    inputs: Sequence[ProgramTensor], precision: str = "", goes_by_order: bool = False
+) -> ProgramSignature:
     # It may write into any of them.
-    return ProgramSignature(tuple(inputs), None, goes_by_order=goes_by_order, overwritten=frozenset(range(len(inputs))))
+    overwritten = frozenset(range(len(inputs)))
+    return ProgramSignature(
+        tuple(inputs), None, goes_by_order=goes_by_order, overwritten=overwritten, precision=precision
+    )
 
 
 def _is_tensor(argument: Any) -> bool:

@@ -48,8 +48,13 @@ def served(
     Raises:
         ServeError: INVALID_ARGUMENT, the configuration does not do for the program.
     """
-    facts = {"device": str(device), "precision": options.precision, "threads": str(options.intra_op_threads)}
-    loaded = TorchModel(model.config, program, options, device, {**properties, **facts})
+    facts = {
+        "device": str(device),
+        "precision": program.signature.precision,
+        "threads": str(options.intra_op_threads),
+    }
+    told = {name: value for name, value in {**properties, **facts}.items() if value}
+    loaded = TorchModel(model.config, program, options, device, told)
     if device.type != "cpu":
         loaded.fix_sizes(captures, model.report)
     elif model.config.has_open_batch and loaded.signature.supports_batching:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,14 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.datatypes import datatype_of
-from rocserve.backends.pytorch.program import Program, ProgramSignature, ProgramTensor, input_names, output_names
+from rocserve.backends.pytorch.program import (
+    Program,
+    ProgramSignature,
+    ProgramTensor,
+    input_names,
+    output_names,
+    precision_of,
+)
 from rocserve.core.errors import invalid_argument
 
 _MOST_ROWS = 1 << 31
@@ -43,7 +50,7 @@ def to_device(exported: Any, device: torch.device) -> Any:
     return move_to_device_pass(exported, device)
 
 
-def exported_program(exported: Any, module: Callable[..., Any]) -> Program:
+def exported_program(exported: Any, module: Any) -> Program:
     """What the program says of itself, and `module`, which is called as it is, to run it.
 
     Raises:
@@ -86,6 +93,7 @@ def exported_program(exported: Any, module: Callable[..., Any]) -> Program:
         batches=bool(inputs) and rows is not None and (bounds is None or bool(bounds.lower <= _LEAST_ROWS)),
         most_rows=None if bounds is None or not bounds.upper < _MOST_ROWS else int(bounds.upper),
         overwritten=frozenset(place for place, tensor in enumerate(inputs) if tensor.names[0] in written),
+        precision=precision_of(module),
     )
     return Program(call, signature)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,14 @@ from rocserve.core.datatypes import DataType
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """By the parameter `precision`; fp32 is as the file has it."""
+_PRECISIONS = {
+    **{dtype: name for name, dtype in DTYPES.items()},
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+}
+"""What weights may be in; integers of other sizes count or point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,8 @@ class ProgramSignature:
     """Whether names that are none of the program's stand for its tensors in the configuration's order."""
     overwritten: frozenset[int] = frozenset()
     """The inputs that it may write into, by their places."""
+    precision: str = ""
+    """Of its weights: "fp32", "int8, fp32"; "" = the file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,15 @@ class Program:
     """From all inputs, each a tensor or a list of str, to what the program returns: a tensor, a list of str, or tuples,
     lists and dicts of them."""
     signature: ProgramSignature
+
+
+def precision_of(module: Any) -> str:
+    """What most of the weights' bytes are in comes first."""
+    sizes: Counter[str] = Counter()
+    for tensor in module.state_dict().values():
+        if isinstance(tensor, torch.Tensor) and tensor.dtype in _PRECISIONS:
+            sizes[_PRECISIONS[tensor.dtype]] += tensor.nbytes
+    return ", ".join(name for name, _ in sizes.most_common())
 
 
 def outputs_of(result: Any) -> list[Any]:

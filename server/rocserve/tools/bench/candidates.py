@@ -10,21 +10,23 @@ from pathlib import Path
 
 import numpy as np
 
-from rocserve.backends.base import EngineChoice
+from rocserve.backends.base import EngineChoice, EngineSpec, ModelSource
 from rocserve.backends.batch_sizes import default_batch_sizes
 from rocserve.backends.migraphx.binding.interface import DimensionRange
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.configuration.parameters import serving_options
-from rocserve.backends.migraphx.installation import python_command
+from rocserve.backends.migraphx.installation import find_installation, python_command
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.planning.plan import plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGINE
+from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.model_config import InputConfig
+from rocserve.core.model_config import InputConfig, InstanceGroup, ModelConfig
+from rocserve.core.requests import Signature
 from rocserve.repository.instance_plan import plan_workers
 from rocserve.repository.machine import ThisMachine
 from rocserve.tools.measuring.messages import (
@@ -32,14 +34,17 @@ from rocserve.tools.measuring.messages import (
     Measure,
     MeasuredInput,
     MigraphxPrograms,
-    OnnxRuntimeSession,
+    OpenEngine,
     TorchModule,
+    WorkerEngine,
 )
+from rocserve.tools.measuring.process import MeasuringProcess
 from rocserve.tools.measuring.program_inputs import program_input
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.sibling_file import read_beside
 from rocserve.tools.tool_context import ToolContext
+from rocserve.workers.group import WorkerPlan
 
 MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
 
@@ -66,11 +71,13 @@ class Candidate:
 
 
 def main_engine(model: ToolModel, wanted: str) -> str:
-    """migraphx or onnxruntime: what is `wanted`, or ("auto") what a server here would take.
+    """The engine that is `wanted`, or ("auto") that a server here would take.
 
     Raises:
-        ServeError: neither can run the model, or the one that is asked for cannot be had here.
+        ServeError: none can run the model, or the one that is asked for cannot be had here.
     """
+    if is_pytorch(model):
+        return _pytorch_choice(model, wanted).engine.name
     if model.backend.name in ("migraphx", "tensorflow"):
         if wanted == ONNXRUNTIME:
             raise invalid_argument(f"a model of backend '{model.backend.name}' runs on MIGraphX only")
@@ -120,12 +127,18 @@ def prepare_one(
     Raises:
         ServeError: it cannot be had.
     """
+    if is_pytorch(model):
+        if name != TORCH:
+            return _pytorch(model, name, progress, instances)
+        return _torch(model, model.source.model_file, _pytorch(model, EAGER.name, progress, instances).inputs)
+    if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
+        raise invalid_argument(f"{name} runs PyTorch's files, and {model.source.model_file.name} is none")
     if name == MIGRAPHX:
         return _migraphx(model, progress, log)
     given, model = model.source.model_file, _on_onnx_file(model)
     read = model.source.model_file
     with read_beside(given, read, f"{given.name} runs on MIGraphX only, so {read.name} beside it is measured"):
-        return _torch(model) if name == TORCH else _onnxruntime(model, instances)
+        return _torch_beside(model) if name == TORCH else _onnxruntime(model, instances)
 
 
 def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> Candidate:
@@ -182,14 +195,9 @@ def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
     source = model.source
     place = plan_workers(source.config, _onnxruntime_choice(model), ThisMachine(source.settings), 0)[0]
     on_gpu = place.device is not None
-    engine = OnnxRuntimeSession(
-        model_folder=str(source.model_folder),
-        model_file=str(source.model_file),
-        config=model.with_parameters(engine=ONNXRUNTIME).source.config,
-        instance_kind=place.kind,
-        device=place.device,
-        instance_count=1 if on_gpu else instances,
-        settings=source.settings,
+    config = model.with_parameters(engine=ONNXRUNTIME).source.config
+    engine = _worker_engine(
+        "ONNX Runtime", "onnxruntime", ONNXRUNTIME_ENGINE, source, config, place, 1 if on_gpu else instances
     )
     return Candidate(
         ONNXRUNTIME, engine, _planned_inputs(model), environment=_on_device(place.device), shares_a_process=not on_gpu
@@ -206,16 +214,84 @@ def _onnxruntime_choice(model: ToolModel) -> EngineChoice:
     return EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=has_gpu_provider)
 
 
+def _worker_engine(
+    title: str,
+    library: str,
+    engine: EngineSpec,
+    source: ModelSource,
+    config: ModelConfig,
+    place: WorkerPlan,
+    instances: int,
+) -> WorkerEngine:
+    return WorkerEngine(
+        title=title,
+        library=library,
+        module=engine.module,
+        model_folder=str(source.model_folder),
+        model_file=str(source.model_file),
+        config=config,
+        instance_kind=place.kind,
+        device=place.device,
+        instance_count=instances,
+        settings=source.settings,
+    )
+
+
+def is_pytorch(model: ToolModel) -> bool:
+    return EAGER in model.backend.engines
+
+
+def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
+    asked = model if wanted == "auto" else model.with_parameters(engine=wanted)
+    return asked.backend.engine_for(asked.source.config, ThisMachine(asked.source.settings))
+
+
+def _pytorch(model: ToolModel, name: str, progress: ToolProgress, instances: int) -> Candidate:
+    """As many instances as are measured share the CPUs. A process opens it beforehand, which compiles what has to be
+    compiled and tells the inputs."""
+    source, choice = model.source, _pytorch_choice(model, name)
+    config = model.with_parameters(engine=name).source.config
+    place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0]
+    config = replace(config, instance_groups=(InstanceGroup("", place.kind, instances),))
+    with_migraphx = choice.engine.needs_migraphx
+    python = python_command(find_installation(source.settings)) if with_migraphx else (sys.executable,)
+    title, library = ("MIGraphX", "") if with_migraphx else ("PyTorch", "torch")
+    engine = _worker_engine(title, library, choice.engine, source, config, place, 1)
+    environment = _on_device(place.device)
+    progress.report(f"getting {name} ready")
+    with MeasuringProcess(name, python, environment) as process:
+        signature = process.open(OpenEngine(engine)).signature
+    assert signature is not None, "a worker's engine tells it"
+    return Candidate(name, engine, _inputs_of(model, signature), python, environment)
+
+
+def _inputs_of(model: ToolModel, signature: Signature) -> Inputs:
+    config, batches = model.source.config, signature.supports_batching
+    most = model.backend.default_max_batch_size
+    largest = config.max_batch_size or min(most, signature.max_batch_size or most)
+    declared = {one.name: one for one in config.inputs}
+    inputs = tuple(
+        declared.get(spec.name) or InputConfig(spec.name, spec.datatype, spec.shape[1:] if batches else spec.shape)
+        for spec in signature.inputs
+    )
+    told = replace(config, inputs=inputs, max_batch_size=largest if batches else 0)
+    return _planned_inputs(replace(model, source=replace(model.source, config=told)))
+
+
 def _on_device(device: int | None) -> Mapping[str, str]:
     return {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
 
 
-def _torch(model: ToolModel) -> Candidate:
+def _torch(model: ToolModel, file: Path, inputs: Mapping[int, tuple[MeasuredInput, ...]]) -> Candidate:
+    on_gpu = model.source.config.parameters.get("target", "") in ("", "gpu")
+    return Candidate(TORCH, TorchModule(str(file), on_gpu), inputs)
+
+
+def _torch_beside(model: ToolModel) -> Candidate:
     """A file that PyTorch has written goes before the conversion of the ONNX file."""
     source = model.source
     files = [source.version_folder / name for name in _TORCH_FILES] if model.definition else []
     file = next((path for path in files if path.is_file()), source.model_file)
-    on_gpu = source.config.parameters.get("target", "") in ("", "gpu")
     inputs = _planned_inputs(model)
     if file == source.model_file:
         # What is converted takes its inputs by their places in the ONNX file.
@@ -225,7 +301,7 @@ def _torch(model: ToolModel) -> Candidate:
         inputs = {
             size: tuple(sorted(measured, key=lambda one: places.get(one.name, 0))) for size, measured in inputs.items()
         }
-    return Candidate(TORCH, TorchModule(str(file), on_gpu), inputs)
+    return _torch(model, file, inputs)
 
 
 def _on_onnx_file(model: ToolModel) -> ToolModel:

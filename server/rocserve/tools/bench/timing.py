@@ -66,7 +66,7 @@ def bench(model_name: str, candidates: Candidates, timing: Timing, progress: Too
             progress.report(f"opening {candidate.name}")
             try:
                 process = stack.enter_context(MeasuringProcess(candidate.name, candidate.python, candidate.environment))
-                descriptions[candidate.name] = process.open(OpenEngine(candidate.engine))
+                descriptions[candidate.name] = process.open(OpenEngine(candidate.engine)).description
             except ServeError as error:
                 if candidate is first:
                     raise

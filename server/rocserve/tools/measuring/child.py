@@ -40,7 +40,7 @@ def main(orders: int, answers: int, lifeline: int) -> None:
             try:
                 if isinstance(order, OpenEngine):
                     engine = open_engine(order.engine)
-                    answer = OpenedAnswer(engine.description)
+                    answer = OpenedAnswer(engine.description, engine.signature)
                 else:
                     assert engine is not None, "measured before it is opened"
                     answer = measure(engine, order)

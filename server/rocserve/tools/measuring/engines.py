@@ -9,22 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.base import Batch, ModelSource, model_properties
+from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
+from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.tools.measuring.messages import Engine, MigraphxPrograms, OnnxRuntimeSession, TorchModule
+from rocserve.tools.measuring.messages import Engine, MigraphxPrograms, TorchModule, WorkerEngine
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 """One run. Safe on several threads at once only where the engine is."""
 
+_FACTS = ("execution_providers", "program", "migraphx_version", "device", "target", "precision")
+"""Of a model's properties, those that say what is measured."""
+
 
 class OpenedEngine:
     """A model in an engine."""
 
-    def __init__(self, description: str, runs: Callable[[int], Run]) -> None:
+    def __init__(self, description: str, runs: Callable[[int], Run], signature: Signature | None = None) -> None:
         """`runs`: for a batch size, what runs it; raises ServeError where it cannot."""
         self.description = description
+        self.signature = signature
         self.run_of = runs
 
 
@@ -36,8 +42,8 @@ def open_engine(engine: Engine) -> OpenedEngine:
     match engine:
         case MigraphxPrograms():
             return _open_migraphx(engine)
-        case OnnxRuntimeSession():
-            return _open_onnxruntime(engine)
+        case WorkerEngine():
+            return _open_worker_engine(engine)
         case TorchModule():
             return _open_torch(engine)
 
@@ -57,14 +63,11 @@ def _open_migraphx(engine: MigraphxPrograms) -> OpenedEngine:
     return OpenedEngine(f"MIGraphX {binding.migraphx_version} ({binding.name})", run_of)
 
 
-def _open_onnxruntime(engine: OnnxRuntimeSession) -> OpenedEngine:
-    """As a worker of the server has it: the same session, providers and batch sizes."""
-    import onnxruntime
-
-    from rocserve.backends.onnx.backend import load
-
+def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
+    """As a worker of the server has it: the same session or program, devices and batch sizes."""
+    version = importlib.import_module(engine.library).__version__ if engine.library else ""
     file = Path(engine.model_file)
-    model = load(
+    model: LoadedModel = importlib.import_module(engine.module).load(
         ModelSource(
             name=engine.config.name,
             version=1,
@@ -86,9 +89,10 @@ def _open_onnxruntime(engine: OnnxRuntimeSession) -> OpenedEngine:
         results = model.execute(Batch(tensors, outputs, (1,))).outputs
         return [_array(results[name]) for name in outputs]
 
-    providers = model_properties(model).get("execution_providers", "")
-    description = f"ONNX Runtime {onnxruntime.__version__}" + (f" ({providers})" if providers else "")
-    return OpenedEngine(description, lambda _: run)
+    properties = model_properties(model)
+    facts = ", ".join(properties[name] for name in _FACTS if name in properties)
+    description = " ".join(filter(None, (engine.title, version, f"({facts})" if facts else "")))
+    return OpenedEngine(description, lambda _: run, model.signature)
 
 
 def _array(result: Array | Tensor) -> Array:
@@ -98,6 +102,8 @@ def _array(result: Array | Tensor) -> Array:
 def _open_torch(engine: TorchModule) -> OpenedEngine:
     torch = _needed("torch", "PyTorch is not installed; install torch (for ROCm: from pytorch.org's ROCm index)")
     module = _torch_module(torch, engine.torch_file)
+    from torch.utils._pytree import tree_leaves
+
     # PyTorch calls AMD's GPUs so, too.
     device = torch.device("cuda" if engine.on_gpu and torch.cuda.is_available() else "cpu")
     module = module.to(device) if hasattr(module, "to") else module
@@ -106,8 +112,7 @@ def _open_torch(engine: TorchModule) -> OpenedEngine:
         # Copies to and from a GPU count, as they do for the other engines.
         with torch.inference_mode():
             results = module(*(torch.from_numpy(array).to(device) for array in inputs.values()))
-            results = results if isinstance(results, list | tuple) else (results,)
-            return [result.cpu().numpy() for result in results]
+            return [result.cpu().numpy() for result in tree_leaves(results)]
 
     return OpenedEngine(f"PyTorch {torch.__version__} ({device.type}, {Path(engine.torch_file).name})", lambda _: run)
 
@@ -120,11 +125,15 @@ def _torch_module(torch: Any, file: str) -> Any:
             " version folder as model.pt (TorchScript) or model.pt2 (torch.export)",
         )
         return converter.convert(file).eval()
-    if file.endswith(".pt2"):
-        from rocserve.backends.pytorch.exported import read_exported
+    from rocserve.backends.pytorch.exported import read_exported
 
-        return read_exported(Path(file)).module()
-    return torch.jit.load(file, map_location="cpu").eval()
+    match file_kind(Path(file)):
+        case FileKind.EXPORTED:
+            return read_exported(Path(file)).module()
+        case FileKind.PACKAGE:
+            return torch._inductor.aoti_load_package(file)
+        case FileKind.SCRIPT:
+            return torch.jit.load(file, map_location="cpu").eval()
 
 
 def _needed(module: str, advice: str) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
 
 
@@ -22,16 +23,22 @@ class MigraphxPrograms:
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxRuntimeSession:
-    """A model in ONNX Runtime, with the session that the server would open."""
+class WorkerEngine:
+    """A model in an engine as a worker of the server would have it."""
 
+    title: str
+    """What the engine is called: "ONNX Runtime"."""
+    library: str
+    """The Python module that has its version; "" = what is told of the loaded model does."""
+    module: str
+    """EngineSpec's."""
     model_folder: str
     model_file: str
     config: ModelConfig
     instance_kind: InstanceKind
     device: int | None
     instance_count: int
-    """How many threads are to run it at once."""
+    """How many are to run it at once."""
     settings: EngineSettings
 
 
@@ -43,7 +50,7 @@ class TorchModule:
     on_gpu: bool
 
 
-Engine = MigraphxPrograms | OnnxRuntimeSession | TorchModule
+Engine = MigraphxPrograms | WorkerEngine | TorchModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class MeasuredInput:
 
 @dataclass(frozen=True, slots=True)
 class OpenEngine:
-    engine: MigraphxPrograms | OnnxRuntimeSession | TorchModule
+    engine: MigraphxPrograms | WorkerEngine | TorchModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,8 @@ class Measure:
 class Opened:
     description: str
     """What runs it: "MIGraphX 2.14.0 (c_api)", "ONNX Runtime 1.31.1 (CPUExecutionProvider)"."""
+    signature: Signature | None = None
+    """Of a WorkerEngine."""
 
 
 @dataclass(frozen=True, slots=True)

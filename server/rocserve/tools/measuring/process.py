@@ -75,8 +75,8 @@ class MeasuringProcess:
             self._process.wait()
         self._close()
 
-    def open(self, order: OpenEngine) -> str:
-        """Load the model; returns what runs it.
+    def open(self, order: OpenEngine) -> Opened:
+        """Load the model.
 
         Raises:
             ServeError: it cannot be had or cannot load the model, with the reason.
@@ -84,7 +84,7 @@ class MeasuringProcess:
         self.send(order)
         answer = self.answer()
         assert isinstance(answer, Opened)
-        return answer.description
+        return answer
 
     def measure(self, order: Measure) -> Measured:
         """

@@ -50,7 +50,7 @@ def sweep(
         try:
             with ExitStack() as stack:
                 processes = _open(stack, candidate, number)
-                description = processes[-1].open(OpenEngine(candidate.engine))
+                description = processes[-1].open(OpenEngine(candidate.engine)).description
                 for process in processes[:-1]:
                     process.open(OpenEngine(candidate.engine))
                 progress.steps(len(candidate.inputs))

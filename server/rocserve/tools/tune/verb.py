@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rocserve.backends.pytorch.engine_choice import MIGRAPHX_ONNX
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.repository.machine import ThisMachine
@@ -30,7 +31,7 @@ _MARK = "<- recommended"
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
     engine: str
-    """auto, migraphx or onnxruntime."""
+    """auto, or an engine's name."""
     instances: tuple[int, ...]
     timing: Timing
     latency_budget_ms: float | None
@@ -145,7 +146,8 @@ def _draw(model: ToolModel, swept: Sweep, best: Recommendation, options: TuneOpt
 def _write(path: Path, model: ToolModel, engine: str, swept: Sweep, best: Measurement, out: Console) -> None:
     parameters = model.source.config.parameters
     sizes = sorted({one.batch_size for one in swept.measurements if 0 < one.batch_size <= best.batch_size})
-    compiled_ahead = engine == MIGRAPHX and parameters.get("dynamic_batch", "").lower() not in ("true", "1")
+    is_one_program = parameters.get("dynamic_batch", "").lower() in ("true", "1")
+    compiled_ahead = engine in (MIGRAPHX, MIGRAPHX_ONNX.name) and not is_one_program
     choice = ServingChoice(best.instances, best.batch_size, tuple(sizes) if compiled_ahead else ())
     write_choice(path, model, choice)
     assert model.definition is not None
