@@ -23,12 +23,13 @@ from rocserve.core.request_form import Member, RequestForm, RequestLayout
 from rocserve.core.tensors import Buffer, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings
-from rocserve.workers.group import WorkerGroup, WorkerPlan
+from rocserve.workers.group import WorkerGroup
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_mail import InstanceMail
-from rocserve.workers.launcher import WorkerLauncher
+from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
 from rocserve.workers.messages import Load
 from rocserve.workers.results import BatchOutcome
+from rocserve.workers.supervisor import WorkerPlan
 from support.outputs import tensors_of
 
 LOG = logging.getLogger("rocserve.test.workers")
@@ -157,7 +158,7 @@ def execute(
 ) -> None:
     """Instance.execute, with the batch as inputs."""
     members = members_of(inputs, requested, sizes)
-    on_plane(instance._plane, lambda: instance.execute(is_grouped, members, on_outcome))
+    on_plane(instance.plane, lambda: instance.execute(is_grouped, members, on_outcome))
 
 
 def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
@@ -233,6 +234,8 @@ class Workshop:
         config: ModelConfig | None = None,
         engine: str = "rocserve_test_engine",
         forked: bool = True,
+        interpreter: str = "",
+        loader: tuple[str, ...] = (),
         **changes: object,
     ) -> WorkerGroup:
         config = config or config_of(behaviour)
@@ -242,14 +245,23 @@ class Workshop:
         load = Load(
             config.name, 1, folder, folder, model_file, engine, config, InstanceKind.CPU, None, 1, settings=settings
         )
+        options = LaunchOptions(
+            title="rocserve:m",
+            forked=forked and not interpreter and not loader,
+            interpreter=interpreter,
+            loader=loader,
+            output_prefix="m:1: ",
+            readable=(folder,),
+            model_name="m",
+        )
         group = WorkerGroup(
             load=load,
+            options=options,
             plans=plans,
             launcher=self.launcher,
             mail=self.mail,
             events=self.events,
             log=LOG,
-            forked=forked,
             **changes,  # type: ignore[arg-type]
         )
         self._groups.append(group)

@@ -15,11 +15,12 @@ from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.model_interpreter import model_interpreter
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
-from rocserve.workers.group import WorkerGroup, WorkerGroupEvents, WorkerPlan
+from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter
-from rocserve.workers.launcher import WorkerLauncher
+from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
 from rocserve.workers.messages import Load
+from rocserve.workers.supervisor import WorkerPlan
 
 
 def load_message(
@@ -94,19 +95,25 @@ def worker_group(
         cache = str(cache_directory(load.settings))
         load = replace(load, settings=replace(load.settings, cache_directory=cache))
         writable = (cache,)
+    interpreter = model_interpreter(definition)
     return WorkerGroup(
         load=load,
+        options=LaunchOptions(
+            title=f"rocserve:{load.model_name}",
+            forked=plan.engine.forks_from_zygote and not interpreter and not plan.loader,
+            interpreter=interpreter,
+            loader=plan.loader,
+            output_prefix=f"{load.model_name}:{load.version}: ",
+            bounds=bounds,
+            readable=_own_files(definition) or _folders(load),
+            writable=writable,
+            model_name=load.model_name,
+        ),
         plans=[_with_file(worker, definition, Path(load.version_folder)) for worker in plan.workers],
         launcher=launcher,
         mail=mail,
         events=events,
         log=log,
-        forked=plan.engine.forks_from_zygote,
-        interpreter=model_interpreter(definition),
-        loader=plan.loader,
-        readable=_own_files(definition),
-        writable=writable,
-        bounds=bounds,
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
         content=content,
@@ -117,6 +124,13 @@ def _own_files(definition: ModelDefinition) -> tuple[str, ...]:
     """Of a model that lies among files of others; else nothing, as all in its folder is its own."""
     flat = definition.flat
     return () if flat is None or not flat.is_alone else tuple(map(str, flat.files(definition.folder)))
+
+
+def _folders(load: Load) -> tuple[str, ...]:
+    """What a worker reads of its model. Each file in it is looked at while other workers wait to be started: once."""
+    model, version = Path(load.model_folder), Path(load.version_folder)
+    is_within = version.resolve().is_relative_to(model.resolve())
+    return (load.model_folder,) if is_within else (load.model_folder, load.version_folder)
 
 
 def _may_compile(definition: ModelDefinition, plan: EnginePlan) -> bool:

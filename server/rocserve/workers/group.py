@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import re
 from collections.abc import Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
@@ -20,16 +18,11 @@ from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.instance import HEAP_BYTES, Instance
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter
-from rocserve.workers.isolation import gpu_devices
-from rocserve.workers.launcher import NO_BOUNDS, LaunchOptions, WorkerLauncher
+from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
 from rocserve.workers.messages import Load, WarmUp
-from rocserve.workers.supervisor import RestartPolicy, WorkerPlan, WorkerSupervisor
-
-__all__ = ["RestartPolicy", "WorkerGroup", "WorkerGroupEvents", "WorkerPlan"]
+from rocserve.workers.supervisor import DEFAULT_POLICY, RestartPolicy, WorkerPlan, WorkerSupervisor
 
 _Result = TypeVar("_Result")
-
-DEFAULT_POLICY = RestartPolicy()
 
 _MEASURE = re.compile(r"[0-9][0-9.:]* ?(?:%|(?:ms|s|min|h|[KMGT]?i?B)\b)")
 """Times, shares, sizes."""
@@ -75,69 +68,44 @@ class WorkerGroup:
         self,
         *,
         load: Load,
+        options: LaunchOptions,
         plans: Sequence[WorkerPlan],
         launcher: WorkerLauncher,
         mail: InstanceMail,
         events: WorkerGroupEvents,
         log: logging.Logger,
-        forked: bool,
-        interpreter: str = "",
-        loader: tuple[str, ...] = (),
-        readable: tuple[str, ...] = (),
-        writable: tuple[str, ...] = (),
-        bounds: Mapping[str, int] = NO_BOUNDS,
         policy: RestartPolicy = DEFAULT_POLICY,
         start_call: CallStarter | None = None,
         limits: TimeLimits = NO_TIME_LIMITS,
         content: str = "",
     ) -> None:
-        """`load` is what all workers load; kind, device and instance count come from the plans. `forked`: whether the
-        backend may be forked from the zygote; with an interpreter of its own or on a GPU a worker never is.
-        `loader`: what stands before the interpreter in the workers' command; also then they are not forked.
-        `readable`: the files of a model that lies among others; empty: all that is in its folders.
-        `writable`: the folders that the engine writes to. `bounds`: see LaunchOptions.
-        `start_call`: of a backend that answers requests; runs what its models call, on the data plane's thread.
-        `content`: see WorkerSupervisor."""
+        """
+        Args:
+            load: what all workers load; kind, device and instance count come from the plans.
+            options: how they are started; a worker on a GPU is never forked, and may use its devices.
+            start_call: of a backend that answers requests; runs what its models call, on the data plane's thread.
+            content: tells the files that are loaded; "" = the workers are not kept for another server.
+        """
         self.events = events
-        self._down: set[int] = set()
+        self.launcher = launcher
+        self.mail = mail
+        self.log = log
+        self.policy = policy
+        self.start_call = start_call
+        self.limits = limits
+        self.content = content
+        self.name = f"model '{load.model_name}' version {load.version}"
+        self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES)
+        """Where the inputs of requests are put for all workers."""
         self.restarts = 0
         """How often a worker had to be started again."""
+        self._down: set[int] = set()
         self._progress: dict[int, str] = {}
         self._silent: dict[int, Sequence[float]] = {}
         self._count = len(plans)
         self._instance_count = sum(plan.instance_count for plan in plans)
-        self._name = f"model '{load.model_name}' version {load.version}"
-        self._log = log
         self._log_allowance = Allowance(_BURST_LINES, _LINES_A_SECOND)
-        self._mail = mail
-        self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES)
-        """Where the inputs of requests are put for all workers."""
-        self._supervisors = [
-            WorkerSupervisor(
-                dataclasses.replace(
-                    load,
-                    instance_kind=plan.kind,
-                    device=plan.device,
-                    instance_count=plan.instance_count,
-                    instance_name=plan.instance_name,
-                    model_file=plan.model_file or load.model_file,
-                    cores=plan.cores,
-                ),
-                _launch_options(load, plan, forked, interpreter, loader, readable or _folders(load), writable, bounds),
-                launcher,
-                mail,
-                self.inputs,
-                self,
-                index,
-                policy,
-                log,
-                start_call,
-                plan.rate_limiter,
-                limits,
-                content,
-            )
-            for index, plan in enumerate(plans)
-        ]
+        self._supervisors = [WorkerSupervisor(self, index, plan, load, options) for index, plan in enumerate(plans)]
 
     @property
     def instances(self) -> Sequence[Instance]:
@@ -176,7 +144,7 @@ class WorkerGroup:
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
         # They know the group: this way all of it goes at once, without the garbage collector.
         self._supervisors.clear()
-        self._mail.let_go(self.inputs)
+        self.mail.let_go(self.inputs)
 
     async def _all_or_none(self, steps: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
         tasks = [asyncio.ensure_future(step) for step in steps]
@@ -187,7 +155,7 @@ class WorkerGroup:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(supervisor.kill() for supervisor in self._supervisors))
-            self._mail.let_go(self.inputs)
+            self.mail.let_go(self.inputs)
             raise
 
     def worker_down(self, index: int, reason: str, delay_seconds: float) -> None:
@@ -208,7 +176,7 @@ class WorkerGroup:
         phases = {_phase(line) for line in self._progress.values()}
         self._progress[index] = text
         if text and _phase(text) not in phases and self._log_allowance.take():
-            self._log.info("%s: %s", self._name, text)
+            self.log.info("%s: %s", self.name, text)
         line = self._progress_line()
         if line != before:
             self.events.progress(line)
@@ -245,36 +213,3 @@ def _phase(text: str) -> str:
 
 def _workers(numbers: Sequence[int]) -> str:
     return f"worker {numbers[0]}" if len(numbers) == 1 else f"workers {', '.join(map(str, numbers))}"
-
-
-def _launch_options(
-    load: Load,
-    plan: WorkerPlan,
-    forked: bool,
-    interpreter: str,
-    loader: tuple[str, ...],
-    readable: tuple[str, ...],
-    writable: tuple[str, ...],
-    bounds: Mapping[str, int],
-) -> LaunchOptions:
-    # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
-    environment = {} if plan.device is None else {"HIP_VISIBLE_DEVICES": str(plan.device)}
-    return LaunchOptions(
-        title=f"rocserve:{load.model_name}",
-        forked=forked and not interpreter and not loader and plan.device is None,
-        interpreter=interpreter,
-        environment=environment,
-        loader=loader,
-        output_prefix=f"{load.model_name}:{load.version}: ",
-        bounds=bounds,
-        readable=readable,
-        writable=writable if plan.device is None else (*writable, *gpu_devices()),
-        model_name=load.model_name,
-    )
-
-
-def _folders(load: Load) -> tuple[str, ...]:
-    """What a worker reads of its model. Each file in it is looked at while other workers wait to be started: once."""
-    model, version = Path(load.model_folder), Path(load.version_folder)
-    is_within = version.resolve().is_relative_to(model.resolve())
-    return (load.model_folder,) if is_within else (load.model_folder, load.version_folder)

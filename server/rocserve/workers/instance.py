@@ -92,8 +92,8 @@ class Instance:
         self.device = device
         self.rate_limiter = rate_limiter
         self._mail = mail
-        self._plane = mail.plane
-        self._inputs = inputs
+        self.plane = mail.plane
+        self.inputs = inputs
         self._on_broken = on_broken
         self._log = log
         self.closed = False
@@ -117,7 +117,7 @@ class Instance:
         if self.requests is not None:
             # A model may call others while it is warmed up.
             self.open()
-            self._plane.call_soon(self._listen)
+            self.plane.call_soon(self._listen)
 
     def _attach(self, start_call: CallStarter | None) -> None:
         """Make what the two share, and put the worker's part of it on the socket."""
@@ -138,32 +138,22 @@ class Instance:
                 workers,
                 kept(reading(own)),
                 outputs,
-                kept(self._inputs.open_for_reading()),
-                kept(reading(self._plane.doorbell.files.sleeps)),
+                kept(self.inputs.open_for_reading()),
+                kept(reading(self.plane.doorbell.files.sleeps)),
                 *([back[1].fileno()] if back is not None else ()),
             ]
             send_with_descriptors(self._socket, ATTACH.pack(self._mail.looks_of_workers), files)
             self._link = LinkEnd(own, SERVER_RINGS, kept(reading(workers)), WORKER_RINGS)
             self._reader = HeapReader(reading(outputs))
-        self._results = ResultReader(self._reader)
+        self.results = ResultReader(self._reader)
         self._work, self._returns = self._link.writers[WORK], self._link.writers[RETURNS]
         self.inbox = self._link.readers[0]
         self._ring = SocketRinger(self._link.other_sleep_word(0), self._socket).ring
         self._back_socket = back[0] if back is not None else None
         if start_call is not None and back is not None:
             back[1].close()
-            self.requests = InstanceRequests(
-                start_call,
-                self._plane,
-                self._inputs,
-                self._link.writers[BACK],
-                SocketRinger(self._link.other_sleep_word(1), back[0]).ring,
-                self._reader,
-                self._results,
-                self._give_place,
-                self._break,
-                self._guarded,
-            )
+            ring = SocketRinger(self._link.other_sleep_word(1), back[0]).ring
+            self.requests = InstanceRequests(self, start_call, self._link.writers[BACK], ring)
 
     @property
     def free_slots(self) -> int:
@@ -178,7 +168,7 @@ class Instance:
         """Begin to listen. From any thread."""
         if not self._listening:
             self._listening = True
-            self._plane.register(self._socket.fileno(), self._on_ring)
+            self.plane.register(self._socket.fileno(), self._on_ring)
 
     def _listen(self) -> None:
         if self._listening:
@@ -200,14 +190,14 @@ class Instance:
             if self._work.room <= len(self._unposted):
                 raise unavailable(f"the worker of model '{self._model_name}' does not read its batches")
         except LinkBroken as error:
-            self._break(f"it sent what cannot be read: {error}")
+            self.break_off(f"it sent what cannot be read: {error}")
             raise WorkerGone(self._gone_text) from None
         batch = self._writer.write(members, is_grouped, on_outcome)
         self._sent[batch.id] = batch
         self._mail.expect(self)
         self._unposted.append(batch)
         if batch.large:
-            self._plane.work_off(self._write_large(batch))
+            self.plane.work_off(self._write_large(batch))
         else:
             self._post_written()
 
@@ -236,7 +226,7 @@ class Instance:
         else:
             # What it had posted before its end is still there.
             self.take_mail()
-            self._break("it closed its socket")
+            self.break_off("it closed its socket")
 
     @property
     def is_expected(self) -> bool:
@@ -252,7 +242,7 @@ class Instance:
             if len(self._to_return) > _MOST_UNRETURNED:
                 raise ValueError(f"{len(self._to_return)} places, and takes none back")
         except (ValueError, LinkBroken) as error:
-            self._break(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
+            self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
 
     def _handle(self, entries: bytes) -> None:
         """Raises: ValueError."""
@@ -261,8 +251,8 @@ class Instance:
             if kind == DONE:
                 self._take_done(number, (a, b, c), next(messages, None))
             elif kind == LAYOUT:
-                self._results.layouts.define(number, a, b)
-                self._give_place(a)
+                self.results.layouts.define(number, a, b)
+                self.give_place(a)
             elif requests is None:
                 raise ValueError(f"a message of kind {kind}, which it may not send here")
             elif kind == RESPONSE:
@@ -271,7 +261,7 @@ class Instance:
                 requests.take_call(number, a, b, c)
             elif kind == RETURN:
                 requests.take_returns((a, b, c)[:count])
-                self._mail.trimmer.trim_later(self._inputs)
+                self._mail.trimmer.trim_later(self.inputs)
             else:
                 raise ValueError(f"a message of kind {kind}, which it may not send here")
 
@@ -284,19 +274,24 @@ class Instance:
             raise ValueError("times that are not in their order")
         kind, _, count, _, place, entries, nbytes = following or (0,) * 7
         if kind == RESULTS:
-            outcome = self._results.read_batch(place, nbytes, entries, times, batch.sizes, self.requests is not None)
-            outcome.slot = ReadSlot(self._give_place, place, self._reader)
+            outcome = self.results.read_batch(place, nbytes, entries, times, batch.sizes, self.requests is not None)
+            outcome.slot = self.slot(place)
         elif kind == FAILED:
-            outcome = BatchOutcome(self._results.error(count, place, entries), times)
-            self._give_place(place)
+            outcome = BatchOutcome(self.results.error(count, place, entries), times)
+            self.give_place(place)
         else:
             raise ValueError(f"a batch is done, and a message of kind {kind} follows")
         del self._sent[batch_id]
-        self._mail.trimmer.trim_later(self._inputs)
+        self._mail.trimmer.trim_later(self.inputs)
         self.has_answered = True
-        self._guarded(functools.partial(batch.on_outcome, outcome))
+        self.guarded(functools.partial(batch.on_outcome, outcome))
 
-    def _guarded(self, callback: Callable[[], None]) -> None:
+    def slot(self, place: int) -> ReadSlot:
+        """A slot that the worker has back when nobody holds this any more."""
+        return ReadSlot(self.give_place, place, self._reader)
+
+    def guarded(self, callback: Callable[[], None]) -> None:
+        """Call back, and log what that raises."""
         try:
             callback()
         except Exception:
@@ -304,7 +299,8 @@ class Instance:
 
     # What has been read
 
-    def _give_place(self, place: int) -> None:
+    def give_place(self, place: int) -> None:
+        """A slot of the worker's has been read."""
         self._to_return.append(place)
         self._mail.return_later(self)
 
@@ -314,7 +310,7 @@ class Instance:
             try:
                 entries = min(self._returns.room, -(-len(self._to_return) // 3))
             except LinkBroken as error:
-                self._break(f"it sent what cannot be read: {error}")
+                self.break_off(f"it sent what cannot be read: {error}")
                 return
             self._returns.post(return_entries(self._to_return[: 3 * entries]))
             # Before it posts more, the worker takes what is there: the rest follows then.
@@ -339,7 +335,8 @@ class Instance:
         if self.requests is not None:
             self.requests.stop()
 
-    def _break(self, reason: str) -> None:
+    def break_off(self, reason: str) -> None:
+        """The worker talks nonsense, or takes nothing."""
         self._end_talk()
         if self._stop_listening():
             self._on_broken(self, reason)
@@ -348,7 +345,7 @@ class Instance:
         """Whether it was listening until now."""
         listening, self._listening = self._listening, False
         if listening:
-            self._plane.unregister(self._socket.fileno())
+            self.plane.unregister(self._socket.fileno())
             self._mail.forget(self)
         return listening
 
@@ -375,7 +372,7 @@ class Instance:
             now = time.monotonic_ns()
             if not batch.posted or not self._work.is_taken(batch.posted):
                 reason = WorkerGone(self._gone_text)
-            self._guarded(functools.partial(batch.on_outcome, BatchOutcome(reason, (now, now, now))))
+            self.guarded(functools.partial(batch.on_outcome, BatchOutcome(reason, (now, now, now))))
             reason = WorkerGone(self._gone_text)
         # They know the instance: left in it, they would keep it until the garbage collector comes by.
         requests, self.requests = self.requests, None

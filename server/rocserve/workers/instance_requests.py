@@ -12,21 +12,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.plain import from_json
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
-from rocserve.plane.heap import HeapReader, ReadSlot, Slot, fill
+from rocserve.plane.heap import ReadSlot, Slot, fill
 from rocserve.plane.link import LinkBroken, RingWriter
-from rocserve.plane.loop import PlaneLoop, TimerHandle
-from rocserve.plane.shared_heap import SharedHeap
+from rocserve.plane.loop import TimerHandle
 from rocserve.workers.entries import AGAIN, ANSWER, CANCELLED, ENTRY, ERROR, FINAL, LAYOUT, NONE
 from rocserve.workers.layouts import SentLayouts, parameters_text, read_parameters
 from rocserve.workers.messages import LONGEST_TEXT
-from rocserve.workers.results import ResultReader
+
+if TYPE_CHECKING:
+    from rocserve.workers.instance import Instance
 
 STALL_SECONDS = 60.0
 """A worker that takes nothing for this long is broken: its model holds Python's lock for good."""
@@ -56,38 +57,13 @@ class InstanceRequests:
     """The requests of one instance that are open, and the calls that its model has under way."""
 
     def __init__(
-        self,
-        start_call: CallStarter,
-        plane: PlaneLoop,
-        inputs: SharedHeap,
-        writer: RingWriter,
-        ring: Callable[[], None],
-        reader: HeapReader,
-        results: ResultReader,
-        give_place: Callable[[int], None],
-        on_broken: Callable[[str], None],
-        guarded: Callable[[Callable[[], None]], None],
+        self, instance: Instance, start_call: CallStarter, writer: RingWriter, ring: Callable[[], None]
     ) -> None:
-        """
-        Args:
-            start_call: runs what the model calls.
-            inputs: the heap that the worker reads, for the answers to calls.
-            writer: by it the worker is told; `ring` wakes who reads that.
-            reader: of the worker's heap, as `results`.
-            give_place: gives a place in the worker's heap back.
-            on_broken: called when the worker talks nonsense, or does not take what is said to it.
-            guarded: calls back, and logs what that raises.
-        """
+        """`start_call`: runs what the model calls. `writer`: by it the worker is told; `ring` wakes who reads that."""
+        self._instance = instance
         self._start_call = start_call
-        self._plane = plane
-        self._inputs = inputs
         self._writer = writer
         self._ring = ring
-        self._reader = reader
-        self._results = results
-        self._give_place = give_place
-        self._on_broken = on_broken
-        self._guarded = guarded
         self._numbers = itertools.count(1)
         self._open: dict[int, OnAnswer] = {}
         self._calls: dict[int, OpenCall] = {}
@@ -161,7 +137,7 @@ class InstanceRequests:
 
     def _put(self, pieces: Sequence[Buffer], nbytes: int) -> int:
         """The place of a slot that is the worker's until it has read it. Raises: HeapFull."""
-        slot, view = self._inputs.place(nbytes)
+        slot, view = self._instance.inputs.place(nbytes)
         fill(view, pieces)
         self._unread[slot.offset] = slot
         return slot.offset
@@ -185,12 +161,12 @@ class InstanceRequests:
         try:
             return self._writer.room > 0
         except LinkBroken as error:
-            self._on_broken(f"it sent what cannot be read: {error}")
+            self._instance.break_off(f"it sent what cannot be read: {error}")
             return False
 
     def _retry_later(self) -> None:
         if self._retry is None and not self._has_ended:
-            self._retry = self._plane.call_at(time.monotonic() + _RETRY_SECONDS, self._send_waiting)
+            self._retry = self._instance.plane.call_at(time.monotonic() + _RETRY_SECONDS, self._send_waiting)
 
     def _send_waiting(self) -> None:
         self._retry = None
@@ -201,7 +177,7 @@ class InstanceRequests:
         self._ring()
         if self._waiting:
             if now - self._waiting_since > STALL_SECONDS or len(self._waiting) > MOST_WAITING:
-                self._on_broken(f"it has not taken its answers, {len(self._waiting)} messages wait")
+                self._instance.break_off(f"it has not taken its answers, {len(self._waiting)} messages wait")
             else:
                 self._retry_later()
 
@@ -216,19 +192,19 @@ class InstanceRequests:
         if flags & AGAIN:
             answer = RESCHEDULED
         elif flags & ERROR:
-            answer = self._results.error(code, place, nbytes)
-            self._give_place(place)
+            answer = self._instance.results.error(code, place, nbytes)
+            self._instance.give_place(place)
         elif not flags & NONE:
             outputs, details = self._tensors(number, place, nbytes)
-            answer = ModelResponse(outputs, read_parameters(details), ReadSlot(self._give_place, place, self._reader))
+            answer = ModelResponse(outputs, read_parameters(details), self._instance.slot(place))
         if final:
             self.close_requests((request,))
         if on_answer is not None:
-            self._guarded(functools.partial(on_answer, answer, final))
+            self._instance.guarded(functools.partial(on_answer, answer, final))
 
     def _tensors(self, layout: int, place: int, details: int) -> tuple[tuple[Tensor, ...], bytes]:
         """Views of tensors in a slot, and what is said beside them. Raises: ValueError."""
-        heads, contents, text = self._results.layouts.read(layout, place, details)
+        heads, contents, text = self._instance.results.layouts.read(layout, place, details)
         return tuple([Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]), text
 
     def take_call(self, number: int, layout: int, place: int, nbytes: int) -> None:
@@ -238,7 +214,7 @@ class InstanceRequests:
         self.said += 1
         inputs, text = self._tensors(layout, place, nbytes)
         call = replace(from_json(ModelCall, text), inputs=inputs)
-        opened = self._calls[number] = OpenCall(self, number, ReadSlot(self._give_place, place, self._reader))
+        opened = self._calls[number] = OpenCall(self, number, self._instance.slot(place))
         if len(self._calls) > MOST_CALLS:
             opened.answer(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"), True)
             return
@@ -265,10 +241,10 @@ class InstanceRequests:
         lost = RequestLost(error.code, error.text)
         requests, self._open = self._open, {}
         for on_answer in requests.values():
-            self._guarded(functools.partial(on_answer, lost, True))
+            self._instance.guarded(functools.partial(on_answer, lost, True))
         calls, self._calls = self._calls, {}
         for opened in calls.values():
-            self._guarded(opened.cancelled)
+            self._instance.guarded(opened.cancelled)
         self._unread.clear()
 
 

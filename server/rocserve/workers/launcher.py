@@ -17,7 +17,7 @@ from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.instance import Instance
-from rocserve.workers.isolation import Confinement, candidates, worker_environment
+from rocserve.workers.isolation import Confinement, candidates, gpu_devices, worker_environment
 from rocserve.workers.messages import Exited, Keep, Kept, KeptListed, ListKept, Spawn, Spawned, SpawnFailed
 from rocserve.workers.process import WorkerProcess
 from rocserve.workers.resource_watch import ResourceWatch
@@ -31,8 +31,6 @@ _ANSWER_SECONDS = 60.0
 come first, take seconds, many on a machine that has much else to do."""
 _TAKE_OVER = b"!"
 """With a control socket and sockets of instances; it says nothing itself."""
-
-NO_BOUNDS: Mapping[str, int] = {}
 
 
 def _nothing(zygote: object) -> None:
@@ -60,8 +58,13 @@ class LaunchOptions:
     writable: tuple[str, ...] = ()
     """The folders and devices that it writes to."""
     model_name: str = ""
-    bounds: Mapping[str, int] = field(default_factory=lambda: NO_BOUNDS)
+    bounds: Mapping[str, int] = field(default_factory=dict)
     """The model's own, by the fields of WorkerSettings; the settings' hold for the others."""
+
+    def on_gpu(self, device: int) -> LaunchOptions:
+        """Those of a worker on a GPU, which is never forked."""
+        environment = {**self.environment, "HIP_VISIBLE_DEVICES": str(device)}
+        return replace(self, forked=False, environment=environment, writable=(*self.writable, *gpu_devices()))
 
 
 @dataclass(slots=True)

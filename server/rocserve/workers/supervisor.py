@@ -18,13 +18,9 @@ from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
-from rocserve.plane.shared_heap import SharedHeap
-from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.instance import Instance
-from rocserve.workers.instance_mail import InstanceMail
-from rocserve.workers.instance_requests import CallStarter
-from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
+from rocserve.workers.launcher import LaunchOptions
 from rocserve.workers.messages import Load, Progress, WarmUp
 from rocserve.workers.process import WorkerProcess
 
@@ -75,6 +71,9 @@ class RestartPolicy:
         return min(self.first_delay_seconds * 2.0 ** min(failures - 2, 60), self.longest_delay_seconds)
 
 
+DEFAULT_POLICY = RestartPolicy()
+
+
 class LoadLimit:
     """Bounds the time that a worker takes to load its model and to warm it up.
 
@@ -120,42 +119,28 @@ class LoadLimit:
 class WorkerSupervisor:
     """One worker: started, watched and restarted until it is stopped."""
 
-    def __init__(
-        self,
-        load: Load,
-        options: LaunchOptions,
-        launcher: WorkerLauncher,
-        mail: InstanceMail,
-        inputs: SharedHeap,
-        group: WorkerGroup,
-        index: int,
-        policy: RestartPolicy,
-        log: logging.Logger,
-        start_call: CallStarter | None,
-        rate_limiter: InstanceRateLimiter = NO_LIMITS,
-        limits: TimeLimits = NO_TIME_LIMITS,
-        content: str = "",
-    ) -> None:
-        """`inputs`: the heap of the version, where requests' tensors lie.
-        `group`: is told of all that happens to this worker of it, the one with this index.
-        `start_call`: runs the calls of a model that sees each request for itself; None for the other kind.
-        `content`: tells the files that are loaded; "" = the worker is not kept for another server."""
-        self._load = load
-        self._key = _key(load, options, content) if content else ""
-        self._rate_limiter = rate_limiter
-        self._start_call = start_call
-        self._options = options
-        self._launcher = launcher
-        self._mail = mail
-        self._inputs = inputs
+    def __init__(self, group: WorkerGroup, index: int, plan: WorkerPlan, load: Load, options: LaunchOptions) -> None:
+        """`group`: is told of all that happens to this worker of it, the one with this index."""
         self._group = group
         self._index = index
+        self._rate_limiter = plan.rate_limiter
+        self._load = dataclasses.replace(
+            load,
+            instance_kind=plan.kind,
+            device=plan.device,
+            instance_count=plan.instance_count,
+            instance_name=plan.instance_name,
+            model_file=plan.model_file or load.model_file,
+            cores=plan.cores,
+        )
+        # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
+        self._options = options if plan.device is None else options.on_gpu(plan.device)
+        self._key = _key(self._load, self._options, group.content) if group.content else ""
+        self._launcher = group.launcher
         self._events = group.events
-        self._policy = policy
-        self._limits = limits
-        self._load_limit = LoadLimit(limits.load_seconds)
-        self._log = log
-        self._name = f"model '{load.model_name}' version {load.version}"
+        self._load_limit = LoadLimit(group.limits.load_seconds)
+        self._log = group.log
+        self._name = group.name
         self._loop = asyncio.get_running_loop()
         self._worker: WorkerProcess | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -191,7 +176,7 @@ class WorkerSupervisor:
 
     async def _load_by(self, start: _Start) -> Signature:
         instances: list[Instance] = []
-        self._load_limit = LoadLimit(self._limits.load_seconds)
+        self._load_limit = LoadLimit(self._group.limits.load_seconds)
         try:
             for _ in range(self._load.instance_count):
                 instances.append(self._new_instance())
@@ -223,11 +208,11 @@ class WorkerSupervisor:
     def _new_instance(self) -> Instance:
         return Instance(
             self._load.model_name,
-            self._mail,
-            self._inputs,
+            self._group.mail,
+            self._group.inputs,
             self._instance_broken,
             self._log,
-            self._start_call,
+            self._group.start_call,
             self._load.device,
             self._rate_limiter,
         )
@@ -283,7 +268,8 @@ class WorkerSupervisor:
                 yield
         except TimeoutError:
             self._discard()
-            text = f"the worker did not load within {self._limits.load_seconds:g} s (load_timeout_secs) and was ended"
+            seconds = self._group.limits.load_seconds
+            text = f"the worker did not load within {seconds:g} s (load_timeout_secs) and was ended"
             raise unavailable(text + worker.last_words) from None
         except BaseException:
             self._discard()
@@ -304,7 +290,7 @@ class WorkerSupervisor:
             ready_at = time.monotonic()
             watch = AnswerWatch(
                 worker.instances,
-                self._limits,
+                self._group.limits,
                 functools.partial(process_state, worker.pid),
                 functools.partial(self._group.worker_silent, self._index),
                 worker.end_for,
@@ -314,7 +300,7 @@ class WorkerSupervisor:
             finally:
                 watch.stop()
             has_answered = any(instance.has_answered for instance in worker.instances)
-            if has_answered or time.monotonic() - ready_at >= self._policy.healthy_seconds:
+            if has_answered or time.monotonic() - ready_at >= self._group.policy.healthy_seconds:
                 failures = 0
             self._lose(worker)
             failures = await self._restart(message, f"worker {worker.fate}", failures + 1)
@@ -337,7 +323,7 @@ class WorkerSupervisor:
     async def _restart(self, message: WarmUp, reason: str, failures: int) -> int:
         """Until a worker serves again; how many failures there were in a row."""
         while True:
-            delay = self._policy.delay(failures)
+            delay = self._group.policy.delay(failures)
             self._group.worker_down(self._index, reason, delay)
             await asyncio.sleep(delay)
             try:
@@ -355,7 +341,7 @@ class WorkerSupervisor:
 
     def _end_instances(self, instances: Sequence[Instance], text: str) -> None:
         for instance in instances:
-            self._mail.plane.call_soon(functools.partial(instance.end, unavailable(text)))
+            self._group.mail.plane.call_soon(functools.partial(instance.end, unavailable(text)))
 
     def _instance_broken(self, instance: Instance, reason: str) -> None:
         """On the data plane's thread."""

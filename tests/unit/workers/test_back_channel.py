@@ -68,12 +68,19 @@ class Both:
     def end(self, error: ServeError) -> None:
         on_plane(self.plane, lambda: self.server.end(error))
 
+    def close(self) -> None:
+        """As the ends of both processes would."""
+        self.end(unavailable("the test is over"))
+        if self.worker._reader.is_alive():
+            self.worker._reader.join(10)
+        self.end_of_worker.close()
+
 
 @pytest.fixture
 def both(plane: PlaneLoop) -> Iterator[Both]:
     both = Both(plane)
     yield both
-    both.end(unavailable("the test is over"))
+    both.close()
 
 
 class Heard:
@@ -119,7 +126,7 @@ def test_a_model_may_call_before_it_serves(plane: PlaneLoop) -> None:
         both.answer(both.opened(), (response(7), True))
         assert value_of(heard.wait()[0][0]) == 7
     finally:
-        both.end(unavailable("the test is over"))
+        both.close()
 
 
 def response(value: int, size: int = 1) -> ModelResponse:

@@ -66,7 +66,7 @@ def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
             assert tensors_of(peer.outcomes[0].outputs_of(0))[0].numpy().tolist() == [[turn] * (width + 1)]
             peer.release()
     assert len(peer.instance._writer._forms) <= REMEMBERED_LAYOUTS
-    assert len(peer.instance._results.layouts._places) <= 2 * REMEMBERED_LAYOUTS
+    assert len(peer.instance.results.layouts._places) <= 2 * REMEMBERED_LAYOUTS
     assert len(peer.end_of_worker._forms) <= 2 * REMEMBERED_LAYOUTS
 
 

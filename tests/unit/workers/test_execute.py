@@ -24,9 +24,9 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import encode_bytes_elements
-from rocserve.workers.group import WorkerPlan
 from rocserve.workers.instance import SLOTS
 from rocserve.workers.results import BatchOutcome
+from rocserve.workers.supervisor import WorkerPlan
 
 
 async def test_one_request(workshop: Workshop) -> None:

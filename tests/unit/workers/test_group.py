@@ -19,8 +19,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, WarmupInput, WarmupSample
 from rocserve.settings import TimeLimits
-from rocserve.workers.group import RestartPolicy, WorkerPlan
 from rocserve.workers.instance import WorkerGone
+from rocserve.workers.supervisor import RestartPolicy, WorkerPlan
 
 
 async def test_load_reports_the_signature(workshop: Workshop) -> None:

@@ -21,8 +21,8 @@ from support.workers import LOG, OwnChildren, Workshop, config_of, open_descript
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind
 from rocserve.plane.loop import PlaneLoop
-from rocserve.workers.group import WorkerPlan
 from rocserve.workers.launcher import WorkerLauncher
+from rocserve.workers.supervisor import WorkerPlan
 
 
 async def facts_of(workshop: Workshop, **changes: object) -> dict[str, str]:

@@ -14,7 +14,7 @@ from support.workers import Workshop, config_of, running
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
-from rocserve.workers.group import WorkerGroup, WorkerPlan
+from rocserve.workers.group import WorkerGroup
 from rocserve.workers.main import ControlSocket
 from rocserve.workers.messages import (
     FRAME_LENGTH,
@@ -25,6 +25,7 @@ from rocserve.workers.messages import (
     Unload,
     encode_frame,
 )
+from rocserve.workers.supervisor import WorkerPlan
 
 ENGINE = "rocserve_reporting_engine"
 COMPILES = ["compiling batch size 1: parse, 0 s", "compiling batch size 1: compile, 1 s"]

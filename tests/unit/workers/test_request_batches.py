@@ -129,6 +129,7 @@ def both(plane: PlaneLoop) -> Iterator[Both]:
     both = Both(plane)
     yield both
     on_plane(plane, lambda: both.instance.end(invalid_argument("over")))
+    both.end.close()
 
 
 def test_inputs_and_details_of_requests_side_by_side(both: Both) -> None:
