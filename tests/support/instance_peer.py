@@ -62,8 +62,8 @@ class Peer:
 
     def result(self, data: bytes, head: TensorHead = HEAD) -> OutgoingResult:
         """A result of one output."""
-        layouts, contents = self.end_of_worker.layouts, padded((data,))
-        number = layouts.number(layouts.of([Tensor(*head, data)]))
+        end, contents = self.end_of_worker, padded((data,))
+        number = end.layout_number(end.layouts.of([Tensor(*head, data)]))
         return OutgoingResult(0, 0, number, 0, sum(map(len, contents)), contents)
 
     def finish(self, batch: ReceivedBatch, *results: OutgoingResult) -> None:

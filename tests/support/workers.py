@@ -246,13 +246,13 @@ class Workshop:
             config.name, 1, folder, folder, model_file, engine, config, InstanceKind.CPU, None, 1, settings=settings
         )
         options = LaunchOptions(
-            title="rocserve:m",
+            title=f"rocserve:{config.name}",
             forked=forked and not interpreter and not loader,
             interpreter=interpreter,
             loader=loader,
-            output_prefix="m:1: ",
+            output_prefix=f"{config.name}:1: ",
             readable=(folder,),
-            model_name="m",
+            model_name=config.name,
         )
         group = WorkerGroup(
             load=load,

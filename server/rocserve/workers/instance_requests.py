@@ -71,7 +71,7 @@ class InstanceRequests:
         """Of the open requests that are traced, by their numbers: calls that a model makes for them belong to them."""
         self.said = 0
         """How many messages there were."""
-        self._layouts = SentLayouts(self._tell_layout)
+        self._layouts = SentLayouts()
         """Of the answers to calls."""
         self._unread: dict[int, Slot] = {}
         """What was told of these, and of their layouts, and the worker has not read yet."""
@@ -126,7 +126,7 @@ class InstanceRequests:
         if isinstance(answer, ModelResponse):
             try:
                 details = parameters_text(answer.parameters)
-                layout, pieces, nbytes = self._layouts.message(answer.outputs, details)
+                layout, pieces, nbytes = self._layouts.message(answer.outputs, details, self._tell_layout)
                 self._send(ENTRY.pack(ANSWER, flags, 0, number, layout, self._put(pieces, nbytes), len(details)))
                 return
             except ServeError as error:

@@ -18,6 +18,9 @@ from rocserve.workers.entries import LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
 
 _PARAMETERS: Any = Parameters
 
+Tell = Callable[[int, bytes], None]
+"""Tells the other end of a layout, by its number and its text."""
+
 
 class Layout:
     """A layout as its sender keeps it."""
@@ -35,9 +38,7 @@ class Layout:
 class SentLayouts:
     """The layouts of the tensors that one end sends. From any thread."""
 
-    def __init__(self, tell: Callable[[int, bytes], None]) -> None:
-        """`tell`: tells the other end of a layout, by its number and its text."""
-        self._tell = tell
+    def __init__(self) -> None:
         self._layouts: dict[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = {}
         self._told = 0
         # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
@@ -54,17 +55,17 @@ class SentLayouts:
             self._layouts[key] = layout
         return layout
 
-    def number(self, layout: Layout) -> int:
+    def number(self, layout: Layout, tell: Tell) -> int:
         """The number by which the other end knows a layout; it is told of one that it does not know, or no more."""
         if layout.number <= self._told - REMEMBERED_LAYOUTS:
             with self._lock:
                 self._told += 1
                 number = self._told
-                self._tell(number, layout.text)
+                tell(number, layout.text)
                 layout.number = number
         return layout.number
 
-    def message(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, Sequence[Buffer], int]:
+    def message(self, tensors: Sequence[Tensor], details: bytes, tell: Tell) -> tuple[int, Sequence[Buffer], int]:
         """The number of the tensors' layout, what lies in a slot for them and the details, and how many bytes that is.
 
         Raises:
@@ -73,7 +74,7 @@ class SentLayouts:
         checked(details)
         layout = self.of(tensors)
         pieces, nbytes = layout.places.pieces([each.data for each in tensors], "tensor")
-        return self.number(layout), [*pieces, details], nbytes + len(details)
+        return self.number(layout, tell), [*pieces, details], nbytes + len(details)
 
 
 class KnownLayouts:

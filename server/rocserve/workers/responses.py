@@ -42,8 +42,7 @@ class ResponseWriter:
         Raises:
             ServeError: INTERNAL, it cannot be sent.
         """
-        layouts = self._end.layouts
-        layout, details = layouts.of(outputs), checked(parameters_text(parameters))
+        layout, details = self._end.layouts.of(outputs), checked(parameters_text(parameters))
         pieces, nbytes = layout.places.pieces([each.data for each in outputs], "output")
         if details:
             pieces = [*pieces, *padded((details,))]
@@ -51,7 +50,7 @@ class ResponseWriter:
         elif results and results[-1].layout is layout and layout.places.sizes is not None:
             results[-1].add(nbytes, pieces)
             return
-        result = OutgoingResult(0, 0, layouts.number(layout), len(details), nbytes, [*pieces])
+        result = OutgoingResult(0, 0, self._end.layout_number(layout), len(details), nbytes, [*pieces])
         result.layout = None if details else layout
         results.append(result)
 

@@ -128,7 +128,7 @@ class ResultWriter:
                 results[-1].add(layout.places.end, contents)
                 return
         self._remember(batch, plan)
-        number = self._end.layouts.number(layout)
+        number = self._end.layout_number(layout)
         requests = 1 if len(batch.request_sizes) == 1 else 0
         results.append(OutgoingResult(0, 0, number, 0, layout.places.end, contents, requests, layout, place))
 

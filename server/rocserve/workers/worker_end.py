@@ -152,7 +152,7 @@ class WorkerEnd:
         self._unread: dict[int, int] = {}
         """By place, the bytes of slots that the server has still to read."""
         self._unread_bytes = 0
-        self.layouts = SentLayouts(self._tell_layout)
+        self.layouts = SentLayouts()
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
@@ -263,10 +263,14 @@ class WorkerEnd:
 
         Raises: ServeError: see SentLayouts.message and `place`.
         """
-        number, pieces, nbytes = self.layouts.message(tensors, details)
+        number, pieces, nbytes = self.layouts.message(tensors, details, self._tell_layout)
         place, view = self.place(nbytes)
         fill(view, pieces)
         return number, place, len(details)
+
+    def layout_number(self, layout: Layout) -> int:
+        """See SentLayouts.number."""
+        return self.layouts.number(layout, self._tell_layout)
 
     def _tell_layout(self, number: int, text: bytes) -> None:
         self.post(ENTRY.pack(LAYOUT, 0, 0, number, self.text_place(text), len(text), 0))

@@ -28,7 +28,7 @@ class Sides:
     def __init__(self) -> None:
         self.heap = Heap("test", 1 << 24)
         self.known = KnownLayouts(HeapReader(self.heap.open_for_reading()))
-        self.sent = SentLayouts(self.tell)
+        self.sent = SentLayouts()
         self.told = 0
 
     def tell(self, number: int, text: bytes) -> None:
@@ -43,7 +43,7 @@ class Sides:
 
     def send(self, tensors: list[Tensor], details: bytes = b"") -> tuple[int, int, int]:
         """What an entry tells of them."""
-        number, pieces, nbytes = self.sent.message(tensors, details)
+        number, pieces, nbytes = self.sent.message(tensors, details, self.tell)
         assert sum(map(len, pieces)) == nbytes
         return number, self.put(*pieces), len(details)
 
@@ -103,7 +103,7 @@ def test_a_layout_that_is_kept_is_told_anew_before_it_is_forgotten(sides: Sides)
     kept = sides.sent.of(tensors(1))
     for width in range(3 * REMEMBERED_LAYOUTS):
         sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
-        assert sides.known.get(sides.sent.number(kept)).heads == kept.places.heads
+        assert sides.known.get(sides.sent.number(kept, sides.tell)).heads == kept.places.heads
 
 
 def test_what_does_not_fit_is_refused(sides: Sides) -> None:
