@@ -15,7 +15,6 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rocserve.plane import anonymous_file
 
@@ -41,38 +40,18 @@ def fence() -> None:
         _lock.release()
 
 
-@dataclass(frozen=True, slots=True)
-class DoorbellFiles:
-    """The descriptors of a doorbell; the holder's, who closes them or gives them to one of the classes below."""
-
-    sleeps: int
-    """An anonymous file of one page, which the one that sleeps writes."""
-    bell: int
-    """An eventfd."""
-
-    @classmethod
-    def create(cls, name: str) -> DoorbellFiles:
-        bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        return cls(anonymous_file.create(name, mmap.PAGESIZE), bell)
-
-    def for_ringing(self) -> DoorbellFiles:
-        """Those of a process that rings."""
-        return DoorbellFiles(anonymous_file.open_for_reading(self.sleeps), os.dup(self.bell))
-
-    def close(self) -> None:
-        os.close(self.sleeps)
-        os.close(self.bell)
-
-
 class Doorbell:
-    """The side of the process that sleeps. Its word counts: even = awake, odd = asleep, a new one each time."""
+    """What a loop sleeps on: it wakes for descriptors, and for other threads of its process, which ring."""
 
-    def __init__(self, files: DoorbellFiles) -> None:
-        """Takes the files over."""
-        self.files = files
-        self._word = anonymous_file.map_to_write(files.sleeps).cast("Q")
+    def __init__(self, name: str) -> None:
+        self.sleeps = anonymous_file.create(name, mmap.PAGESIZE)
+        """A file of one page, for all to read whose descriptors it wakes for. Its word counts: even = awake, odd =
+        asleep, a new one each time."""
+        self._word = anonymous_file.map_to_write(self.sleeps).cast("Q")
+        self._rung = 0
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
-        self._epoll.register(files.bell, select.EPOLLIN)
+        self._epoll.register(self._bell, select.EPOLLIN)
 
     def also_wake_for(self, descriptor: int) -> None:
         """`sleep` ends too when this one can be read."""
@@ -95,41 +74,29 @@ class Doorbell:
                 return True
             readable = self._epoll.poll(seconds)
             for descriptor, _ in readable:
-                if descriptor == self.files.bell:
+                if descriptor == self._bell:
                     os.eventfd_read(descriptor)
             return bool(readable)
         finally:
             word[0] += 1
 
+    def ring(self) -> None:
+        """To be called after something was left to it, from any thread. Rings once for each time that it sleeps."""
+        fence()
+        asleep = self._word[0]
+        if asleep & 1 and asleep != self._rung:
+            self._rung = asleep
+            os.eventfd_write(self._bell, 1)
+
     def close(self) -> None:
         self._epoll.close()
-        self.files.close()
+        os.close(self._bell)
+        os.close(self.sleeps)
 
 
 def sleep_word(sleeps: int) -> memoryview:
     """Another process's word, to read. The descriptor stays the caller's."""
     return anonymous_file.map_to_read(sleeps).cast("Q")[:1]
-
-
-class Ringer:
-    """The side of a process that has written to the one that may sleep."""
-
-    def __init__(self, files: DoorbellFiles) -> None:
-        """Takes the files over."""
-        self._files = files
-        self._word = sleep_word(files.sleeps)
-        self._rung = 0
-
-    def ring(self) -> None:
-        """To be called after the last of several messages. Rings once for each time that the other sleeps."""
-        fence()
-        asleep = self._word[0]
-        if asleep & 1 and asleep != self._rung:
-            self._rung = asleep
-            os.eventfd_write(self._files.bell, 1)
-
-    def close(self) -> None:
-        self._files.close()
 
 
 class SocketRinger:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from rocserve.observability.failures import RequestFailures
-from rocserve.plane.doorbell import Doorbell, DoorbellFiles, Ringer
+from rocserve.plane.doorbell import Doorbell
 from rocserve.plane.timers import NEVER, TimerDescriptor, TimerHandle, TimerQueue
 
 __all__ = ["PlaneLoop", "Source", "TimerHandle"]
@@ -81,11 +81,10 @@ class PlaneLoop:
 
     def __init__(self, log: logging.Logger, spin: int = 0) -> None:
         """`spin`: turns without anything before it sleeps, after one that had something."""
-        self.doorbell = Doorbell(DoorbellFiles.create("rocserve:doorbell"))
+        self.doorbell = Doorbell("rocserve:doorbell")
         """Rung by whoever writes into a link of this process."""
         self._failures = RequestFailures(log)
         self._spin = spin
-        self._own_ringer = Ringer(self.doorbell.files.for_ringing())
         self._sources: tuple[Source, ...] = ()
         self._readers: dict[int, Callback] = {}
         self._readers_epoll = select.epoll()
@@ -105,7 +104,7 @@ class PlaneLoop:
     @property
     def sleeps(self) -> int:
         """The file of the word that says whether it sleeps (doorbell.py)."""
-        return self.doorbell.files.sleeps
+        return self.doorbell.sleeps
 
     # From any thread
 
@@ -119,17 +118,16 @@ class PlaneLoop:
             self._thread.join()
         self._readers_epoll.close()
         self._timer.close()
-        self._own_ringer.close()
         self.doorbell.close()
 
     def call_soon(self, callback: Callback) -> None:
         """Call back on the thread, in this turn or the next."""
         self._soon.append(callback)
-        self._own_ringer.ring()
+        self.doorbell.ring()
 
     def wake(self) -> None:
         """A source has something."""
-        self._own_ringer.ring()
+        self.doorbell.ring()
 
     def register(self, descriptor: int, on_readable: Callback) -> None:
         """Call `on_readable` whenever the descriptor has something to read (level-triggered)."""

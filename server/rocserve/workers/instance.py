@@ -139,7 +139,7 @@ class Instance:
                 kept(reading(own)),
                 outputs,
                 kept(self.inputs.open_for_reading()),
-                kept(reading(self.plane.doorbell.files.sleeps)),
+                kept(reading(self.plane.sleeps)),
                 *([back[1].fileno()] if back is not None else ()),
             ]
             send_with_descriptors(self._socket, ATTACH.pack(self._mail.looks_of_workers), files)

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from random import Random
@@ -19,8 +20,6 @@ from rocserve.plane.anonymous_file import map_to_write, open_for_reading
 from rocserve.plane.doorbell import (
     KEEPS_STORE_ORDER,
     Doorbell,
-    DoorbellFiles,
-    Ringer,
     SocketRinger,
     SocketSleeper,
     drain_rings,
@@ -70,7 +69,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture(name="doorbell")
 def a_doorbell() -> Iterator[Doorbell]:
-    doorbell = Doorbell(DoorbellFiles.create("test"))
+    doorbell = Doorbell("test")
     yield doorbell
     doorbell.close()
 
@@ -191,9 +190,7 @@ def check_one_ring_a_sleep(
 
 
 def test_a_bell_is_rung_once_a_sleep(doorbell: Doorbell) -> None:
-    ringer = Ringer(doorbell.files.for_ringing())
-    check_one_ring_a_sleep(ringer.ring, lambda: os.eventfd_read(doorbell.files.bell), doorbell.sleep)
-    ringer.close()
+    check_one_ring_a_sleep(doorbell.ring, lambda: os.eventfd_read(doorbell._bell), doorbell.sleep)
 
 
 def test_a_socket_is_rung_once_a_sleep(pair: Pair) -> None:
@@ -243,17 +240,15 @@ def test_sleep_ends_by_time_by_a_ring_and_by_another_descriptor(doorbell: Doorbe
     started = time.monotonic()
     doorbell.sleep(0.05, lambda: False)
     assert 0.04 < time.monotonic() - started < 5
-    ringer = Ringer(doorbell.files.for_ringing())
     other = os.eventfd(0)
     doorbell.also_wake_for(other)
-    for wake in (ringer.ring, lambda: os.eventfd_write(other, 1)):
+    for wake in (doorbell.ring, lambda: os.eventfd_write(other, 1)):
         timer = threading.Timer(0.1, wake)
         timer.start()
         started = time.monotonic()
         doorbell.sleep(60, lambda: False)
         assert time.monotonic() - started < 30
         timer.join()
-    ringer.close()
     os.close(other)
 
 
@@ -315,44 +310,21 @@ def test_nothing_is_slept_through_between_processes(
     there.close()
 
 
-def _echo_by_doorbell(pair: Pair, own_bell: DoorbellFiles, other_bell: DoorbellFiles) -> None:
-    """As `_echo`, for a process with many to listen to."""
-    doorbell, ringer, end, random = Doorbell(own_bell), Ringer(other_bell), pair.second_end(), Random(1)
-    reader, writer = end.readers[0], end.writers[0]
-    while True:
-        taken = reader.take()
-        if taken:
-            writer.post(taken)
-            ringer.ring()
-            if taken[-ENTRY_BYTES:-24] == b"\xff" * 8:
-                return
-        elif random.random() < 0.5:
-            doorbell.sleep(60, reader.has_mail)
+def test_no_ring_of_another_thread_is_slept_through(doorbell: Doorbell) -> None:
+    random, left = Random(2), deque[int]()
 
+    def leave() -> None:
+        for number in range(20_000):
+            left.append(number)
+            doorbell.ring()
 
-def test_no_bell_is_slept_through_between_processes(pair: Pair, doorbell: Doorbell) -> None:
-    their_bell = DoorbellFiles.create("theirs")
-    process = get_context("fork").Process(
-        target=_echo_by_doorbell, args=(pair, their_bell, doorbell.files.for_ringing())
-    )
-    process.start()
-    end, ringer, random = pair.first_end(), Ringer(their_bell.for_ringing()), Random(2)
-    writer, reader = end.writers[0], end.readers[0]
-    posted, seen = 0, []
-    ends = time.monotonic() + 50
-    while len(seen) < 50_000:
-        count = min(random.choice((1, 1, 2, 30)), ENTRIES - (posted - len(seen)), 50_000 - posted)
-        if count:
-            writer.post(entries(posted, count))
-            ringer.ring()
-            posted += count
-        if random.random() < 0.5 or not count:
-            doorbell.sleep(60, reader.has_mail)
-        seen += numbers(reader.take())
-        assert time.monotonic() < ends, f"stood after {len(seen)} of {posted}"
-    writer.post(struct.pack("<4Q", (1 << 64) - 1, 0, 0, 0))
-    ringer.ring()
-    process.join(30)
-    assert process.exitcode == 0
-    assert seen == list(range(posted))
-    their_bell.close()
+    thread = threading.Thread(target=leave)
+    thread.start()
+    seen: list[int] = []
+    while len(seen) < 20_000:
+        if random.random() < 0.5:
+            doorbell.sleep(30, lambda: bool(left))
+        while left:
+            seen.append(left.popleft())
+    thread.join()
+    assert seen == list(range(20_000))
