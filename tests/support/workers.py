@@ -26,8 +26,8 @@ from rocserve.settings import EngineSettings
 from rocserve.workers.group import WorkerGroup
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_mail import InstanceMail
-from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
-from rocserve.workers.messages import Load
+from rocserve.workers.launcher import WorkerLauncher
+from rocserve.workers.messages import LaunchOptions, Load
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.supervisor import WorkerPlan
 from support.outputs import tensors_of

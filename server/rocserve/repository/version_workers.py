@@ -18,8 +18,8 @@ from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter
-from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
-from rocserve.workers.messages import Load
+from rocserve.workers.launcher import WorkerLauncher
+from rocserve.workers.messages import LaunchOptions, Load
 from rocserve.workers.supervisor import WorkerPlan
 
 

@@ -18,8 +18,8 @@ from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.instance import HEAP_BYTES, Instance
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter
-from rocserve.workers.launcher import LaunchOptions, WorkerLauncher
-from rocserve.workers.messages import Load, WarmUp
+from rocserve.workers.launcher import WorkerLauncher
+from rocserve.workers.messages import LaunchOptions, Load, WarmUp
 from rocserve.workers.supervisor import DEFAULT_POLICY, RestartPolicy, WorkerPlan, WorkerSupervisor
 
 _Result = TypeVar("_Result")

@@ -80,10 +80,6 @@ class Confinement:
 
     candidates: tuple[Identity, ...] = ()
     """In the order of preference; empty = the zygote's own user."""
-    readable: tuple[str, ...] = ()
-    """Files, and folders with all that is in them, which the worker reads."""
-    writable: tuple[str, ...] = ()
-    """Folders, to be made where they are not there, and devices."""
     core_dumps: bool = False
     largest_file_bytes: int = 0
     """0 = no bound."""
@@ -184,11 +180,16 @@ def _gpu_files() -> Iterator[Path]:
 # In the zygote
 
 
-def choose(confinement: Confinement, program: Sequence[str]) -> tuple[Identity | None, str]:
+def choose(
+    confinement: Confinement, readable: Sequence[str], writable: Sequence[str], program: Sequence[str]
+) -> tuple[Identity | None, str]:
     """The first candidate that may do what the model needs, and, in words, who it is where it is not the first of all
     and why not; None = there is none to choose.
 
-    `program`: further files and folders that the worker reads, without what is in these.
+    Args:
+        readable: files, and folders with all that is in them, which the worker reads.
+        writable: folders, to be made where they are not there, and devices.
+        program: further files and folders that it reads, without what is in these.
 
     Raises:
         PermissionError: none of them may.
@@ -197,9 +198,9 @@ def choose(confinement: Confinement, program: Sequence[str]) -> tuple[Identity |
         return None, ""
     # Looked for as root, who sees what is there.
     needs = [_need(path, os.R_OK) for path in map(Path, program) if path.exists()]
-    for path in map(Path, confinement.readable):
+    for path in map(Path, readable):
         needs += [_need(entry, os.R_OK) for entry in _tree(path)]
-    needs += [_need(_existing(Path(path)), os.R_OK | os.W_OK) for path in confinement.writable]
+    needs += [_need(_existing(Path(path)), os.R_OK | os.W_OK) for path in writable]
     problems: list[str] = []
     for identity in confinement.candidates:
         try:

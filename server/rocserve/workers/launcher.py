@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,18 @@ from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.instance import Instance
-from rocserve.workers.isolation import Confinement, candidates, gpu_devices, worker_environment
-from rocserve.workers.messages import Exited, Keep, Kept, KeptListed, ListKept, Spawn, Spawned, SpawnFailed
+from rocserve.workers.isolation import Confinement, candidates, worker_environment
+from rocserve.workers.messages import (
+    Exited,
+    Keep,
+    Kept,
+    KeptListed,
+    LaunchOptions,
+    ListKept,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+)
 from rocserve.workers.process import WorkerProcess
 from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.spawner import MOST_DESCRIPTORS
@@ -35,36 +45,6 @@ _TAKE_OVER = b"!"
 
 def _nothing(zygote: object) -> None:
     """Where the zygote ends with this process."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """How a worker is started."""
-
-    title: str
-    """What ps shows; Linux keeps 15 bytes."""
-    forked: bool
-    """Fork the zygote, with the CPU engines that it has imported; else start Python afresh."""
-    interpreter: str = ""
-    """The Python of a worker that is not forked; empty = the server's own."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of what all workers get."""
-    loader: tuple[str, ...] = ()
-    """The words of the command that stand before the interpreter: another C library's program loader."""
-    output_prefix: str = ""
-    """Stands in the log before each line that the worker writes."""
-    readable: tuple[str, ...] = ()
-    """The files and folders that the worker reads beside its program."""
-    writable: tuple[str, ...] = ()
-    """The folders and devices that it writes to."""
-    model_name: str = ""
-    bounds: Mapping[str, int] = field(default_factory=dict)
-    """The model's own, by the fields of WorkerSettings; the settings' hold for the others."""
-
-    def on_gpu(self, device: int) -> LaunchOptions:
-        """Those of a worker on a GPU, which is never forked."""
-        environment = {**self.environment, "HIP_VISIBLE_DEVICES": str(device)}
-        return replace(self, forked=False, environment=environment, writable=(*self.writable, *gpu_devices()))
 
 
 @dataclass(slots=True)
@@ -274,15 +254,9 @@ class WorkerLauncher:
         named = worker_environment(os.environ, self._settings, options.model_name)
         message = Spawn(
             spawn_id,
-            options.title,
-            options.forked,
-            options.interpreter,
-            {**named, **options.environment},
-            options.loader,
+            replace(options, environment={**named, **options.environment}),
             Confinement(
                 self._candidates,
-                options.readable,
-                options.writable,
                 launch.settings.core_dumps,
                 launch.settings.file_bytes,
                 str(launch.group.folder) if launch.group is not None else "",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
 from rocserve.core.custom_metrics import MetricChanges
@@ -21,7 +21,7 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
-from rocserve.workers.isolation import Confinement
+from rocserve.workers.isolation import Confinement, gpu_devices
 
 LONGEST_TEXT = 8192
 """Characters of one text in a message: an error, or what is wrong with what came."""
@@ -117,20 +117,41 @@ ControlMessage = Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp 
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """How a worker is started."""
+
+    title: str
+    """What ps shows; Linux keeps 15 bytes."""
+    forked: bool
+    """Fork the zygote, with the CPU engines that it has imported; else start Python afresh."""
+    interpreter: str = ""
+    """The Python of a worker that is not forked; empty = the server's own."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Set on top of what all workers get."""
+    loader: tuple[str, ...] = ()
+    """The words of the command that stand before the interpreter: another C library's program loader."""
+    output_prefix: str = ""
+    """Stands in the log before each line that the worker writes."""
+    readable: tuple[str, ...] = ()
+    """The files and folders that the worker reads beside its program."""
+    writable: tuple[str, ...] = ()
+    """The folders and devices that it writes to."""
+    model_name: str = ""
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    """The model's own, by the fields of WorkerSettings; the settings' hold for the others."""
+
+    def on_gpu(self, device: int) -> LaunchOptions:
+        """Those of a worker on a GPU, which is never forked."""
+        environment = {**self.environment, "HIP_VISIBLE_DEVICES": str(device)}
+        return replace(self, forked=False, environment=environment, writable=(*self.writable, *gpu_devices()))
+
+
+@dataclass(frozen=True, slots=True)
 class Spawn:
     """Start a worker; the file descriptors of its sockets and pipes come along (see `zygote.py`)."""
 
     spawn_id: int
-    title: str
-    """What ps shows."""
-    forked: bool
-    """Fork the zygote itself, with all that it has imported; else start `interpreter` afresh."""
-    interpreter: str = ""
-    """The Python that runs the worker; empty = the zygote's own."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of the zygote's own environment."""
-    loader: tuple[str, ...] = ()
-    """The words of the command that stand before the interpreter; not for forked workers."""
+    options: LaunchOptions
     confinement: Confinement = field(default_factory=Confinement)
 
 

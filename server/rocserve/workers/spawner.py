@@ -21,6 +21,7 @@ from rocserve.workers.messages import (
     Keep,
     Kept,
     KeptListed,
+    LaunchOptions,
     ListKept,
     Spawn,
     Spawned,
@@ -103,7 +104,9 @@ class Spawner:
     def _start(self, spawn: Spawn, descriptors: list[int]) -> None:
         held = _Held(descriptors.pop(), descriptors.pop(), spawn.confinement.control_group)
         try:
-            identity, problem = choose(spawn.confinement, _program_files(spawn))
+            identity, problem = choose(
+                spawn.confinement, spawn.options.readable, spawn.options.writable, _program_files(spawn.options)
+            )
             pid = self._spawn(spawn, identity, descriptors, held)
         except OSError as error:
             held.close()
@@ -125,10 +128,10 @@ class Spawner:
         self._send(KeptListed())
 
     def _spawn(self, spawn: Spawn, identity: Identity | None, descriptors: list[int], held: _Held) -> int:
-        interpreter = spawn.interpreter or sys.executable
-        forked = spawn.forked and self._single_threaded
+        options = spawn.options
+        forked = options.forked and self._single_threaded
         if not forked:
-            _check_command(interpreter, spawn.loader)
+            _check_command(options)
         pid = os.fork()
         if pid:
             return pid
@@ -139,12 +142,12 @@ class Spawner:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            os.environ.update(spawn.environment)
+            os.environ.update(options.environment)
             confine(identity, spawn.confinement)
             if not forked:
-                self._execute(spawn, interpreter, [control, takeover, *instances])
+                self._execute(options, [control, takeover, *instances])
             _reseed()
-            status = worker.run(spawn.title, self._lifeline, control, takeover, instances)
+            status = worker.run(options.title, self._lifeline, control, takeover, instances)
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())
         finally:
@@ -168,14 +171,15 @@ class Spawner:
             each.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
 
-    def _execute(self, spawn: Spawn, interpreter: str, descriptors: list[int]) -> None:
+    def _execute(self, options: LaunchOptions, descriptors: list[int]) -> None:
         handed = [self._lifeline, *descriptors]
         for descriptor in handed:
             os.set_inheritable(descriptor, True)
         bootstrap = Path(__file__).with_name("bootstrap.py")
         # A program loader does not search the path for what it starts.
-        python = [*spawn.loader, shutil.which(interpreter) or interpreter] if spawn.loader else [interpreter]
-        command = [*python, str(bootstrap), worker.__name__, spawn.title, *map(str, handed)]
+        interpreter = options.interpreter or sys.executable
+        python = [*options.loader, shutil.which(interpreter) or interpreter] if options.loader else [interpreter]
+        command = [*python, str(bootstrap), worker.__name__, options.title, *map(str, handed)]
         os.execvp(command[0], command)
 
     def _reap(self) -> None:
@@ -208,22 +212,22 @@ class Spawner:
         self._connection.send(encode_message(message))
 
 
-def _program_files(spawn: Spawn) -> list[str]:
+def _program_files(options: LaunchOptions) -> list[str]:
     """What the worker's Python reads: its interpreter, its loader, and where it imports from."""
-    files = [shutil.which(spawn.interpreter or sys.executable) or "", str(Path(__file__).parent)]
-    for word in spawn.loader:
+    files = [shutil.which(options.interpreter or sys.executable) or "", str(Path(__file__).parent)]
+    for word in options.loader:
         files += word.split(":")
-    if not spawn.interpreter:
+    if not options.interpreter:
         files += sys.path
     return [file for file in files if file.startswith("/")]
 
 
-def _check_command(interpreter: str, loader: tuple[str, ...]) -> None:
+def _check_command(options: LaunchOptions) -> None:
     """Raises: FileNotFoundError: what the command begins with is not there."""
-    if shutil.which(interpreter) is None:
-        raise FileNotFoundError(f"there is no Python interpreter '{interpreter}'")
-    if loader and shutil.which(loader[0]) is None:
-        raise FileNotFoundError(f"there is no '{loader[0]}', which is to start the worker's Python")
+    if shutil.which(options.interpreter or sys.executable) is None:
+        raise FileNotFoundError(f"there is no Python interpreter '{options.interpreter}'")
+    if options.loader and shutil.which(options.loader[0]) is None:
+        raise FileNotFoundError(f"there is no '{options.loader[0]}', which is to start the worker's Python")
 
 
 def _end_group(leader: int) -> None:

@@ -20,8 +20,7 @@ from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
 from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.instance import Instance
-from rocserve.workers.launcher import LaunchOptions
-from rocserve.workers.messages import Load, Progress, WarmUp
+from rocserve.workers.messages import LaunchOptions, Load, Progress, WarmUp
 from rocserve.workers.process import WorkerProcess
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def test_numbers_that_no_user_or_group_can_have_are_refused(number: int):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 class TestChoice:
     def choose(self, tmp_path: Path, *identities: Identity, writable: str = "") -> tuple[Identity | None, str]:
-        chosen = choose(Confinement(identities, (str(tmp_path),), (writable,) if writable else ()), ())
+        chosen = choose(Confinement(identities), (str(tmp_path),), (writable,) if writable else (), ())
         assert (os.geteuid(), os.getegid()) == (0, 0)
         assert int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16) != 0
         return chosen
