@@ -1,14 +1,12 @@
 """ResNet-50 on a GPU: a bare loop over captured graphs, and the same program served: `python -m benchmarks.gpu`.
 
-Single images of 150,528 bytes (UINT8) come by gRPC from processes of clients; weights are random, in fp16. --cpu
-measures the same on the CPU, in fp32.
+Single images of 150,528 bytes (UINT8) come by gRPC from h2load; weights are random, in fp16. --cpu measures the same on
+the CPU, in fp32.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,18 +17,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.load_generator import Load, frame, run_load
 from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.server_process import free_port
-from rocserve_client import AsyncClient, Client
+from rocserve_client import Client, ModelStatistics
+from rocserve_client.messages import RequestOptions, encode_infer_request
 
 SIDE = 224
 MODEL = "resnet50"
 READY_SECONDS = 300.0
+SCORES_BYTES = 4000
+"""Of an image."""
 CONFIG = """
 max_batch_size: {most}
 dynamic_batching {{ max_queue_delay_microseconds: {delay} }}
 instance_group {{ {place} count: {instances} }}
 parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}
+parameters {{ key: "batches_at_once" value {{ string_value: "{at_once}" }} }}
 """
 
 
@@ -89,8 +92,9 @@ def write_model(repository: Path, on_gpu: bool, options: argparse.Namespace) -> 
     torch.export.save(torch.export.export(network, (example,), dynamic_shapes={"image": {0: rows}}), file)
     place = f"kind: KIND_GPU gpus: [ {options.device} ]" if on_gpu else "kind: KIND_CPU"
     text = CONFIG.format(
-        most=max(options.sizes), delay=options.delay, place=place, instances=options.instances, engine=options.engine
-    )
+        most=max(options.sizes), delay=options.delay, place=place, instances=options.instances, engine=options.engine,
+        at_once=options.batches_at_once,
+    )  # fmt: skip
     (repository / MODEL / "config.pbtxt").write_text(text)
     return file
 
@@ -136,39 +140,14 @@ def _rate(run: Any, size: int, seconds: float) -> float:
     return count / taken
 
 
-def ask(port: int, at_once: int, rows: int, seconds: float, answered: Any) -> None:
-    """A process of clients; puts the latencies of what was answered in the time into `answered`."""
-
-    async def follow() -> list[float]:
-        latencies: list[float] = []
-        image = np.zeros((rows, 3, SIDE, SIDE), np.uint8)
-        async with AsyncClient(f"127.0.0.1:{port}") as client:
-            await client.infer(MODEL, {"image": image})
-            end = time.perf_counter() + seconds
-
-            async def one() -> None:
-                while (start := time.perf_counter()) < end:
-                    await client.infer(MODEL, {"image": image})
-                    latencies.append(time.perf_counter() - start)
-
-            await asyncio.gather(*(one() for _ in range(at_once)))
-        return latencies
-
-    answered.put(asyncio.run(follow()))
-
-
-def served(port: int, processes: int, in_flight: int, rows: int, seconds: float) -> tuple[float, list[float]]:
-    """Images a second, and latencies in seconds, ascending."""
-    context = multiprocessing.get_context("spawn")
-    answered: Any = context.Queue()
-    arguments = (port, max(1, in_flight // processes), rows, seconds, answered)
-    clients = [context.Process(target=ask, args=arguments) for _ in range(min(processes, in_flight))]
-    for client in clients:
-        client.start()
-    latencies = sorted(latency for _ in clients for latency in answered.get())
-    for client in clients:
-        client.join()
-    return len(latencies) * rows / seconds, latencies
+def phases(before: ModelStatistics, after: ModelStatistics) -> str:
+    """How large batches were in between, and the mean milliseconds of a request in each phase."""
+    count = max(1, after.queue.count - before.queue.count)
+    rows = (after.inference_count - before.inference_count) / max(1, after.execution_count - before.execution_count)
+    parts = []
+    for name in ("queue", "compute_input", "compute_infer", "compute_output"):
+        parts.append(f"{name} {(getattr(after, name).ns - getattr(before, name).ns) / count / 1e6:.2f}")
+    return f"batches of {rows:.1f}, {', '.join(parts)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -177,12 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--engine", default="eager")
     parser.add_argument("--instances", type=int, default=1)
+    parser.add_argument("--batches-at-once", type=int, default=2)
     parser.add_argument("--delay", type=int, default=0, help="max_queue_delay_microseconds")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 16, 32, 64], help="of the bare loop's batches")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256], help="requests at once")
     parser.add_argument("--rows", type=int, default=1, help="images in a request")
-    parser.add_argument("--processes", type=int, default=6, help="of clients")
+    parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--flags", nargs="*", default=[], help="of rocserve serve")
     options = parser.parse_args(arguments)
     device = torch.device("cpu") if options.cpu else torch.device("cuda", options.device)
@@ -202,13 +182,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with Client(f"127.0.0.1:{port}") as client:
                 client.wait_until_ready(READY_SECONDS, model=MODEL)
                 print(dict(client.model_metadata(MODEL).properties))
+                before = client.statistics(MODEL)[0]
+            body = Path(folder, "body")
+            image = np.zeros((options.rows, 3, SIDE, SIDE), np.uint8)
+            body.write_bytes(frame(encode_infer_request(MODEL, {"image": image}, None, RequestOptions())))
             for in_flight in options.in_flight:
-                rate, latencies = served(port, options.processes, in_flight, options.rows, options.seconds)
-                half, late = (1000 * latencies[int(part * (len(latencies) - 1))] for part in (0.5, 0.99))
-                print(
-                    f"served, {in_flight} in flight: {rate:.0f} images/s, p50 {half:.2f} ms, p99 {late:.2f} ms",
-                    flush=True,
-                )
+                connections = min(options.connections, in_flight)
+                load = Load(connections, in_flight // connections, options.seconds, connections)
+                result = run_load(f"127.0.0.1:{port}", body, load, Path(folder, "h2load.log"))
+                with Client(f"127.0.0.1:{port}") as client:
+                    after = client.statistics(MODEL)[0]
+                if result.report.body_bytes < result.report.succeeded * options.rows * SCORES_BYTES:
+                    raise SystemExit("answers were none, see the log")
+                rate = result.requests_per_second * options.rows
+                figures = f"{rate:.0f} images/s, p50 {1000 * result.p50:.2f} ms, p99 {1000 * result.p99:.2f} ms"
+                print(f"served, {in_flight} in flight: {figures}; {phases(before, after)}", flush=True)
+                before = after
 
 
 if __name__ == "__main__":

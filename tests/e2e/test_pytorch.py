@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,20 @@ input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }
 """
 
 
+TWO_AT_ONCE = """
+max_batch_size: 4
+dynamic_batching { }
+parameters { key: "batches_at_once" value { string_value: "2" } }
+"""
+
+
 @pytest.fixture(scope="module")
 def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("pytorch-server")
     repository = folder / "repository"
     drop(repository, "exported", torch_files.data("classifier"), filename="model.pt2")
     drop(repository, "traced", torch_files.data("traced"), TRACED, filename="model.pt")
+    drop(repository, "two", torch_files.data("classifier"), TWO_AT_ONCE, filename="model.pt2")
     drop(repository, "weights", torch_files.data("weights"), filename="model.pt")
     with RocserveProcess([repository], log=folder / "server.log") as server:
         yield server
@@ -48,6 +57,24 @@ def test_dropped_files_are_served(server: RocserveProcess, torch_files: TorchFil
         assert metadata.platform == "pytorch_libtorch"
         assert metadata.properties["engine"] == "eager"
         assert metadata.properties["program"] == "a program of torch.export"
+
+
+def test_an_instance_with_two_batches_under_way_answers_each_request_with_its_own(
+    server: RocserveProcess, torch_files: TorchFiles
+) -> None:
+    inputs, expected = torch_files.values("classifier")
+    with Client(server.address) as client:
+        client.wait_until_ready(LOAD_SECONDS, model="two")
+
+        def ask(number: int) -> None:
+            row = number % len(inputs["x"])
+            answer = client.infer("two", {"x": inputs["x"][row : row + 1]})
+            np.testing.assert_allclose(answer["scores"], expected["scores"][row : row + 1], atol=1e-6)
+
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(ask, range(400)))
+        statistics = client.statistics("two")[0]
+        assert statistics.inference_count == 400 > statistics.execution_count
 
 
 def test_a_pickle_is_refused_with_what_to_do(server: RocserveProcess) -> None:
@@ -78,4 +105,4 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
             return client.model_metadata("exported").versions == ("2",)
 
         wait_until(is_swapped, seconds=LOAD_SECONDS)
-        wait_until(lambda: len(server.workers()) == 2)
+        wait_until(lambda: len(server.workers()) == 3)

@@ -212,6 +212,52 @@ class LoadedModel(Protocol):
     def close(self) -> None: ...
 
 
+class Execution(Protocol):
+    """Runs a model's batches one at a time, each beside those of the model's other executions. On one thread."""
+
+    def input_memory(self, rows: int) -> Mapping[str, memoryview]:
+        """By input, where a batch of so many rows is best put before `start`; empty = anywhere."""
+
+    def start(self, batch: Batch) -> None:
+        """Begin to run a batch, which stays as it is until `result`. Raises: as `LoadedModel.execute`."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would not wait."""
+
+    def result(self) -> BatchResult:
+        """Wait for the batch that was started last. Outputs are valid until the next is. Raises: as `start`."""
+
+
+class SequentialExecution:
+    """An execution that is done when it has been started."""
+
+    is_done = True
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._execute = model.execute
+        self._results: list[BatchResult] = []
+
+    def input_memory(self, rows: int) -> Mapping[str, memoryview]:
+        """See Execution."""
+        return {}
+
+    def start(self, batch: Batch) -> None:
+        """See Execution."""
+        self._results.append(self._execute(batch))
+
+    def result(self) -> BatchResult:
+        """See Execution."""
+        return self._results.pop()
+
+
+def model_executions(model: LoadedModel) -> Sequence[Execution]:
+    """As many as a loaded model may have batches under way at once, on one instance: its attribute `executions` where
+    it has one (a model that one thread calls), else one."""
+    executions: Sequence[Execution] = getattr(model, "executions", ())
+    return executions or (SequentialExecution(model),)
+
+
 def model_properties(model: object) -> Mapping[str, str]:
     """What a loaded model says of how it runs, for its metadata: its attribute `properties` where it has one.
 

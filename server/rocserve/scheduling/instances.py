@@ -46,11 +46,14 @@ class InstancePool:
         self._begun.discard(instance)
 
     def idle(self) -> Instance | None:
-        """An instance with nothing to do."""
+        """An instance whose engine can begin a batch; best one with nothing to do."""
+        best = None
         for instance, batches in self._in_hand.items():
             if not batches:
                 return instance
-        return None
+            if best is None and len(batches) < instance.batches_at_once:
+                best = instance
+        return best
 
     def is_idle(self, instance: Instance) -> bool:
         """Whether an instance is there and has nothing to do."""

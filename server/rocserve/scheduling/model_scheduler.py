@@ -92,7 +92,7 @@ class ModelScheduler(Scheduler):
         if instance is None:
             return None
         if self._queue.deadline_count:
-            decision = self._triage.decide(now_ns, 0 if idle else self._pool.count_in_hand(instance))
+            decision = self._triage.decide(now_ns, self._pool.count_in_hand(instance))
             if self._triage.lost:
                 self._refused += [(entry, deadline_exceeded()) for entry in self._triage.lost]
                 self._triage.lost.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -52,8 +52,12 @@ def details_of(request: ReceivedRequest, heap: HeapReader) -> bytes:
 class BatchGatherer:
     """One instance's. A batch of shapes that came before is the same Batch object on the same memory."""
 
-    def __init__(self, heap: HeapReader, config: ModelConfig) -> None:
+    def __init__(
+        self, heap: HeapReader, config: ModelConfig, input_memory: Callable[[int], Mapping[str, memoryview]]
+    ) -> None:
+        """`input_memory`: see Execution."""
         self._heap = heap
+        self._input_memory = input_memory
         self._batching = config.max_batch_size > 0
         self._output_order = tuple(output.name for output in config.outputs)
         self._ragged = ragged_batching(config)
@@ -67,12 +71,12 @@ class BatchGatherer:
         alike = len(requests) == 1 or not any(request.form is not form for request in requests)
         if form.places.sizes is None or self._is_ragged or not alike:
             return self._mixed(requests)
-        if len(requests) == 1 and form.places.end > COPIED_SOONER:
+        key = (form, len(requests))
+        gathered = self._gathered.get(key)
+        if gathered is None and len(requests) == 1 and form.places.end > COPIED_SOONER and not self._lent(form, 1):
             # Small ones lie in so many places that a copy costs less than what is made for each. An output that is one
             # of them is copied before the next comes.
             return self._alone(requests[0])
-        key = (form, len(requests))
-        gathered = self._gathered.get(key)
         if gathered is None:
             gathered = _remembered(self._gathered, key, self._room(form, len(requests)))
         for index, request in enumerate(requests):
@@ -98,11 +102,17 @@ class BatchGatherer:
         layout = form.layout
         inputs: dict[str, Tensor] = {}
         columns: list[memoryview] = []
+        lent = self._lent(form, count)
         for head in layout.inputs:
             shape = head.shape if count == 1 else (head.shape[0] * count, *head.shape[1:])
-            columns.append(memoryview(bytearray(math.prod(shape) * head.datatype.itemsize)))
+            nbytes = math.prod(shape) * head.datatype.itemsize
+            columns.append(lent[head.name][:nbytes] if lent else memoryview(bytearray(nbytes)))
             inputs[head.name] = Tensor(head.name, head.datatype, shape, columns[-1].toreadonly())
         return _Gathered(Batch(inputs, layout.requested_outputs, (layout.rows,) * count), columns)
+
+    def _lent(self, form: RequestForm, count: int) -> Mapping[str, memoryview]:
+        """The engine's memory for so many requests."""
+        return self._input_memory(form.layout.rows * count) if self._batching else {}
 
     def _mixed(self, requests: Sequence[ReceivedRequest]) -> Batch:
         """Of requests that name inputs in another order, want other outputs, or have parts of different lengths."""

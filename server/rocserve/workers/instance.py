@@ -100,6 +100,8 @@ class Instance:
         """It takes no new batches."""
         self._has_ended = False
         """Nothing more is said to the worker."""
+        self.batches_at_once = 1
+        """That its engine may have; those behind them wait in the worker."""
         self.has_answered = False
         """Whether a batch of it has come back."""
         self._gone_text = f"the worker of model '{model_name}' has ended"
@@ -354,8 +356,8 @@ class Instance:
         self.closed = True
 
     def end(self, error: ServeError) -> None:
-        """Once the worker has ended: the batches that it had answered are reported as they are, the one that was in the
-        engine with `error`, those behind it with WorkerGone. Open requests get `error` as well, calls are cancelled;
+        """Once the worker has ended: the batches that it had answered are reported as they are, those that were in the
+        engine with `error`, those behind them with WorkerGone. Open requests get `error` as well, calls are cancelled;
         all that the instance holds is given back as its outcomes are released."""
         self.take_mail()
         self._stop_listening()
@@ -365,15 +367,12 @@ class Instance:
         if self._back_socket is not None:
             self._back_socket.close()
         sent, self._sent = self._sent, {}
-        reason = error
-        # It runs batches in their order and answers one before it begins the next: only the first that it has taken can
-        # have been in the engine.
-        for batch in sent.values():
+        # It begins and answers batches in their order: only the first that it has taken can have been in the engine.
+        for place, batch in enumerate(sent.values()):
             now = time.monotonic_ns()
-            if not batch.posted or not self._work.is_taken(batch.posted):
-                reason = WorkerGone(self._gone_text)
+            was_inside = place < self.batches_at_once and batch.posted and self._work.is_taken(batch.posted)
+            reason = error if was_inside else WorkerGone(self._gone_text)
             self.guarded(functools.partial(batch.on_outcome, BatchOutcome(reason, (now, now, now))))
-            reason = WorkerGone(self._gone_text)
         # They know the instance: left in it, they would keep it until the garbage collector comes by.
         requests, self.requests = self.requests, None
         if requests is not None:

@@ -114,7 +114,8 @@ class Worker:
                 service = RequestService(load, self._instances[0], reports.report, self._send_metrics, self._log)
             else:
                 service = TensorService(load, self._instances, reports.report, self._log)
-            loaded = Loaded(service.signature, time.monotonic_ns() - started, dict(service.properties))
+            load_ns = time.monotonic_ns() - started
+            loaded = Loaded(service.signature, load_ns, dict(service.properties), service.batches_at_once)
         except BaseException as error:
             return self._fail("load", error, load)
         self._control.send(loaded)

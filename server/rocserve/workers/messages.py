@@ -67,6 +67,8 @@ class Loaded:
     load_ns: int
     properties: Mapping[str, str] = field(default_factory=dict)
     """What the engine tells of how it runs the model, for its metadata."""
+    batches_at_once: int = 1
+    """That an instance may have in its engine."""
 
 
 @dataclass(frozen=True, slots=True)

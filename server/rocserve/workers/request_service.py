@@ -66,6 +66,11 @@ class RequestService:
         """See ModelService."""
         return model_properties(self._model)
 
+    @property
+    def batches_at_once(self) -> int:
+        """See Loaded."""
+        return 1
+
     def warm_up(self, message: WarmUp) -> None:
         """See ModelService."""
         self._model.initialize(message.config, message.config_json)

@@ -190,6 +190,8 @@ class WorkerSupervisor:
         worker = self._worker
         async with self._limited_load(worker):
             loaded = await worker.load(self._load, functools.partial(self._progress, worker))
+        for instance in worker.instances:
+            instance.batches_at_once = loaded.batches_at_once
         self._events.described(loaded.properties)
         return loaded.signature
 

@@ -8,11 +8,13 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from rocserve.backends.base import LoadedModel, ModelSource, model_properties
+from rocserve.backends.base import Batch, Execution, LoadedModel, ModelSource, model_executions, model_properties
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
@@ -23,6 +25,7 @@ from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
 from rocserve.workers.worker_end import (
     OutgoingResult,
     ReceivedBatch,
+    ReceivedRequest,
     ServerGone,
     WorkerEnd,
     error_result,
@@ -38,6 +41,10 @@ class ModelService(Protocol):
     @property
     def properties(self) -> Mapping[str, str]:
         """See backends.base.model_properties; read from any thread."""
+
+    @property
+    def batches_at_once(self) -> int:
+        """See Loaded."""
 
     def warm_up(self, message: WarmUp) -> None:
         """Raises: ServeError or any exception: the model cannot be served."""
@@ -77,6 +84,11 @@ class TensorService:
     def properties(self) -> Mapping[str, str]:
         """See ModelService."""
         return model_properties(self._model)
+
+    @property
+    def batches_at_once(self) -> int:
+        """See Loaded."""
+        return len(model_executions(self._model))
 
     def warm_up(self, message: WarmUp) -> None:
         """See ModelService."""
@@ -131,18 +143,34 @@ class TensorExecutor:
 
     def __init__(self, end: WorkerEnd, model: LoadedModel, config: ModelConfig, log: logging.Logger) -> None:
         self._end = end
-        self._model = model
         self._log = log
-        self._gatherer = BatchGatherer(end.inputs, config)
-        self._writer = ResultWriter(end, model.signature, config.max_batch_size > 0)
+        self._free = deque(
+            BatchLane(end, model.signature, config, execution, self._serve_error)
+            for execution in model_executions(model)
+        )
+        self._running: deque[BatchLane] = deque()
+        """In the order of their batches, in which these are answered."""
+        self._engine_free_ns = 0
+        """When the engine ended its last batch."""
 
     def run(self) -> None:
         """Until the server closes the connection, or `stop`. Raises: ServerGone."""
-        for batch in self._end.batches():
-            if batch.is_grouped:
-                self._run_each(batch)
-            else:
-                self._run_together(batch)
+        try:
+            for batch in self._end.batches(self._work_on):
+                if batch.is_grouped:
+                    while self._running:
+                        self._finish_first()
+                    self._run_each(batch)
+                    continue
+                lane = self._free.popleft()
+                self._running.append(lane)
+                lane.start(batch)
+                while not self._free:
+                    self._finish_first()
+        finally:
+            # What is in memory is the engine's until then.
+            for lane in self._running:
+                lane.drop()
 
     def stop(self, is_wanted: bool) -> None:
         """See WorkerEnd."""
@@ -151,32 +179,25 @@ class TensorExecutor:
     def close(self) -> None:
         self._end.close()
 
-    def _run_together(self, received: ReceivedBatch) -> None:
-        writer = self._writer
-        input_end = output_start = received.taken_ns
-        try:
-            batch = self._gatherer.batch(received.requests)
-            writer.make_room(batch)
-            input_end = output_start = time.monotonic_ns()
-            result = self._model.execute(batch)
-            output_start = time.monotonic_ns()
-            results: list[OutgoingResult] = []
-            writer.write(results, batch, result)
-            self._end.finish(received, (input_end, output_start), results)
-        except BaseException as error:
-            # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
-            self._end.fail(received, (input_end, max(output_start, input_end)), self._serve_error(error))
-        finally:
-            writer.give_up_room()
+    def _work_on(self) -> bool:
+        """See WorkerEnd.batches."""
+        while self._running:
+            if not self._running[0].is_done:
+                return True
+            self._finish_first()
+        return False
+
+    def _finish_first(self) -> None:
+        lane = self._running.popleft()
+        self._free.append(lane)
+        self._engine_free_ns = lane.finish(self._engine_free_ns)
 
     def _run_each(self, received: ReceivedBatch) -> None:
         """Each request for itself: one that fails leaves the others alone."""
         results: list[OutgoingResult] = []
         for request in received.requests:
             try:
-                batch = self._gatherer.batch([request])
-                batch.room = NO_ROOM
-                self._writer.write(results, batch, self._model.execute(batch))
+                self._free[0].run_one(request, results)
             except BaseException as error:
                 results.append(error_result(self._serve_error(error)))
         self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results)
@@ -186,6 +207,83 @@ class TensorExecutor:
             return error
         self._log.error("the engine failed to run a batch", exc_info=error)
         return ServeError(StatusCode.INTERNAL, error_text(error))
+
+
+class BatchLane:
+    """Takes one batch after the other from its inputs to its result, beside other lanes of the instance."""
+
+    def __init__(
+        self,
+        end: WorkerEnd,
+        signature: Signature,
+        config: ModelConfig,
+        execution: Execution,
+        serve_error: Callable[[BaseException], ServeError],
+    ) -> None:
+        self._end = end
+        self._execution = execution
+        self._gatherer = BatchGatherer(end.inputs, config, execution.input_memory)
+        self._writer = ResultWriter(end, signature, config.max_batch_size > 0)
+        self._serve_error = serve_error
+        self._received: ReceivedBatch
+        self._batch: Batch | None = None
+        self._input_end = 0
+        self._error: BaseException | None = None
+
+    def start(self, received: ReceivedBatch) -> None:
+        """Have the engine begin with a batch."""
+        self._received, self._error = received, None
+        self._input_end = received.taken_ns
+        try:
+            batch = self._batch = self._gatherer.batch(received.requests)
+            self._writer.make_room(batch)
+            self._input_end = time.monotonic_ns()
+            self._execution.start(batch)
+        except BaseException as error:
+            # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
+            self._error = error
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `finish` would not wait."""
+        return self._error is not None or self._execution.is_done
+
+    def finish(self, engine_free_ns: int) -> int:
+        """Wait for the batch and send its result; when the engine ended it, by time.monotonic_ns().
+
+        Args:
+            engine_free_ns: when it ended the one before.
+        """
+        writer, end = self._writer, self._end
+        input_end = output_start = max(self._input_end, engine_free_ns)
+        try:
+            if self._error is not None:
+                raise self._error
+            assert self._batch is not None
+            result = self._execution.result()
+            output_start = time.monotonic_ns()
+            results: list[OutgoingResult] = []
+            writer.write(results, self._batch, result)
+            end.finish(self._received, (input_end, output_start), results)
+        except BaseException as error:
+            end.fail(self._received, (input_end, output_start), self._serve_error(error))
+        finally:
+            writer.give_up_room()
+            self._batch = self._error = None
+        return output_start
+
+    def run_one(self, request: ReceivedRequest, results: list[OutgoingResult]) -> None:
+        """Add the result of a request of a group."""
+        batch = self._gatherer.batch([request])
+        batch.room = NO_ROOM
+        self._execution.start(batch)
+        self._writer.write(results, batch, self._execution.result())
+
+    def drop(self) -> None:
+        """Wait for the batch; its result is nobody's."""
+        with suppress(Exception):
+            self._execution.result()
+        self._writer.give_up_room()
 
 
 def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -157,11 +157,16 @@ class WorkerEnd:
 
     # Batches
 
-    def batches(self) -> Iterator[ReceivedBatch]:
-        """Until the server closes the connection, or `stop`."""
+    def batches(self, work_on: Callable[[], bool] = lambda: False) -> Iterator[ReceivedBatch]:
+        """Until the server closes the connection, or `stop`.
+
+        Args:
+            work_on: sees to the batches that are under way; False: none is, and the next may be waited for.
+        """
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
-            for _ in range(self._looks):
+            is_busy = work_on()
+            for _ in range(0 if is_busy else self._looks):
                 if work.has_mail():
                     break
             entries = work.take()
@@ -173,6 +178,8 @@ class WorkerEnd:
                 yield ReceivedBatch(number, bool(flags & GROUPED), self._requests(place, count), time.monotonic_ns())
             if entries:
                 idle_since = time.monotonic()
+            elif is_busy:
+                continue
             elif not is_open:
                 return
             else:

@@ -69,6 +69,7 @@ class HandInstance:
 
     def __init__(self, loop: HandLoop) -> None:
         self.closed = False
+        self.batches_at_once = 1
         self.executions: list[Execution] = []
         self._loop = loop
 

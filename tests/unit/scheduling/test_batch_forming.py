@@ -120,3 +120,13 @@ def test_nothing_is_sent_ahead_of_what_the_queue_decides(make_bench, batching) -
         bench.submit(1.0, 8)
     assert len(bench.executions) == before + 1
     assert bench.scheduler.waiting == 2
+
+
+def test_an_engine_that_takes_two_batches_at_once_is_given_the_second_before_the_first_is_back(make_bench) -> None:
+    bench = make_bench(DynamicBatching())
+    bench.instances[0].batches_at_once = 2
+    for _ in range(4):
+        bench.submit(1.0)
+    assert [execution.request_sizes for execution in bench.executions] == [(1,), (1,)]
+    bench.executions[0].finish()
+    assert bench.executions[2].request_sizes == (1, 1) and bench.scheduler.waiting == 2

@@ -55,6 +55,7 @@ class HandInstance:
 
     def __init__(self, loop: HandLoop) -> None:
         self.closed = False
+        self.batches_at_once = 1
         self.open: dict[int, Callable[[Answer | None, bool], None]] = {}
         self.cancelled: list[int] = []
         self.traces: dict[int, Trace] = {}

@@ -81,9 +81,11 @@ def test_an_answer_just_before_the_end_counts(peer: Peer) -> None:
     peer.release()
 
 
-@pytest.mark.parametrize("taken", [0, 1, 2, 3])
-def test_what_the_worker_had_not_taken_may_run_elsewhere(peer: Peer, taken: int) -> None:
-    """The one that it had taken may have run in part: it fails. It takes all that is there at once."""
+@pytest.mark.parametrize(("taken", "at_once"), [(0, 1), (1, 1), (2, 1), (3, 1), (1, 2), (3, 2)])
+def test_what_the_worker_had_not_taken_may_run_elsewhere(peer: Peer, taken: int, at_once: int) -> None:
+    """Those that it had taken and that its engine takes at once may have run in part: they fail. It takes all that is
+    there at once."""
+    peer.instance.batches_at_once = at_once
     for _ in range(taken):
         peer.send()
     if taken:
@@ -93,9 +95,9 @@ def test_what_the_worker_had_not_taken_may_run_elsewhere(peer: Peer, taken: int)
     peer.end(internal("killed by signal 9"))
     errors = [outcome.error for outcome in peer.outcomes]
     assert len(errors) == 3
-    if taken:
-        first = errors.pop(0)
-        assert first is not None and not isinstance(first, WorkerGone) and first.text == "killed by signal 9"
+    for _ in range(min(taken, at_once)):
+        inside = errors.pop(0)
+        assert inside is not None and not isinstance(inside, WorkerGone) and inside.text == "killed by signal 9"
     assert all(isinstance(error, WorkerGone) for error in errors)
 
 

@@ -13,6 +13,8 @@ BACKEND = BackendSpec(
     file_endings=(".pt2", ".pt"),
     # Programs and packages hold code, machine code among it.
     models_are_data=False,
-    request_parameters=frozenset({"precision", "batch_sizes", "INTRA_OP_THREAD_COUNT", "NUM_THREADS"}),
+    request_parameters=frozenset(
+        {"precision", "batch_sizes", "batches_at_once", "INTRA_OP_THREAD_COUNT", "NUM_THREADS"}
+    ),
     choose_engine=choose_engine,
 )

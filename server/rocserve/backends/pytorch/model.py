@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from rocserve.backends.base import Batch, BatchResult
+from rocserve.backends.base import Batch, BatchResult, Execution, SequentialExecution
 from rocserve.backends.batch_memory import rows_that_fit
 from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
 from rocserve.backends.pytorch import BACKEND
@@ -19,14 +20,17 @@ from rocserve.backends.pytorch.binding import BoundProgram, bind
 from rocserve.backends.pytorch.datatypes import from_torch, to_torch
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import Program, outputs_of
-from rocserve.backends.pytorch.sizes import Report, SizedProgram
+from rocserve.backends.pytorch.sizes import Report, SizedLane, SizedProgram
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor
 
+Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
 
+_BATCHES_AT_ONCE = 2
+"""On a GPU: one is copied while the other is computed."""
 _WARM_UPS = 3
 """TorchScript looks at its first two runs and compiles for what it has seen."""
 
@@ -52,7 +56,7 @@ class TorchModel:
         self._program = program
         self._options = options
         self._device = device
-        self._sized: SizedProgram | None = None
+        self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
         self._bound: BoundProgram = bind(program.signature, config, self._call)
 
     @property
@@ -87,16 +91,18 @@ class TorchModel:
         sizes = parse_batch_sizes(text, largest) if text else default_batch_sizes(largest)
         datatypes = {spec.name: spec.datatype for spec in self.signature.inputs}
         specs = [TensorSpec(name, datatypes[name], shapes[name]) for name in self._bound.inputs]
-        sized = SizedProgram(self._program, specs, self._device, captures)
+        sized = SizedProgram(
+            self._program, specs, self._device, captures, self._options.batches_at_once or _BATCHES_AT_ONCE
+        )
         try:
-            with self._mode():
+            with self.mode():
                 sized.open(sizes, report)
         except Exception as error:
             if not captures:
                 raise
             _LOG.warning("model '%s' runs operator by operator, as it cannot be captured: %s", self._config.name, error)
         else:
-            self._sized = sized
+            self.executions = [SizedExecution(self, lane) for lane in sized.lanes]
             self.properties = {**self.properties, "batch_sizes": ", ".join(map(str, sized.sizes))}
         finally:
             report("")
@@ -105,9 +111,10 @@ class TorchModel:
         """Without samples: zeros, of the sizes of the example where the file has them; a program that cannot take them
         is no fault."""
         if not samples:
+            zeros = {tensor.name: tensor for tensor in self._bound.zeros(1)}
             try:
                 for _ in range(_WARM_UPS):
-                    self._call(self._bound.zeros(1))
+                    self.execute(Batch(zeros, tuple(self._bound.outputs), (1,)))
             except ServeError as error:
                 _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
         for sample in samples:
@@ -119,29 +126,43 @@ class TorchModel:
             ServeError: INVALID_ARGUMENT where the program's own checks refuse the inputs; UNAVAILABLE where memory does
                 not suffice; else INTERNAL, in PyTorch's words.
         """
-        outputs = outputs_of(self._call([batch.inputs[name] for name in self._bound.inputs]))
+        execution = self.executions[0]
+        if isinstance(execution, SizedExecution):
+            execution.start(batch)
+            return execution.result()
+        return self.named(outputs_of(self._call(self.inputs_of(batch))), batch)
+
+    def inputs_of(self, batch: Batch) -> list[Tensor]:
+        """In the program's order."""
+        return [batch.inputs[name] for name in self._bound.inputs]
+
+    def named(self, outputs: Sequence[Any], batch: Batch) -> BatchResult:
+        """What the program returned for a batch, as its signature calls it. Raises: ServeError: INTERNAL."""
         places = self._bound.outputs
         if len(outputs) < len(places):
             raise internal(f"the program returned {len(outputs)} outputs, expected {len(places)}")
         return BatchResult({name: from_torch(name, outputs[places[name]]) for name in batch.requested_outputs})
 
     def close(self) -> None:
-        self._sized = None
+        self.executions = ()
         del self._program
         if self._device.type != "cpu":
             torch.cuda.empty_cache()
 
     def _call(self, inputs: Sequence[Tensor]) -> Any:
         """What the program returns for inputs in its order. Raises: ServeError."""
+        with self.errors(), self.mode(), torch.jit.optimized_execution(self._options.optimised_execution):
+            written = self._program.signature.overwritten
+            values = [to_torch(tensor, place in written) for place, tensor in enumerate(inputs)]
+            if self._device.type != "cpu":
+                values = [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in values]
+            return self._program.call(values)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """What PyTorch raises while a batch runs, as a ServeError."""
         try:
-            with self._mode(), torch.jit.optimized_execution(self._options.optimised_execution):
-                if self._sized is not None:
-                    return self._sized([to_torch(tensor, copies=False) for tensor in inputs])
-                written = self._program.signature.overwritten
-                values = [to_torch(tensor, place in written) for place, tensor in enumerate(inputs)]
-                if self._device.type != "cpu":
-                    values = [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in values]
-                return self._program.call(values)
+            yield
         except torch.OutOfMemoryError as error:
             raise unavailable(f"PyTorch: {error}") from None
         except AssertionError as error:
@@ -153,9 +174,47 @@ class TorchModel:
             if self._options.cleans_cache and self._device.type != "cpu":
                 torch.cuda.empty_cache()
 
-    def _mode(self) -> AbstractContextManager[Any]:
+    def mode(self) -> AbstractContextManager[Any]:
         mode: AbstractContextManager[Any] = torch.inference_mode() if self._options.inference_mode else torch.no_grad()
         return mode
+
+
+class SizedExecution:
+    """An execution at fixed sizes, beside which others may be under way."""
+
+    def __init__(self, model: TorchModel, lane: SizedLane) -> None:
+        self._model = model
+        self._lane = lane
+        self._batch: Batch
+        self.input_memory = lane.input_memory
+
+    def start(self, batch: Batch) -> None:
+        """See Execution."""
+        self._batch = batch
+        with self._model.errors(), self._model.mode():
+            self._lane.start([to_torch(tensor, copies=False) for tensor in self._model.inputs_of(batch)])
+
+    @property
+    def is_done(self) -> bool:
+        """See Execution."""
+        return self._lane.is_done
+
+    def result(self) -> BatchResult:
+        """See Execution."""
+        with self._model.errors():
+            outputs = self._lane.result()
+        named = self._model.named(outputs, self._batch).outputs
+        return BatchResult({name: _copied(value, self._batch.room.get(name)) for name, value in named.items()})
+
+
+def _copied(value: Array | Tensor, room: Array | None) -> Array | Tensor:
+    """An output out of the memory of the next, and where it is to go where that is known."""
+    if isinstance(value, Tensor):
+        return Tensor(value.name, value.datatype, value.shape, bytes(value.data))
+    if room is None or room.shape != value.shape or room.dtype != value.dtype:
+        return value.copy()
+    np.copyto(room, value)
+    return room
 
 
 def set_up(options: RunOptions) -> None:

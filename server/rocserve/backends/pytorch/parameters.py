@@ -8,6 +8,7 @@
 | INFERENCE_MODE | torch.inference_mode, else torch.no_grad | true |
 | DISABLE_OPTIMIZED_EXECUTION, ENABLE_JIT_EXECUTOR, ENABLE_JIT_PROFILING, ENABLE_TENSOR_FUSER | TorchScript's own | |
 | DISABLE_CUDNN | the GPU's library of network operators is left out | false |
+| batches_at_once | that an instance may have under way | 2 where they run at fixed sizes on a GPU, else 1 |
 | ENABLE_CACHE_CLEANING | GPU memory that is free goes back after each batch | false |
 """
 
@@ -23,6 +24,8 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 
 _LOG = logging.getLogger(__name__)
 
+_MOST_AT_ONCE = 8
+"""Each has pinned memory for the largest batch."""
 _SWITCHES = ("true", "false", "1", "0", "True", "False")
 _REFUSED = {
     "ENABLE_NVFUSER": "PyTorch has had no nvFuser since 2.2; leave it out",
@@ -43,6 +46,8 @@ class RunOptions:
     inference_mode: bool
     optimised_execution: bool
     cudnn: bool
+    batches_at_once: int
+    """0 = not said."""
     cleans_cache: bool
     script_switches: Mapping[str, bool]
     """Of TorchScript's executor, those that are given, by their parameters."""
@@ -67,6 +72,7 @@ def run_options(config: ModelConfig) -> RunOptions:
         inference_mode=_switch(config, "INFERENCE_MODE", True),
         optimised_execution=not _switch(config, "DISABLE_OPTIMIZED_EXECUTION", False),
         cudnn=not _switch(config, "DISABLE_CUDNN", False),
+        batches_at_once=read_integer(config, "batches_at_once", 0, 1, _MOST_AT_ONCE),
         cleans_cache=_switch(config, "ENABLE_CACHE_CLEANING", False),
         script_switches={name: _switch(config, name, True) for name in switches if config.parameters.get(name)},
     )

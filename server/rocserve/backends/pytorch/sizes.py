@@ -1,13 +1,14 @@
 """Batches on a GPU at fixed sizes: pinned memory on the way there and back, and a captured graph for each size.
 
 A graph replays all of a program's kernels by one call, on memory that stays where it is: a batch is put into the input
-of the next size, and what its results' other rows hold is nobody's.
+of the next size, and what its results' other rows hold is nobody's. Several batches may be under way, each on a stream
+and memory of its own: while one is computed the next is copied in, and the results of the one before are copied out.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,26 +37,86 @@ class _Size:
     staged_inputs: Sequence[Any]
     """Pinned, on the host."""
     staged_outputs: Sequence[Any]
+    memory: Mapping[str, memoryview]
+    """Of the staged inputs."""
+
+
+class SizedLane:
+    """A batch of a program under way; on one thread."""
+
+    def __init__(self, device: torch.device, computed: Any) -> None:
+        """`computed`: the event that follows each computation of the program, which shares memory with the next."""
+        self.by_size: dict[int, _Size] = {}
+        self._stream = torch.cuda.Stream(device)
+        self._computed = computed
+        self._ended = torch.cuda.Event()
+        self._results: list[Any] = []
+
+    def input_memory(self, rows: int) -> Mapping[str, memoryview]:
+        """See Execution; in it a batch need not be copied."""
+        size = next((size for size in self.by_size if size >= rows), None)
+        return {} if size is None else self.by_size[size].memory
+
+    def start(self, inputs: Sequence[Any]) -> None:
+        """Run a batch of inputs on the host, in the program's order."""
+        *others, last = pieces(len(inputs[0]), tuple(self.by_size))
+        parts = []
+        for piece in others:
+            self._start([tensor[piece.start : piece.start + piece.rows] for tensor in inputs], piece.batch_size)
+            parts.append([output.clone() for output in self.result()])
+        self._start([tensor[last.start : last.start + last.rows] for tensor in inputs], last.batch_size)
+        if parts:
+            self._results = [torch.cat(column) for column in zip(*parts, self.result(), strict=True)]
+
+    @property
+    def is_done(self) -> bool:
+        """See Execution."""
+        return bool(self._ended.query())
+
+    def result(self) -> list[Any]:
+        """Outputs on the host, in the program's order; valid until the next start."""
+        self._ended.synchronize()
+        return self._results
+
+    def _start(self, inputs: Sequence[Any], size: int) -> None:
+        own = self.by_size[size]
+        rows = len(inputs[0])
+        with torch.cuda.stream(self._stream):
+            for given, staged, placed in zip(inputs, own.staged_inputs, own.inputs, strict=True):
+                if given.data_ptr() != staged.data_ptr():
+                    staged[:rows].copy_(given)
+                placed[:rows].copy_(staged[:rows], non_blocking=True)
+            self._stream.wait_event(self._computed)
+            outputs = own.run()
+            self._computed.record(self._stream)
+            for output, staged in zip(outputs, own.staged_outputs, strict=True):
+                staged[:rows].copy_(output[:rows], non_blocking=True)
+            self._ended.record(self._stream)
+        self._results = [staged[:rows] for staged in own.staged_outputs]
 
 
 class SizedProgram:
-    """A program whose batches run at fixed sizes; on one thread at a time."""
+    """A program whose batches run at fixed sizes."""
 
-    def __init__(self, program: Program, specs: Sequence[TensorSpec], device: torch.device, captures: bool) -> None:
+    def __init__(
+        self, program: Program, specs: Sequence[TensorSpec], device: torch.device, captures: bool, lanes: int
+    ) -> None:
         """`specs`: of the inputs in the program's order; all their dimensions but the batch's are numbers. `captures`:
-        whether graphs are captured."""
+        whether graphs are captured. `lanes`: how many batches may be under way."""
         self._program = program
         self._specs = specs
         self._device = device
         self._captures = captures
+        # All are captured on one stream: memory that one of them has used is another's then.
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._by_size: dict[int, _Size] = {}
+        computed = torch.cuda.Event()
+        self.lanes = [SizedLane(device, computed) for _ in range(lanes)]
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Ascending."""
-        return tuple(self._by_size)
+        return tuple(self.lanes[0].by_size)
 
     def open(self, sizes: Sequence[int], report: Report) -> None:
         """Have these sizes, ascending, as far as memory suffices.
@@ -66,38 +127,17 @@ class SizedProgram:
         for size in sizes:
             report(f"preparing batch size {size}")
             try:
-                self._by_size[size] = self._opened(size)
+                opened = [self._opened(size) for _ in self.lanes]
             except torch.OutOfMemoryError:
-                if not self._by_size:
+                if not self.sizes:
                     raise
                 torch.cuda.empty_cache()
                 _LOG.warning(
                     "the GPU's memory suffices for batches of %d rows; larger ones run in pieces", self.sizes[-1]
                 )
                 return
-
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Outputs in the program's order, from inputs on the host; valid until the next call."""
-        parts = pieces(len(inputs[0]), self.sizes)
-        if len(parts) == 1:
-            return self._run(inputs, parts[0].batch_size)
-        results = []
-        for part in parts:
-            rows = [tensor[part.start : part.start + part.rows] for tensor in inputs]
-            results.append([output.clone() for output in self._run(rows, part.batch_size)])
-        return [torch.cat(column) for column in zip(*results, strict=True)]
-
-    def _run(self, inputs: Sequence[Any], size: int) -> list[Any]:
-        own = self._by_size[size]
-        rows = len(inputs[0])
-        with torch.cuda.stream(self._stream):
-            for given, staged, placed in zip(inputs, own.staged_inputs, own.inputs, strict=True):
-                staged[:rows].copy_(given)
-                placed[:rows].copy_(staged[:rows], non_blocking=True)
-            for output, staged in zip(own.run(), own.staged_outputs, strict=True):
-                staged[:rows].copy_(output[:rows], non_blocking=True)
-        self._stream.synchronize()
-        return [staged[:rows] for staged in own.staged_outputs]
+            for lane, own in zip(self.lanes, opened, strict=True):
+                lane.by_size[size] = own
 
     def _opened(self, size: int) -> _Size:
         shapes = [((size, *spec.shape[1:]), torch_dtype(spec.datatype)) for spec in self._specs]
@@ -112,11 +152,13 @@ class SizedProgram:
         self._stream.synchronize()
         if not all(isinstance(output, torch.Tensor) and output.shape[:1] == (size,) for output in outputs):
             raise ValueError("an output has not the batch's rows")
+        staged = [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in shapes]
         return _Size(
             self._captured(run) if self._captures else run,
             inputs,
-            [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in shapes],
+            staged,
             [torch.empty(output.shape, dtype=output.dtype, pin_memory=True) for output in outputs],
+            {spec.name: _octets(tensor) for spec, tensor in zip(self._specs, staged, strict=True)},
         )
 
     def _captured(self, run: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
@@ -129,3 +171,7 @@ class SizedProgram:
             return outputs
 
         return replay
+
+
+def _octets(tensor: Any) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
