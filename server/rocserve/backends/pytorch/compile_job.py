@@ -88,7 +88,8 @@ def _compile(job: InductorJob, report: Report) -> None:
     if job.precision in DTYPES:
         dtype = DTYPES[job.precision]
         report(f"exporting it in {job.precision}")
-        inner = in_precision(exported_program(exported, exported.module().to(dtype)), dtype)
+        module = exported.module().to(dtype)
+        inner = in_precision(exported_program(exported, module, module.state_dict()), dtype)
         signature = replace(signature, precision=inner.signature.precision)
         exported = _flat_export(inner, device)
     # As many threads as the process has that runs it, not this one.

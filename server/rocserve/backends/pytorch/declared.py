@@ -38,7 +38,7 @@ def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, key
     if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
         return Program(
             lambda values: module(dict(zip(keys, values, strict=True))),
-            _told_by_configuration([ProgramTensor((key,)) for key in keys], precision_of(module)),
+            _told_by_configuration([ProgramTensor((key,)) for key in keys], precision_of(module.state_dict())),
         )
     for argument in needed:
         if not _is_tensor(argument) and str(argument.type) != "List[str]":
@@ -50,7 +50,7 @@ def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, key
         lambda values: module(*values),
         _told_by_configuration(
             [ProgramTensor((argument.name, f"INPUT__{place}")) for place, argument in enumerate(needed)],
-            precision_of(module),
+            precision_of(module.state_dict()),
             goes_by_order=True,
         ),
     )

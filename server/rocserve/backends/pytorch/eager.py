@@ -100,5 +100,6 @@ def _open(model: ModelSource, kind: FileKind, options: RunOptions, device: torch
     else:
         exported = to_device(read_exported(model.model_file), device)
         module = exported.module()
-        program = exported_program(exported, module if dtype is None else module.to(dtype))
+        module = module if dtype is None else module.to(dtype)
+        program = exported_program(exported, module, module.state_dict())
     return program if dtype is None else in_precision(program, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,11 @@ def to_device(exported: Any, device: torch.device) -> Any:
     return move_to_device_pass(exported, device)
 
 
-def exported_program(exported: Any, module: Any) -> Program:
+def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping[str, Any] | None = None) -> Program:
     """What the program says of itself, and `module`, which is called as it is, to run it.
+
+    Args:
+        weights: those that it computes with; None = the file's.
 
     Raises:
         ServeError: INVALID_ARGUMENT, a tensor of it cannot be served.
@@ -93,7 +96,7 @@ def exported_program(exported: Any, module: Any) -> Program:
         batches=bool(inputs) and rows is not None and (bounds is None or bool(bounds.lower <= _LEAST_ROWS)),
         most_rows=None if bounds is None or not bounds.upper < _MOST_ROWS else int(bounds.upper),
         overwritten=frozenset(place for place, tensor in enumerate(inputs) if tensor.names[0] in written),
-        precision=precision_of(module),
+        precision=precision_of(exported.state_dict if weights is None else weights),
     )
     return Program(call, signature)
 

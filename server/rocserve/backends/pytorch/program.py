@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,10 +66,10 @@ class Program:
     signature: ProgramSignature
 
 
-def precision_of(module: Any) -> str:
-    """What most of the weights' bytes are in comes first."""
+def precision_of(weights: Mapping[str, Any]) -> str:
+    """What most of their bytes are in comes first."""
     sizes: Counter[str] = Counter()
-    for tensor in module.state_dict().values():
+    for tensor in weights.values():
         if isinstance(tensor, torch.Tensor) and tensor.dtype in _PRECISIONS:
             sizes[_PRECISIONS[tensor.dtype]] += tensor.nbytes
     return ", ".join(name for name, _ in sizes.most_common())
