@@ -18,6 +18,8 @@ Buffer = bytes | bytearray | memoryview
 _LENGTH = struct.Struct("<I")
 _LARGEST_EXTENT = (1 << 63) - 1
 """Of a dimension, as the protocol has it."""
+COPIED_SOONER = 4096
+"""Bytes up to which one copy more takes less time than a view."""
 COUNTED_AT_ONCE = 32768
 """Elements of BYTES whose lengths are followed in a step: some 4 ms."""
 

@@ -12,9 +12,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import Shape, made_data, made_shape, ragged_batching
 from rocserve.core.request_form import RequestForm
-from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
 from rocserve.plane.heap import HeapReader
-from rocserve.workers.result_writer import COPIED_SOONER
 from rocserve.workers.worker_end import ReceivedRequest
 
 _Key = TypeVar("_Key")

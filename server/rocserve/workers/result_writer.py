@@ -15,7 +15,15 @@ from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.requests import NO_PARAMETERS, Signature
 from rocserve.core.tensor_places import padded
-from rocserve.core.tensors import Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
+from rocserve.core.tensors import (
+    COPIED_SOONER,
+    Buffer,
+    Tensor,
+    bytes_elements,
+    flat_octets,
+    octets,
+    tensor_from_numpy,
+)
 from rocserve.workers.layouts import Layout
 from rocserve.workers.responses import ResponseWriter
 from rocserve.workers.worker_end import OutgoingResult, WorkerEnd
@@ -26,8 +34,6 @@ Shape = tuple[int, ...]
 _FAILURE_TEXTS = 64 * 1024
 """Characters that the texts of one batch's failures share."""
 _REMEMBERED = 256
-COPIED_SOONER = 4096
-"""Bytes of an array up to which one copy more takes less time than a view of it."""
 NO_ROOM: Mapping[str, Array] = {}
 
 

@@ -27,7 +27,7 @@ from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.inference import InferenceHandlers
+from rocserve.frontends.grpc.inference import InferCall, InferenceHandlers
 from rocserve.frontends.grpc.transport import StreamRoute, UnaryRoute
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -127,7 +127,7 @@ def served(serve: Any, plane: PlaneLoop, models: dict[str, HandModel]) -> Any:
     memory = ClientMemory(tables, ClientRegions(GUARD), 0, plane.work_off)
     service = InferenceService(Dispatcher(tables, plane.work_off), memory, no_observer(tables), PrivatePaths(), plane)
     handlers = InferenceHandlers(service, InferCodec(), RequestMemory())
-    routes = {INFER: UnaryRoute(handlers.model_infer), STREAM: StreamRoute(handlers.model_stream_infer)}
+    routes = {INFER: UnaryRoute(handlers.model_infer, InferCall), STREAM: StreamRoute(handlers.model_stream_infer)}
     return serve(routes, handlers.memory)
 
 

@@ -20,7 +20,7 @@ import pytest
 from support.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, head
 from support.waiting import wait_until
 
-from rocserve.core.errors import StatusCode
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, UnaryCall, UnaryRoute
 
 UNARY = "/test.Service/Unary"
@@ -276,7 +276,7 @@ def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
     for call in held:
         call.watch_cancellation(lambda: None)
         call.reply(b"late")
-        call.fail(StatusCode.INTERNAL, "late")
+        call.reply_error(ServeError(StatusCode.INTERNAL, "late"))
     streams[0].send(b"late")
     streams[0].request_next()
     streams[0].finish(StatusCode.OK, "late")

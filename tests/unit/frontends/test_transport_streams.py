@@ -296,7 +296,7 @@ def test_streams_may_be_ended_by_any_thread_while_and_after_the_transport_ends(s
         while not is_over.is_set():
             for receiver in receivers.all:
                 receiver.call.send(bytes(2000))
-                receiver.call.end(error)  # type: ignore[attr-defined]
+                receiver.call.end_waiting(error)  # type: ignore[attr-defined]
                 count += 1
             time.sleep(0.001)
         return count

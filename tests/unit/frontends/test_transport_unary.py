@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 from support.waiting import wait_until
 
-from rocserve.core.errors import StatusCode
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
 
 UNARY = "/test.Service/Unary"
@@ -75,7 +75,9 @@ def test_metadata_goes_in_and_trailing_metadata_comes_out(serve: Any) -> None:
 
 @pytest.mark.parametrize("code", [code for code in StatusCode if code is not StatusCode.OK])
 def test_an_error_reaches_the_client_with_code_text_and_metadata(serve: Any, code: StatusCode) -> None:
-    unary = serve(one(lambda call: call.fail(code, "so nicht: 50 % ä\n", (("why", "because"),)))).unary()
+    unary = serve(
+        one(lambda call: call.reply_error(ServeError(code, "so nicht: 50 % ä\n"), (("why", "because"),)))
+    ).unary()
     with pytest.raises(grpc.RpcError) as raised:
         unary(b"", timeout=10)
     assert raised.value.code().value[0] == code
@@ -84,7 +86,7 @@ def test_an_error_reaches_the_client_with_code_text_and_metadata(serve: Any, cod
 
 
 def test_an_endless_error_text_is_cut_to_what_clients_accept(serve: Any) -> None:
-    unary = serve(one(lambda call: call.fail(StatusCode.NOT_FOUND, "ä" * 100_000))).unary()
+    unary = serve(one(lambda call: call.reply_error(ServeError(StatusCode.NOT_FOUND, "ä" * 100_000)))).unary()
     with pytest.raises(grpc.RpcError) as raised:
         unary(b"", timeout=10)
     assert raised.value.code() is grpc.StatusCode.NOT_FOUND
@@ -138,7 +140,7 @@ def test_only_the_first_of_several_answers_counts(serve: Any) -> None:
     def handle(call: UnaryCall) -> None:
         call.reply(b"first")
         call.reply(b"second")
-        call.fail(StatusCode.INTERNAL, "third")
+        call.reply_error(ServeError(StatusCode.INTERNAL, "third"))
 
     unary = serve(one(handle)).unary()
     assert [unary(b"", timeout=10) for _ in range(20)] == [b"first"] * 20
@@ -195,7 +197,7 @@ def test_a_cancelled_call_is_told_to_every_watcher_and_its_answer_is_dropped(ser
     calls[0].watch_cancellation(lambda: told.append("late"))
     wait_until(lambda: told == ["first", "second", "late"])
     calls[0].reply(b"too late")
-    calls[0].fail(StatusCode.INTERNAL, "too late")
+    calls[0].reply_error(ServeError(StatusCode.INTERNAL, "too late"))
     assert not served.transport.live
 
 

@@ -4,6 +4,7 @@ admin calls may come from (--admin-address)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from urllib.parse import unquote
 
 from google.protobuf.message import Message
@@ -46,7 +47,7 @@ def admin_guarded(route: UnaryRoute, method: str, request: type[Message], admin:
         try:
             admin.check(method, peer_of(call), lambda: parse_message(call.message, request))
         except ServeError as error:
-            call.fail(error.code, error.text)
+            call.reply_error(error)
         else:
             serve(call)
 
@@ -70,9 +71,9 @@ def _guarded_unary(route: UnaryRoute, restriction: Restriction) -> UnaryRoute:
         if restriction.admits_metadata(call.metadata):
             serve(call)
         else:
-            call.fail(refusal.code, refusal.text)
+            call.reply_error(refusal)
 
-    return UnaryRoute(handle)
+    return replace(route, handler=handle)
 
 
 def _guarded_stream(route: StreamRoute, restriction: Restriction) -> StreamRoute:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 
-from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import id_of_refused
 from rocserve.frontends.grpc.response_codec import join_large
+from rocserve.frontends.grpc.server_calls import ServerUnaryCall
 from rocserve.frontends.grpc.transport import SERVER_EXITING, Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.forwarded_headers import HeaderForwarding
@@ -43,13 +44,13 @@ class InferenceHandlers:
     def routes(self, restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
         """By full names."""
         routes: dict[str, Route] = {
-            "ModelInfer": UnaryRoute(self.model_infer),
+            "ModelInfer": UnaryRoute(self.model_infer, InferCall),
             "ModelStreamInfer": StreamRoute(self.model_stream_infer),
         }
         return guarded_routes(routes, restrictions)
 
-    def model_infer(self, call: UnaryCall) -> None:
-        responder = _UnaryResponder(call, self)
+    def model_infer(self, call: InferCall) -> None:
+        call.handlers = self
         try:
             self.memory.admit(call, len(call.message))
             request = self.codec.decode_request(call.message)
@@ -58,9 +59,9 @@ class InferenceHandlers:
             if self._forwarding is not None:
                 request.head = self._forwarding.forward(request.head, call.metadata)
             request.deadline = call.deadline
-            self._service.infer(request, responder)
+            self._service.infer(request, call)
         except ServeError as error:
-            responder.fail(error)
+            call.fail(error)
             self._service.refuse(error, partial(id_of_refused, call.message))
 
     def model_stream_infer(self, call: StreamCall) -> InferenceStream:
@@ -77,49 +78,45 @@ class InferenceHandlers:
             stream.end_when_idle()
 
 
-class _UnaryResponder:
+class InferCall(ServerUnaryCall):
+    """A call of ModelInfer, which is the responder of its request."""
+
     takes_one = True
 
-    __slots__ = ("_call", "_handlers")
+    __slots__ = ("handlers",)
 
-    def __init__(self, call: UnaryCall, handlers: InferenceHandlers) -> None:
-        self._call = call
-        self._handlers = handlers
+    handlers: InferenceHandlers
 
     def origin(self) -> RequestOrigin:
-        return _origin(self._call)
+        return _origin(self)
 
     def expect_many(self) -> None:
         raise unimplemented(NOT_FOR_DECOUPLED["GRPC"])
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        codec = self._handlers.codec
         try:
             if response.is_large and not response.is_typed:
-                self._handlers.plane.work_off(self._reply_large(response))
+                self.handlers.plane.work_off(self._reply_large(response))
                 return
-            message = codec.encode_response(response)
+            message = self.handlers.codec.encode_response(response)
         except ServeError as error:
             self.fail(error)
         else:
-            self._call.reply(message)
+            self.reply(message)
 
     def _reply_large(self, response: InferResponse) -> Generator[None, None, None]:
         try:
-            message = yield from join_large(self._handlers.codec.parts(response))
+            message = yield from join_large(self.handlers.codec.parts(response))
         except ServeError as error:
             self.fail(error)
         else:
-            self._call.reply(message)
+            self.reply(message)
 
     def end(self) -> None:
-        self._call.fail(StatusCode.INTERNAL, "the model ended the request without a response")
+        self.reply_error(internal("the model ended the request without a response"))
 
     def fail(self, error: ServeError, final: bool = True) -> None:
-        self._call.fail(error.code, self._handlers.paths.hide(error.text))
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._call.watch_cancellation(callback)
+        self.reply_error(self.handlers.paths.without(error))
 
 
 class InferenceStream:

@@ -66,8 +66,7 @@ class MethodRoutes:
         self._loop.call_soon_threadsafe(begin, call, holding)
 
     def _fail(self, call: UnaryCall, error: Exception) -> None:
-        told = self._failures.error_of(call.method, error)
-        call.fail(told.code, told.text)
+        call.reply_error(self._failures.error_of(call.method, error))
 
 
 def _on_bytes(method: QuickMethod) -> Callable[[bytes], bytes]:

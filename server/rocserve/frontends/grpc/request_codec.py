@@ -14,7 +14,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.request_parameters import MOST_ENTRIES, check_entries, check_id
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
-from rocserve.core.tensors import Buffer
+from rocserve.core.tensors import COPIED_SOONER, Buffer
 from rocserve.core.wire_format import LENGTH_DELIMITED, read_varint
 from rocserve.frontends.grpc.typed_contents import raw_contents
 from rocserve.protocol.faults import parse_message
@@ -78,7 +78,7 @@ class RequestDecoder:
         """With what they say of a sequence that goes on; apart, since each sequence has its own."""
 
     def decode_request(self, data: bytes) -> InferRequest:
-        """One request. The data of its inputs are views on `data`.
+        """One request. The data of its inputs are views on `data`, unless that is small.
 
         Raises:
             ServeError: INVALID_ARGUMENT when the bytes are no ModelInferRequest or an input's data is missing, given
@@ -86,14 +86,16 @@ class RequestDecoder:
         """
         try:
             layout = self._layouts.get(len(data))
-            # A generator would take longer than all the rest.
-            if layout is None or not all([data.startswith(frame, begin) for begin, frame in layout.frames]):  # noqa: C419
+            if layout is None:
                 return self._decode_by_fields(data)
+            for begin, frame in layout.frames:
+                if not data.startswith(frame, begin):
+                    return self._decode_by_fields(data)
             request_id = data[layout.id_start : layout.id_end].decode() if layout.id_end else ""
         except (IndexError, ValueError):
             return self._decode_by_protobuf(data)
-        view = memoryview(data)
-        return InferRequest(layout.head, request_id, [view[begin:end] for begin, end in layout.raw])
+        source = data if len(data) <= COPIED_SOONER else memoryview(data)
+        return InferRequest(layout.head, request_id, [source[begin:end] for begin, end in layout.raw])
 
     def _decode_by_fields(self, data: bytes) -> InferRequest:
         """Raises: IndexError, ValueError: they are not in their order, or faulty; ServeError, as above."""

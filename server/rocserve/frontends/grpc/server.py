@@ -299,7 +299,7 @@ class GrpcServer:
             return
         route = self._unary.get(name)
         if route is not None:
-            call = ServerUnaryCall(self, event, route)
+            call: ServerUnaryCall = (route.call_type or ServerUnaryCall)(self, event, route)
             self.live.add(call)
             waiting.since[call] = waiting.checked_at
             event.call.start_server_batch((ReceiveMessage(0),), call.on_message)

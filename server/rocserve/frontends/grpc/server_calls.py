@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from grpc._cython import cygrpc
 
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
@@ -140,7 +140,7 @@ class ServerUnaryCall(ServerCall):
         message = event.batch_operations[0].message()
         if message is None:
             # Nothing was sent, or the call has failed below us (too large, cancelled) and this goes nowhere.
-            self.fail(StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
+            self.reply_error(invalid_argument(NO_MESSAGE))
             return
         if waiting.counts_bytes:
             waiting.came_whole(self, since, len(message))
@@ -148,12 +148,11 @@ class ServerUnaryCall(ServerCall):
         try:
             self._route.handler(self)
         except Exception as error:
-            told = self._transport.failures.error_of(self.method, error)
-            self.fail(told.code, told.text)
+            self.reply_error(self._transport.failures.error_of(self.method, error))
 
-    def end(self, error: ServeError) -> None:
+    def end_waiting(self, error: ServeError) -> None:
         """See WaitingCall."""
-        self.fail(error.code, error.text)
+        self.reply_error(error)
 
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
         transport = self._transport
@@ -167,30 +166,34 @@ class ServerUnaryCall(ServerCall):
             _SendMessage(message, 0),
             _SendStatus(tuple(trailing_metadata), 0, b"", 0) if trailing_metadata else _OK,
         )
-        if self in transport.sending:
+        if self not in transport.live:
+            self._drop()
             return
         try:
             transport.memory.exchange(self, len(message))
         except ServeError as error:
-            self.fail(error.code, error.text)
+            self.reply_error(error)
             return
-        is_sent = False
         transport.sending[self] = time.monotonic()
         try:
-            is_sent = self._end(operations, self._on_sent)
-        finally:
-            if not is_sent:
-                self._on_sent(None)
+            self._end(operations, self._on_sent)
+        except BaseException:
+            self._on_sent(None)
+            raise
 
-    def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+    def reply_error(self, error: ServeError, trailing_metadata: Metadata = ()) -> None:
         plane = self._transport.plane
         if get_ident() != plane.thread:
-            plane.call_soon(lambda: self.fail(code, text, trailing_metadata))
+            plane.call_soon(lambda: self.reply_error(error, trailing_metadata))
             return
-        if self in self._transport.sending:
-            return
-        self._transport.memory.release(self)
-        self._end((_NO_METADATA, _status(code, text, trailing_metadata)), _ignore)
+        self._drop()
+        if self in self._transport.live:
+            self._end((_NO_METADATA, _status(error.code, error.text, trailing_metadata)), _ignore)
+
+    def _drop(self) -> None:
+        """Nothing is kept of its request any more."""
+        if self not in self._transport.sending:
+            self._transport.memory.release(self)
 
     @property
     def unsent_bytes(self) -> int:
@@ -201,13 +204,9 @@ class ServerUnaryCall(ServerCall):
         self._transport.sending.pop(self, None)
         self._transport.memory.release_answer(self)
 
-    def _end(self, operations: tuple[Any, ...], on_sent: Callable[[Event], None]) -> bool:
-        """False: it has ended before."""
+    def _end(self, operations: tuple[Any, ...], on_sent: Callable[[Event], None]) -> None:
         live = self._transport.live
-        try:
-            live.remove(self)
-        except KeyError:
-            return False
+        live.remove(self)
         try:
             error = self._call.start_server_batch(operations, on_sent)
         except BaseException:
@@ -216,7 +215,6 @@ class ServerUnaryCall(ServerCall):
         if error:
             live.add(self)
             raise ValueError(f"gRPC refused the answer (call error {error}): is the trailing metadata valid?")
-        return True
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         plane = self._transport.plane
@@ -328,7 +326,7 @@ class ServerStreamCall(ServerCall):
             else:
                 receiver.on_message(message)
         except Exception as error:
-            self.end(self._transport.failures.error_of(self.method, error))
+            self.end_waiting(self._transport.failures.error_of(self.method, error))
         self._read()
 
     def _on_close(self, event: Event) -> None:
@@ -386,7 +384,7 @@ class ServerStreamCall(ServerCall):
             self._sending = True
             self._start_sending(None, status)
 
-    def end(self, error: ServeError) -> None:
+    def end_waiting(self, error: ServeError) -> None:
         """See WaitingCall. What waits to be sent is dropped: the client may not read."""
         self._call.cancel(int(error.code), status_text(error.text))
 

@@ -11,9 +11,9 @@ import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from rocserve.core.errors import StatusCode
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.certificates import CertificateFiles
 from rocserve.frontends.grpc.unfinished import WaitingLimits
 from rocserve.frontends.listen_address import ListenAddress
@@ -62,7 +62,7 @@ class _Call(Protocol):
 
 
 class UnaryCall(_Call, Protocol):
-    """One unary RPC in flight. `reply` or `fail` ends it; whatever comes after the end is dropped silently."""
+    """One unary RPC in flight. `reply` or `reply_error` ends it; whatever comes after the end is dropped silently."""
 
     held_bytes: int
     """Of its request, as RequestMemory has noted them; given back when the call is answered."""
@@ -77,7 +77,7 @@ class UnaryCall(_Call, Protocol):
             TypeError, ValueError: the message is not bytes or the metadata is not valid; the call stays open.
         """
 
-    def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+    def reply_error(self, error: ServeError, trailing_metadata: Metadata = ()) -> None:
         """Answer with an error. Any thread; raises as `reply` does."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
@@ -121,13 +121,16 @@ class StreamCall(_Call, Protocol):
         """End the stream once all that is queued has been sent. Any thread; a second end is dropped silently."""
 
 
-UnaryHandler = Callable[[UnaryCall], None]
+UnaryHandler = Callable[[Any], None]
+"""Of a UnaryCall, or of the route's own type of them."""
 StreamHandler = Callable[[StreamCall], StreamReceiver]
 
 
 @dataclass(frozen=True, slots=True)
 class UnaryRoute:
     handler: UnaryHandler
+    call_type: Callable[..., Any] | None = None
+    """Of its calls, a kind of `ServerUnaryCall`; None: just that."""
 
 
 @dataclass(frozen=True, slots=True)

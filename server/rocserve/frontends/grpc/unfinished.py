@@ -33,7 +33,7 @@ class WaitingCall(Protocol):
     def peer(self) -> str:
         """Its connection."""
 
-    def end(self, error: ServeError) -> None:
+    def end_waiting(self, error: ServeError) -> None:
         """Answer with an error, and tell whoever serves the call."""
 
 
@@ -182,6 +182,6 @@ class WaitingCalls:
 
     def _end(self, call: WaitingCall, error: ServeError) -> None:
         self.remove(call)
-        call.end(error)
+        call.end_waiting(error)
         if self._pace.is_due():
             self._log.warning("%s, of %s, is ended: %s", call.method, call.peer, error.text)

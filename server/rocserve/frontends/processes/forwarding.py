@@ -92,7 +92,7 @@ class Forwarding:
         try:
             self._memory.admit(holding, len(call.message))
         except ServeError as error:
-            call.fail(error.code, error.text)
+            call.reply_error(error)
             return
         number = next(self._numbers)
         forwarded = self._open[number] = _ForwardedUnary(call, lambda: self._memory.release(holding))
@@ -128,7 +128,8 @@ class _ForwardedUnary:
         if isinstance(head, Reply):
             self._call.reply(body, _as_metadata(head.trailing_metadata))
         else:
-            self._call.fail(status_code(head.code), head.text, _as_metadata(head.trailing_metadata))
+            error = ServeError(status_code(head.code), head.text)
+            self._call.reply_error(error, _as_metadata(head.trailing_metadata))
         return True
 
 

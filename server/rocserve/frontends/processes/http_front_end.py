@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from rocserve.config.plain import to_plain
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.frontends.grpc.guards import full_name
 from rocserve.frontends.grpc.transport import Metadata
@@ -85,9 +85,9 @@ class _MethodCall:
         if not self._answer.done():
             self._answer.set_result(message)
 
-    def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+    def reply_error(self, error: ServeError, trailing_metadata: Metadata = ()) -> None:
         if not self._answer.done():
-            self._answer.set_exception(ServeError(code, text))
+            self._answer.set_exception(error)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """It goes on when the client does not wait for it."""
