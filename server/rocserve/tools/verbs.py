@@ -137,7 +137,11 @@ def _add_doctor(verbs: _Verbs) -> None:
     )
     _add_places(parser)
     parser.add_argument(
-        "--timeout-secs", type=at_least(1, float), default=120.0, metavar="S", help="of each trial (default 120)"
+        "--timeout-secs",
+        type=at_least(0, float),
+        default=120.0,
+        metavar="S",
+        help="of each trial (default 120; 0 = none)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

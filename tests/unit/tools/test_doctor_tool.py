@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -15,14 +16,15 @@ from rocserve.backends.host import Host
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation
 from rocserve.core.errors import ServeError
+from rocserve.jobs.messages import JobError
+from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor import software
 from rocserve.tools.doctor.engines import target_fault
 from rocserve.tools.doctor.findings import Finding, State
 from rocserve.tools.doctor.machine import examine_machine
 from rocserve.tools.doctor.tiny_model import tiny_onnx
-from rocserve.tools.doctor.trial import TrialOrder
-from rocserve.tools.doctor.trials import run_trial
+from rocserve.tools.doctor.trial import TrialJob, TrialResult
 
 pytestmark = pytest.mark.long
 
@@ -35,8 +37,14 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def _failure(folder: Path, engine: str, python: tuple[str, ...] = (sys.executable,), seconds: float = 60) -> str:
-    order = TrialOrder("onnx", engine, str(folder), {}, None, EngineSettings())
-    return run_trial(order, python, seconds, {}).failure
+    """ "" = the tiny model's answer was right."""
+    job = TrialJob("onnx", engine, str(folder), {}, None, EngineSettings())
+    runner = JobRunner(JobEngine("an engine", python=python), lambda _: None, logging.getLogger(__name__))
+    try:
+        runner.run(job, TrialResult, timeout_seconds=seconds, limit_name="--timeout-secs")
+    except JobError as error:
+        return error.text
+    return ""
 
 
 def test_every_engine_is_tried(migraphx_root: Path, command: Command) -> None:
@@ -188,12 +196,17 @@ class TestTrials:
         assert _failure(tmp_path, _ONNXRUNTIME) == ""
 
     def test_an_engine_that_cannot_be_loaded(self, tmp_path: Path) -> None:
-        assert _failure(tmp_path, "rocserve.absent") == "ModuleNotFoundError: No module named 'rocserve.absent'"
+        reason = "ModuleNotFoundError: No module named 'rocserve.absent'"
+        assert _failure(tmp_path, "rocserve.absent") == f"trying a tiny model failed while running it: {reason}"
 
     def test_one_that_crashes(self, tmp_path: Path) -> None:
         crashing = ("/bin/sh", "-c", "echo the last word >&2; kill -6 $$")
-        assert _failure(tmp_path, "", crashing) == "the process ended by signal 6 (SIGABRT): the last word"
+        reason = "an engine ended by signal 6 (SIGABRT): the last word"
+        assert _failure(tmp_path, "", crashing) == f"trying a tiny model failed while starting: {reason}"
 
     def test_one_that_hangs(self, tmp_path: Path) -> None:
         hanging = ("/bin/sh", "-c", "sleep 1000")
-        assert _failure(tmp_path, "", hanging, 0.2) == "took longer than 0.2 s and was stopped"
+        assert _failure(tmp_path, "", hanging, 0.2) == (
+            "trying a tiny model took longer than --timeout-secs (0.2 s) and was stopped while starting; raise"
+            " --timeout-secs (0 = no limit)"
+        )

@@ -22,14 +22,15 @@ from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
 from rocserve.core.errors import ServeError
-from rocserve.jobs.runner import JobRunner
+from rocserve.jobs.messages import JobError
+from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor.findings import Finding, State
-from rocserve.tools.doctor.trial import TrialOrder
-from rocserve.tools.doctor.trials import run_trial
+from rocserve.tools.doctor.trial import TrialJob, TrialResult
 
 _SECTION = "engines"
 _NO_FILE = "cannot open shared object file"
+_LIMIT = "--timeout-secs"
 
 
 class EngineExamination:
@@ -61,7 +62,7 @@ class EngineExamination:
         yield Finding(_SECTION, "MIGraphX is in", State.FACT, _place(installation))
         runner = JobRunner(migraphx_jobs(installation), self._report, self._log)
         try:
-            library = runner.run(LibraryJob(), LibraryResult, timeout_seconds=self._timeout_seconds)
+            library = runner.run(LibraryJob(), LibraryResult, timeout_seconds=self._timeout_seconds, limit_name=_LIMIT)
         except ServeError as error:
             yield Finding(_SECTION, "MIGraphX", State.BROKEN, error.text, "MIGraphX is there, but cannot be loaded")
             return
@@ -108,10 +109,16 @@ class EngineExamination:
         with TemporaryDirectory(prefix="rocserve-doctor-") as folder:
             # A cache of its own: the trial is to compile, and to leave nothing behind.
             settings = EngineSettings(f"{folder}/cache", self._settings.cache_bytes, self._settings.migraphx_root)
-            order = TrialOrder(kind, engine, folder, parameters, device, settings)
-            result = run_trial(order, python, self._timeout_seconds, environment or {})
-        if result.failure:
-            return Finding(_SECTION, name, State.BROKEN, result.failure, f"{name} does not work; see its line above")
+            try:
+                result = JobRunner(JobEngine(name, python=tuple(python)), self._report, self._log).run(
+                    TrialJob(kind, engine, folder, parameters, device, settings),
+                    TrialResult,
+                    timeout_seconds=self._timeout_seconds,
+                    environment=environment or {},
+                    limit_name=_LIMIT,
+                )
+            except JobError as error:
+                return Finding(_SECTION, name, State.BROKEN, error.text, f"{name} does not work; see its line above")
         return Finding(_SECTION, name, State.WORKS, f"a tiny model, right answer, {result.seconds:.2f} s with loading")
 
 

@@ -1,12 +1,7 @@
-"""A tiny model through one engine, in a process of its own: `python -m rocserve.tools.doctor.trial`.
-
-The TrialOrder comes by standard input; the TrialResult goes to the descriptor that is the one argument.
-"""
+"""The job of trying an engine: a tiny model is loaded, run once, and its answer compared."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +13,10 @@ import numpy as np
 
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import internal
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
-from rocserve.core.plain import from_json, to_json
 from rocserve.core.tensors import tensor_from_numpy
+from rocserve.jobs.messages import Report
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor.tiny_model import SHAPE, expected, tiny_onnx
 
@@ -34,7 +29,7 @@ _GREY_TOLERANCE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class TrialOrder:
+class TrialJob:
     kind: str
     """onnx or rocal: which model."""
     engine: str
@@ -46,43 +41,46 @@ class TrialOrder:
     device: int | None
     settings: EngineSettings
 
+    @property
+    def title(self) -> str:
+        return "trying a tiny model"
+
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
     seconds: float
     """From loading the model to its answer."""
-    failure: str
-    """"" = the answer was right."""
 
 
-def try_engine(order: TrialOrder) -> TrialResult:
-    """Load the model, run it once and compare the answer."""
+def perform(job: TrialJob, report: Report) -> TrialResult:
+    """
+    Raises:
+        ServeError: the answer is wrong, or the engine says why it gives none.
+    """
+    report("running it")
     started = time.monotonic()
-    try:
-        fault = _try_pipeline(order) if order.kind == "rocal" else _try_network(order)
-    except ServeError as error:
-        fault = error.text
-    except Exception as error:
-        fault = f"{type(error).__name__}: {error}"
-    return TrialResult(time.monotonic() - started, fault)
+    fault = _try_pipeline(job) if job.kind == "rocal" else _try_network(job)
+    if fault:
+        raise internal(fault)
+    return TrialResult(time.monotonic() - started)
 
 
-def _try_network(order: TrialOrder) -> str:
+def _try_network(job: TrialJob) -> str:
     config = ModelConfig(
         name="tiny",
         backend="onnx",
         inputs=(InputConfig("x", DataType.FP32, SHAPE),),
         outputs=(OutputConfig("y", DataType.FP32, SHAPE),),
-        parameters=order.parameters,
+        parameters=job.parameters,
     )
     values = [0.25 * place - 1 for place in range(SHAPE[0] * SHAPE[1])]
     x = np.array(values, np.float32).reshape(SHAPE)
-    y = _answer(order, config, "model.onnx", tiny_onnx(), "x", x, DataType.FP32)
+    y = _answer(job, config, "model.onnx", tiny_onnx(), "x", x, DataType.FP32)
     difference = float(np.abs(y - np.array(expected(values)).reshape(SHAPE)).max())
     return "" if difference <= _TOLERANCE else f"its answer is wrong by {difference:.3g}"
 
 
-def _try_pipeline(order: TrialOrder) -> str:
+def _try_pipeline(job: TrialJob) -> str:
     import cv2
 
     _, encoded = cv2.imencode(".jpg", np.full((16, 16, 3), _GREY, np.uint8))
@@ -92,16 +90,16 @@ def _try_pipeline(order: TrialOrder) -> str:
         max_batch_size=1,
         inputs=(InputConfig("ENCODED", DataType.BYTES, (1,)),),
         outputs=(OutputConfig("IMAGE", DataType.UINT8, (8, 8, 3)),),
-        parameters=order.parameters,
+        parameters=job.parameters,
     )
     image = np.array([[encoded.tobytes()]], dtype=np.object_)
-    y = _answer(order, config, "pipeline.json", _PIPELINE.encode(), "ENCODED", image, DataType.BYTES)
+    y = _answer(job, config, "pipeline.json", _PIPELINE.encode(), "ENCODED", image, DataType.BYTES)
     difference = float(np.abs(y.astype(np.int32) - _GREY).max())
     return "" if difference <= _GREY_TOLERANCE else f"its image is wrong by {difference:.0f} of 255 levels"
 
 
 def _answer(
-    order: TrialOrder,
+    job: TrialJob,
     config: ModelConfig,
     filename: str,
     content: bytes,
@@ -109,11 +107,11 @@ def _answer(
     values: Array,
     datatype: DataType,
 ) -> Array:
-    folder = Path(order.folder)
+    folder = Path(job.folder)
     version_folder = folder / "1"
     version_folder.mkdir(exist_ok=True)
     (version_folder / filename).write_bytes(content)
-    model = import_module(order.engine).load(
+    model = import_module(job.engine).load(
         ModelSource(
             name=config.name,
             version=1,
@@ -121,10 +119,10 @@ def _answer(
             version_folder=version_folder,
             model_file=version_folder / filename,
             config=config,
-            instance_kind=InstanceKind.CPU if order.device is None else InstanceKind.GPU,
-            device=order.device,
+            instance_kind=InstanceKind.CPU if job.device is None else InstanceKind.GPU,
+            device=job.device,
             instance_count=1,
-            settings=order.settings,
+            settings=job.settings,
         )
     )
     try:
@@ -137,16 +135,3 @@ def _answer(
         return np.array(output if isinstance(output, np.ndarray) else output.numpy())
     finally:
         model.close()
-
-
-def main(answer: int) -> None:
-    order = from_json(TrialOrder, sys.stdin.buffer.read())
-    data = to_json(try_engine(order))
-    sys.stderr.flush()
-    os.write(answer, data)
-    # What a GPU's driver does at the end of a process is no part of the trial.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
