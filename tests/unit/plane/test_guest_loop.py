@@ -72,13 +72,22 @@ async def test_who_is_cancelled_takes_the_work_along(guest: GuestLoop) -> None:
 
 async def test_timers_come_in_their_order_whenever_they_were_set(guest: GuestLoop) -> None:
     async def work() -> list[str]:
-        loop, came = asyncio.get_running_loop(), []
-        loop.call_later(0.15, came.append, "last")
-        loop.call_later(0.05, came.append, "first")
-        loop.call_later(0.01, came.append, "never").cancel()
-        await asyncio.sleep(0.1)
-        came.append("between")
-        await asyncio.sleep(0.1)
+        loop, came, ended = asyncio.get_running_loop(), [], asyncio.Event()
+        start = loop.time()
+
+        def first() -> None:
+            came.append("first")
+            loop.call_at(start + 0.1, came.append, "between")
+
+        def last() -> None:
+            came.append("last")
+            ended.set()
+
+        # Far behind the others: a machine that stands still meanwhile makes it due before "between" is set.
+        loop.call_at(start + 1.0, last)
+        loop.call_at(start + 0.05, first)
+        loop.call_at(start + 0.01, came.append, "never").cancel()
+        await ended.wait()
         return came
 
     assert await guest.run(work()) == ["first", "between", "last"]
