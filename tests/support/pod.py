@@ -9,19 +9,23 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import grpc
+import psutil
 import pytest
 
 from benchmarks.server_process import free_port
 from support.migraphx import CHECKOUT
 from support.waiting import wait_until
 
+SERVING = b"\x08\x01"
+"""HealthCheckResponse with status = SERVING."""
 SECCOMP = Path("/usr/share/containers/seccomp.json")
 # crun 1.8 wants all control groups to be of one version.
 START = """
@@ -40,13 +44,15 @@ def require_containers() -> None:
 class Pod:
     """A context manager: a pod's one container, whose server listens on free ports of this machine."""
 
-    def __init__(self, spec: Mapping[str, Any], models: Path, models_at: str, folder: Path) -> None:
-        """`spec`: the pod's; `models`: what lies in the container at `models_at`; `folder`: for its files, empty."""
+    def __init__(self, spec: Mapping[str, Any], models: Path, models_at: str, folder: Path, *flags: str) -> None:
+        """`spec`: the pod's; `models`: what lies in the container at `models_at`; `folder`: for its files; `flags`: of
+        the server, behind the manifest's."""
         (self._container,) = spec["containers"]
         self._volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
         self._security = {**spec.get("securityContext", {}), **self._container["securityContext"]}
         self._models = (models, models_at)
         self._folder = folder
+        self._flags = flags
         self.ports = {name: free_port() for name in ("http", "grpc", "metrics")}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -82,13 +88,31 @@ class Pod:
         return self._process.wait(seconds)
 
     def answers(self, probe: str) -> bool:
-        """What the manifest's HTTP probe of this name says."""
-        path = self._container[probe]["httpGet"]["path"]
+        """What the manifest's probe of this name says."""
+        how = self._container[probe]
+        if "grpc" in how:
+            with grpc.insecure_channel(f"127.0.0.1:{self.ports['grpc']}") as channel:
+                try:
+                    answer = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
+                except grpc.RpcError:
+                    return False
+                return bool(answer == SERVING)
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['http']}{path}", timeout=5) as answer:
-                return bool(answer.status == 200)
+            url = f"http://127.0.0.1:{self.ports['http']}{how['httpGet']['path']}"
+            with urllib.request.urlopen(url, timeout=5) as response:
+                return bool(response.status == 200)
         except OSError:
             return False
+
+    def workers(self, model: str) -> list[psutil.Process]:
+        """Those of a model that live."""
+        assert self._process is not None
+        found = []
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if process.name().startswith(f"rocserve:{model}") and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def wait_until_ready(self) -> None:
         def is_ready() -> bool:
@@ -115,7 +139,7 @@ class Pod:
             "ociVersion": "1.0.0",
             "process": {
                 "user": {"uid": user, "gid": self._security.get("runAsGroup", user)},
-                "args": [*self._container["command"], *self._container["args"], *ports],
+                "args": [*self._container["command"], *self._container["args"], *ports, *self._flags],
                 "env": [f"{name}={value}" for name, value in environment.items()],
                 "cwd": "/",
                 "capabilities": nobody_may,

@@ -1,34 +1,65 @@
-"""The service of models that compute on tensors, and their executions."""
+"""What a worker does with its model, once it is told to load it: the service of models that compute on tensors."""
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
 
-from rocserve.backends.base import Batch, Execution, LoadedModel, model_executions
+from rocserve.backends.base import Batch, Execution, LoadedModel, ModelSource, model_executions, model_properties
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.workers.batch_inputs import BatchGatherer
 from rocserve.workers.messages import Load, WarmUp
-from rocserve.workers.model_service import ModelService, model_source, serve_error
 from rocserve.workers.result_writer import NO_ROOM, ResultWriter
 from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
 from rocserve.workers.worker_end import (
     OutgoingResult,
     ReceivedBatch,
     ReceivedRequest,
+    ServerGone,
     WorkerEnd,
     error_result,
+    error_text,
 )
 
 
-class TensorService(ModelService):
+class ModelService(Protocol):
+    """A loaded model and what serves it. All calls come on the worker's main thread."""
+
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See backends.base.model_properties; read from any thread."""
+
+    @property
+    def batches_at_once(self) -> int:
+        """See Loaded."""
+
+    def warm_up(self, message: WarmUp) -> None:
+        """Raises: ServeError or any exception: the model cannot be served."""
+
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
+        """Say `ready` once batches are taken, and take them until `wait_for_end` returns; then end those in hand, or,
+        where it returns False, drop them. Returns what it returned."""
+
+    def renew(self, instances: Sequence[socket.socket]) -> None:
+        """Serve on other sockets from now on; before `serve`."""
+
+    def close(self) -> None: ...
+
+
+class TensorService:
     """Each instance has a thread; they share the model."""
 
     def __init__(
@@ -40,10 +71,24 @@ class TensorService(ModelService):
             ServeError or any exception: the model cannot be loaded.
         """
         self._instances = instances
+        self._log = log
+        self._model_folder = Path(load.model_folder)
         self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
-        super().__init__(self._model, load, log)
         self._config = load.config
-        self.batches_at_once = len(model_executions(self._model))
+
+    @property
+    def signature(self) -> Signature:
+        return self._model.signature
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See ModelService."""
+        return model_properties(self._model)
+
+    @property
+    def batches_at_once(self) -> int:
+        """See Loaded."""
+        return len(model_executions(self._model))
 
     def warm_up(self, message: WarmUp) -> None:
         """See ModelService."""
@@ -53,18 +98,12 @@ class TensorService(ModelService):
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         """See ModelService."""
-        ends = [WorkerEnd(connection, len(self._instances) == 1) for connection in self._instances]
-        threads = [
-            threading.Thread(target=self._execute, args=(end,), name=f"instance {index}", daemon=True)
-            for index, end in enumerate(ends)
-        ]
-        for thread in threads:
-            thread.start()
+        threads = self._start_executors()
         ready()
         is_wanted = wait_for_end()
-        for end in ends:
-            end.stop(is_wanted)
-        for thread in threads:
+        for executor, _ in threads:
+            executor.stop(is_wanted)
+        for _, thread in threads:
             thread.join()
         return is_wanted
 
@@ -72,9 +111,31 @@ class TensorService(ModelService):
         """See ModelService."""
         self._instances = instances
 
-    def _execute(self, end: WorkerEnd) -> None:
-        self._run_instance(lambda: TensorExecutor(end, self._model, self._config, self._log).run())
-        end.close()
+    def close(self) -> None:
+        self._model.close()
+
+    def _start_executors(self) -> list[tuple[TensorExecutor, threading.Thread]]:
+        started = []
+        for index, connection in enumerate(self._instances):
+            executor = TensorExecutor(
+                WorkerEnd(connection, len(self._instances) == 1), self._model, self._config, self._log
+            )
+            thread = threading.Thread(target=self._execute, args=(executor,), name=f"instance {index}", daemon=True)
+            thread.start()
+            started.append((executor, thread))
+        return started
+
+    def _execute(self, executor: TensorExecutor) -> None:
+        try:
+            executor.run()
+        except ServerGone:
+            pass
+        except BaseException:
+            # An instance that cannot go on must not look as if it could: the server restarts the worker.
+            self._log.exception("an instance failed")
+            os._exit(70)
+        finally:
+            executor.close()
 
 
 class TensorExecutor:
@@ -84,7 +145,8 @@ class TensorExecutor:
         self._end = end
         self._log = log
         self._free = deque(
-            BatchLane(end, model.signature, config, execution, log) for execution in model_executions(model)
+            BatchLane(end, model.signature, config, execution, self._serve_error)
+            for execution in model_executions(model)
         )
         self._running: deque[BatchLane] = deque()
         """In the order of their batches, in which these are answered."""
@@ -110,6 +172,13 @@ class TensorExecutor:
             for lane in self._running:
                 lane.drop()
 
+    def stop(self, is_wanted: bool) -> None:
+        """See WorkerEnd."""
+        self._end.stop(is_wanted)
+
+    def close(self) -> None:
+        self._end.close()
+
     def _work_on(self) -> bool:
         """See WorkerEnd.batches."""
         while self._running:
@@ -130,8 +199,14 @@ class TensorExecutor:
             try:
                 self._free[0].run_one(request, results)
             except BaseException as error:
-                results.append(error_result(serve_error(error, self._log)))
+                results.append(error_result(self._serve_error(error)))
         self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results)
+
+    def _serve_error(self, error: BaseException) -> ServeError:
+        if isinstance(error, ServeError):
+            return error
+        self._log.error("the engine failed to run a batch", exc_info=error)
+        return ServeError(StatusCode.INTERNAL, error_text(error))
 
 
 class BatchLane:
@@ -143,13 +218,13 @@ class BatchLane:
         signature: Signature,
         config: ModelConfig,
         execution: Execution,
-        log: logging.Logger,
+        serve_error: Callable[[BaseException], ServeError],
     ) -> None:
         self._end = end
         self._execution = execution
         self._gatherer = BatchGatherer(end.inputs, config, execution.input_memory)
         self._writer = ResultWriter(end, signature, config.max_batch_size > 0)
-        self._log = log
+        self._serve_error = serve_error
         self._received: ReceivedBatch
         self._batch: Batch | None = None
         self._input_end = 0
@@ -165,6 +240,7 @@ class BatchLane:
             self._input_end = time.monotonic_ns()
             self._execution.start(batch)
         except BaseException as error:
+            # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
             self._error = error
 
     @property
@@ -190,7 +266,7 @@ class BatchLane:
             writer.write(results, self._batch, result)
             end.finish(self._received, (input_end, output_start), results)
         except BaseException as error:
-            end.fail(self._received, (input_end, output_start), serve_error(error, self._log))
+            end.fail(self._received, (input_end, output_start), self._serve_error(error))
         finally:
             writer.give_up_room()
             self._batch = self._error = None
@@ -208,3 +284,21 @@ class BatchLane:
         with suppress(Exception):
             self._execution.result()
         self._writer.give_up_room()
+
+
+def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:
+    """What an engine is told of the model that it is to load."""
+    return ModelSource(
+        name=load.model_name,
+        version=load.version,
+        model_folder=Path(load.model_folder),
+        version_folder=Path(load.version_folder),
+        model_file=Path(load.model_file),
+        config=load.config,
+        instance_kind=load.instance_kind,
+        device=load.device,
+        instance_count=load.instance_count,
+        memory_bytes=load.memory_bytes,
+        settings=load.settings,
+        report=report,
+    )

@@ -1,0 +1,265 @@
+"""deploy/kustomize: its objects by the schemas of their kinds, its rules by promtool, its pod by an OCI runtime, and
+what it asks of the metrics by a Prometheus that scrapes that pod."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import yaml
+from support.manifests import DEPLOY, objects, rendered, the
+from support.migraphx import CHECKOUT
+from support.models import add_constant, drop
+from support.pod import Pod, require_containers
+from support.prometheus import Prometheus, program
+from support.python_models import write_model
+from support.stores import TOOLS, tool
+from support.waiting import wait_until
+from tritonclient.utils import InferenceServerException
+
+OVERLAYS = ("cpu", "rocm")
+MONITORING = DEPLOY / "kustomize/components/monitoring"
+LABELS = {"namespace": "serving", "service": "rocserve", "pod": "rocserve-0"}
+KINDS_OF_OTHERS = {"keda.sh/v1alpha1": "keda", "monitoring.coreos.com/v1": "prometheus-operator"}
+VALIDATE = """
+import { readFileSync } from "fs";
+for (const [name, object] of JSON.parse(readFileSync(0))) {
+  const kinds = await import(`@kubernetes-models/${name}/${object.apiVersion}`);
+  new kinds[object.kind](object).validate();
+}
+"""
+SLOW = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        time.sleep(0.2)
+        values = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+        if values[0] < 0:
+            raise ValueError("no such thing")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", values[:1])])]
+"""
+SLOW_CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+SOONER = ("--drain-seconds=5", "--max-connection-age-secs=4")
+CLIENTS = 8
+ELEMENTS = 115_000
+"""Of 460 KB: what the clients send is 88 % of --max-request-memory=4 MiB."""
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_objects_are_as_their_schemas_have_them(overlay: str) -> None:
+    text = rendered(f"kustomize/overlays/{overlay}")
+    found = objects(text)
+    others = [(KINDS_OF_OTHERS[each["apiVersion"]], each) for each in found if each["apiVersion"] in KINDS_OF_OTHERS]
+    own = yaml.safe_dump_all([each for each in found if each["apiVersion"] not in KINDS_OF_OTHERS])
+    assert len(found) == 9
+    validate = tool("venv/bin/kubernetes-validate")
+    ran = subprocess.run([validate, "--strict", "-"], input=own, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    assert ran.stdout.count(" passed for resource ") == len(found) - len(others)
+    tool("node_modules/@kubernetes-models")
+    node = subprocess.run(
+        ["node", "--input-type=module", "-e", VALIDATE],
+        cwd=TOOLS,
+        input=json.dumps(others),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert node.returncode == 0, node.stderr
+    assert len(others) == (2 if overlay == "cpu" else 3)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_names_other_objects_names_some_that_are_there(overlay: str) -> None:
+    found = objects(rendered(f"kustomize/overlays/{overlay}"))
+    (workload,) = [each for each in found if each["kind"] in ("Deployment", "StatefulSet")]
+    (scaler,) = [each for each in found if each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
+    assert scaler["spec"]["scaleTargetRef"] == {
+        "apiVersion": workload["apiVersion"],
+        "kind": workload["kind"],
+        "name": workload["metadata"]["name"],
+    }
+    assert "replicas" not in workload["spec"]
+    labels = {"matchLabels": workload["spec"]["template"]["metadata"]["labels"]}
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    for each in found:
+        if each["kind"] == "Service":
+            assert {"matchLabels": each["spec"]["selector"]} == labels
+            assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
+        elif each["kind"] in ("PodDisruptionBudget", "NetworkPolicy"):
+            assert labels in (each["spec"].get("selector"), each["spec"].get("podSelector"))
+        elif each["kind"] == "ServiceMonitor":
+            scraped = [one for one in found if one["metadata"].get("labels", {}).get("rocserve/scraped") == "true"]
+            assert [one["metadata"]["name"] for one in scraped] == [LABELS["service"]]
+    arguments = dict(word.lstrip("-").split("=") for word in container["args"])
+    ends = int(arguments["drain-seconds"]) + int(arguments["exit-timeout-secs"])
+    assert ends < workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert 1.1 * int(arguments["max-connection-age-secs"]) < ends
+
+
+def test_the_rules_are_as_prometheus_has_them(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
+    shutil.copy(CHECKOUT / "tests/data/prometheus/alerts_test.yaml", tmp_path)
+    for command in (["check", "rules", "rules.yaml"], ["test", "rules", "alerts_test.yaml"]):
+        ran = subprocess.run([program("promtool"), *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def rules() -> dict[str, Any]:
+    (rule,) = objects((MONITORING / "rules.yaml").read_text())
+    return dict(rule["spec"])
+
+
+def pod_spec() -> dict[str, Any]:
+    return dict(the("Deployment", rendered("kustomize/overlays/cpu"))["spec"]["template"]["spec"])
+
+
+@dataclass(frozen=True, slots=True)
+class Monitored:
+    pod: Pod
+    models: Path
+    prometheus: Prometheus
+
+
+@pytest.fixture(scope="module")
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
+    """A pod under more load than it can do, and the Prometheus that looks at it."""
+    require_containers()
+    program("prometheus")
+    folder = tmp_path_factory.mktemp("pod")
+    models = folder / "models"
+    write_model(models / "slow", SLOW, SLOW_CONFIG)
+    (folder / "prometheus").mkdir()
+    stop = threading.Event()
+    with Pod(pod_spec(), models, "/models", folder, "--max-request-memory=4194304") as pod:
+        pod.wait_until_ready()
+        threads = [threading.Thread(target=ask, args=(pod, stop, number % 4 == 0)) for number in range(CLIENTS)]
+        target = f"127.0.0.1:{pod.ports['metrics']}"
+        with Prometheus({target: LABELS}, rules(), folder / "prometheus") as prometheus:
+            for thread in threads:
+                thread.start()
+            yield Monitored(pod, models, prometheus)
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+def ask(pod: Pod, stop: threading.Event, wrongly: bool) -> None:
+    entry = triton.InferInput("X", [ELEMENTS], "FP32")
+    entry.set_data_from_numpy(np.full(ELEMENTS, -1 if wrongly else 1, np.float32))
+    with triton.InferenceServerClient(f"127.0.0.1:{pod.ports['grpc']}") as client:
+        while not stop.is_set():
+            with suppress(InferenceServerException):
+                client.infer("slow", [entry])
+
+
+def test_every_alert_is_raised_by_what_it_is_for(monitored: Monitored) -> None:
+    drop(monitored.models, "broken", b"no model")
+    for killed in range(4):
+        wait_until(lambda killed=killed: restarts(monitored.prometheus) == [str(killed)], f"{killed} restarts")
+        if killed < 3:
+            (worker,) = monitored.pod.workers("slow")
+            worker.kill()
+    expected = {rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule}
+    for alert in expected:
+        wait_until(lambda alert=alert: monitored.prometheus.query(f'ALERTS{{alertname="{alert}"}}'), alert)
+
+
+def restarts(prometheus: Prometheus) -> list[str]:
+    return [each["value"][1] for each in prometheus.query('rocserve_worker_restarts_total{model="slow"}')]
+
+
+def test_every_query_has_data(monitored: Monitored) -> None:
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    for name, value in (("$namespace", LABELS["namespace"]), ("$model", ".+"), ("$__rate_interval", "1m")):
+        queries = [query.replace(name, value) for query in queries]
+    scaled = the("ScaledObject", rendered("kustomize/overlays/rocm"))["spec"]["triggers"]
+    queries += [trigger["metadata"]["query"] for trigger in scaled]
+    pods = the("HorizontalPodAutoscaler", rendered("kustomize/overlays/cpu"))["spec"]["metrics"]
+    # As prometheus-adapter asks for a metric of pods.
+    asked = 'sum by (pod) ({}{{namespace="serving", pod=~"rocserve-0"}})'
+    queries += [asked.format(metric["pods"]["metric"]["name"]) for metric in pods]
+    # Only AMD's GPUs tell these.
+    assert [query for query in queries if "nv_gpu_" in query] == [
+        'nv_gpu_utilization{namespace="serving"}',
+        'nv_gpu_memory_used_bytes{namespace="serving"} / nv_gpu_memory_total_bytes{namespace="serving"}',
+    ]
+    for query in queries:
+        if "nv_gpu_" not in query:
+            wait_until(lambda query=query: monitored.prometheus.query(query), f"data of {query}")
+    # One at a time, of 0.2 s each; seven wait meanwhile.
+    (waiting,) = monitored.prometheus.query('max_over_time(nv_inference_pending_request_count{model="slow"}[1m])')
+    assert waiting["value"][1] == "7"
+    wait_until(lambda: monitored.prometheus.query("rocserve_requests_offered > 0.5"), "requests offered")
+
+
+def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
+    """Clients ask the pods of a list, which a pod leaves when the probe's period is over, as it leaves endpoints."""
+    require_containers()
+    drop(tmp_path / "models", "m", add_constant(1.0))
+    with (
+        Pod(pod_spec(), tmp_path / "models", "/models", folder_in(tmp_path, "a"), *SOONER) as ending,
+        Pod(pod_spec(), tmp_path / "models", "/models", folder_in(tmp_path, "b")) as staying,
+    ):
+        for pod in (ending, staying):
+            assert pod.wait_until_ready() is None
+            assert pod.answers("startupProbe")
+            assert pod.answers("livenessProbe")
+        endpoints = [ending, staying]
+        stop = threading.Event()
+        failures: list[str] = []
+        threads = [threading.Thread(target=follow, args=(endpoints, stop, failures)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        ending.signal("TERM")
+        wait_until(lambda: not ending.answers("readinessProbe"), "the end of its readiness")
+        assert ending.answers("livenessProbe")
+        period = float(pod_spec()["containers"][0]["readinessProbe"]["periodSeconds"])
+        threading.Event().wait(period)
+        endpoints.remove(ending)
+        assert ending.wait(30) == 0, ending.log
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+def folder_in(parent: Path, name: str) -> Path:
+    (parent / name).mkdir()
+    return parent / name
+
+
+def follow(endpoints: list[Pod], stop: threading.Event, failures: list[str]) -> None:
+    """Ask all that are in the list, one after the other."""
+    entry = triton.InferInput("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.ones((1, 2), np.float32))
+    clients: dict[int, triton.InferenceServerClient] = {}
+    while not stop.is_set():
+        for pod in tuple(endpoints):
+            port = pod.ports["grpc"]
+            client = clients.setdefault(port, triton.InferenceServerClient(f"127.0.0.1:{port}"))
+            try:
+                client.infer("m", [entry])
+            except InferenceServerException as error:
+                failures.append(str(error))
+    for client in clients.values():
+        client.close()
