@@ -19,7 +19,7 @@ import psutil
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 MESSAGE_BYTES = 64 << 20
 """Longest gRPC message that the clients of the harness send or take."""

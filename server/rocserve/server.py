@@ -29,6 +29,7 @@ from rocserve.ending import Ending
 from rocserve.frontends.metrics.collection import assemble_metrics
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.metrics.machine_families import custom_families, memory_families, repository_families
+from rocserve.frontends.metrics.residency_families import residency_families
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.handover import SupervisorLink
 from rocserve.observability.failures import LoopErrors
@@ -41,6 +42,7 @@ from rocserve.repository.host_policies import HostPolicies
 from rocserve.repository.item_version import ItemVersionLoader
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
+from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.settings import RepositorySettings
 from rocserve.repository.single_model import SingleModel, WhatKind, find_single_model
 from rocserve.repository.summary import summary
@@ -153,6 +155,15 @@ class Server:
             time_limits=settings.limits,
         )
         self._sequences = loader.sequences
+        self._residents = ResidentModels(
+            settings.residency,
+            self._plane,
+            self._dispatcher,
+            pinned=settings.load_models,
+            most_waiting=settings.max_queue_requests,
+            concurrent_loads=settings.load_thread_count,
+            log=log.getChild("repository"),
+        )
         self._single = _single_model(settings, registry, log)
         self._repository = ModelRepository(
             replace(
@@ -164,6 +175,7 @@ class Server:
             ItemVersionLoader(loader),
             self._tables,
             log.getChild("repository"),
+            self._residents,
         )
 
     async def run(self) -> int:
@@ -209,6 +221,7 @@ class Server:
                 lambda: memory_families(self._memory),
                 lambda: custom_families(self._custom_metrics),
                 lambda: repository_families(self._repository.index(ready_only=False)),
+                lambda: residency_families(self._residents),
             ),
             self._log.getChild("metrics"),
         )

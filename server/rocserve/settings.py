@@ -253,6 +253,22 @@ def default_front_ends(cpus: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidencySettings:
+    """Which of the models are loaded. Without a limit all are."""
+
+    max_models: int | None = None
+    """Versions that are loaded at once."""
+    max_host_bytes: int | None = None
+    """What their workers may take of the machine's memory."""
+    max_gpu_bytes: int | None = None
+    """And of each GPU's."""
+    waits: bool = True
+    """A request to a model that is not loaded waits until it is, instead of being refused."""
+    wait_seconds: float = 60.0
+    """How long at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     model_repositories: tuple[Path, ...]
     """Folders; of repositories elsewhere their copies."""
@@ -273,6 +289,7 @@ class ServerSettings:
     settle_seconds: float = 0.5
     load_models: tuple[str, ...] = ()
     """Models to load at the start in explicit mode; "*" = all."""
+    residency: ResidencySettings = ResidencySettings()
     load_thread_count: int = 4
     """How many models load beside each other."""
     strict_model_config: bool = False

@@ -17,6 +17,8 @@ from rocserve.sample_calls import can_be_sampled, python_lines, shell_line
 from rocserve.tools.printing import console_on, say, show_folded
 
 _COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
+_MOST_ROWS = 200
+"""More are no help to whoever starts a server."""
 _IMAGES = "rocal"
 """The backend whose models take files of images."""
 
@@ -32,6 +34,9 @@ def print_table(rows: Iterable[IndexEntry], table: ServingTable, file: TextIO) -
         made.add_column(name, overflow="fold")
     between = "\n" if console.is_terminal else ", "
     loaded = [row for row in rows if row.state]
+    if len(loaded) > _MOST_ROWS:
+        say(console, f"{len(loaded)} versions of models; rocserve status lists them")
+        return
     for row in loaded:
         made.add_row(*map(Text, _cells(row, versions.get((row.name, row.version)), between)))
     show_folded(console, made)

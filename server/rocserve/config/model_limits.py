@@ -16,6 +16,8 @@ _TIME_LIMITS = {
     "load_timeout_secs": "load_seconds",
 }
 """Fields of TimeLimits, by parameter."""
+_IDLE_UNLOAD = "idle_unload_secs"
+_PINNED = "pinned"
 _WORKER_BOUNDS = {
     "worker_memory_bytes": "memory_bytes",
     "worker_tasks": "tasks",
@@ -36,6 +38,24 @@ def time_limits(parameters: Mapping[str, str], defaults: TimeLimits) -> TimeLimi
 def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
     """Those of a model, by the fields of WorkerSettings. Raises: ServeError: INVALID_ARGUMENT, one is no number."""
     return _read(parameters, _WORKER_BOUNDS, _count)
+
+
+def idle_unload_seconds(parameters: Mapping[str, str]) -> float:
+    """After how long without a request a model is unloaded until the next; infinity = never.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, it is no time.
+    """
+    return _seconds(_IDLE_UNLOAD, parameters.get(_IDLE_UNLOAD, "0")) or math.inf
+
+
+def is_pinned(parameters: Mapping[str, str]) -> bool:
+    """Whether a model is never unloaded to make room. Raises: ServeError: INVALID_ARGUMENT, it is neither said nor
+    denied."""
+    text = parameters.get(_PINNED, "false")
+    if text not in ("true", "false"):
+        raise invalid_argument(f"parameter '{_PINNED}': expected true or false, got '{text}'")
+    return text == "true"
 
 
 def _read(parameters: Mapping[str, str], fields: Mapping[str, str], read: Callable[[str, str], N]) -> dict[str, N]:

@@ -119,6 +119,10 @@ class ModelStatistics:
         # A deque because its append and popleft are atomic: batches are noted without the lock.
         self._uncounted: deque[tuple[int, int, int, int, Sequence[int], int, int, bool]] = deque()
 
+    def go_on_from(self, before: ModelStatistics) -> None:
+        """Count on, before anything was counted here, from where another has ended: the version was loaded anew."""
+        vars(self).update({name: value for name, value in vars(before).items() if name != "_lock"})
+
     def record_batch(
         self,
         compute_start: int,

@@ -47,6 +47,7 @@ _SHOWN_VALUES: dict[Callable[[str], Any], str] = {
     values.POSITIVE_SECONDS: "SECONDS",
     values.MILLISECONDS: "MS",
     values.POSITIVE_MILLISECONDS: "MS",
+    values.byte_size: "SIZE",
     values.setting: "SETTING=VALUE",
     values.scoped_setting: "SCOPE,SETTING=VALUE",
     values.rate_limit_resource: "NAME:COUNT[:DEVICE]",

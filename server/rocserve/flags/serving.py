@@ -15,6 +15,7 @@ from rocserve.flags.values import (
     at_least,
     backend_setting,
     boolean,
+    byte_size,
     folder,
     rate_limit_resource,
     readiness_rule,
@@ -95,6 +96,37 @@ REPOSITORY = (
         POSITIVE,
         "how much the copies of repositories elsewhere may take in --cache-directory (default: all but a tenth of its"
         " disk)",
+    ),
+    Flag(
+        "max-loaded-models",
+        "residency.max_models",
+        POSITIVE,
+        "model versions that are loaded at once; all are registered, and loaded when they are asked for"
+        " (docs/guides/many-models.md; default: all)",
+    ),
+    Flag(
+        "max-model-memory",
+        "residency.max_host_bytes",
+        byte_size,
+        "memory that the workers of loaded models may take, likewise (default: any)",
+    ),
+    Flag(
+        "max-model-gpu-memory",
+        "residency.max_gpu_bytes",
+        byte_size,
+        "memory of each GPU that loaded models may take, likewise (default: any)",
+    ),
+    Flag(
+        "wait-for-model",
+        "residency.waits",
+        boolean,
+        "have requests wait until their model is loaded, instead of refusing them meanwhile (default true)",
+    ),
+    Flag(
+        "model-wait-secs",
+        "residency.wait_seconds",
+        POSITIVE_SECONDS,
+        "how long a request waits for its model to be loaded (default 60)",
     ),
     Flag("model-load-thread-count", "load_thread_count", POSITIVE, "models that load beside each other (default 4)"),
     Flag(

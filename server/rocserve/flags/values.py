@@ -87,6 +87,17 @@ def at_least(minimum: float, kind: Callable[[str], Any], most: int | None = None
     return parse
 
 
+_SIZE = re.compile(r"([0-9]+)([KMGT]?)", re.IGNORECASE)
+
+
+def byte_size(text: str) -> int:
+    """A number of bytes, or of KiB, MiB, GiB or TiB: 512M, 16G."""
+    found = _SIZE.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"expected a size such as 512M or 16G, got '{text}'")
+    return int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ")
+
+
 LARGEST_INT32 = (1 << 31) - 1
 """What gRPC's core can hold."""
 

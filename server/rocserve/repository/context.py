@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.loader import LoadedVersion, VersionLoader
 from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
+
+if TYPE_CHECKING:
+    from rocserve.repository.residency.resident_models import ResidentModels
 
 
 class Publisher(Protocol):
@@ -32,8 +35,9 @@ class FilesCheck(Protocol):
     async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
         """Whether all that a load of the version reads is still as it was scanned."""
 
-    def files_changed(self, scan: ModelScan) -> None:
-        """Its files changed during a load, whose result was thrown away: load it when they have settled."""
+    def files_changed(self, scan: ModelScan) -> bool:
+        """Its files changed during a load, whose result was thrown away: load it when they have settled. Whether that
+        will be, as somebody follows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +50,5 @@ class LifecycleContext:
     retries: Retries
     background: BackgroundTasks
     log: logging.Logger
+    residents: ResidentModels | None = None
+    """None: all versions are loaded, and stay."""

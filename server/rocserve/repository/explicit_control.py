@@ -20,6 +20,7 @@ from rocserve.repository.managed_model import ManagedModel, wait_for_loads
 from rocserve.repository.membership import members_of
 from rocserve.repository.reading import ContentReader
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
+from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scan_runner import ScanRunner
@@ -43,6 +44,7 @@ class ExplicitControl:
         models: Mapping[str, ManagedModel],
         background: BackgroundTasks,
         remotes: RemoteRepositories,
+        residents: ResidentModels | None,
         settings: RepositorySettings,
         log: logging.Logger,
     ) -> None:
@@ -53,6 +55,7 @@ class ExplicitControl:
         self._models = models
         self._background = background
         self._remotes = remotes
+        self._residents = residents
         self._settings = settings
         self._log = log
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -122,6 +125,10 @@ class ExplicitControl:
         scan = await self._scan_runner.run()
         for key in self._keys(name, scan):
             await self._load(key, parameters, scan, frozenset())
+            served = self._models[key].served_model()
+            if served is not None and self._residents is not None:
+                for version in served.versions.values():
+                    await self._residents.bring(version)
 
     async def _load(self, key: str, parameters: LoadParameters, scan: RepositoryScan, above: frozenset[str]) -> None:
         """Raises: ServeError."""

@@ -47,19 +47,21 @@ class FilesScan:
     """Why the files must not be read; "" = they may."""
     changed_ns: int = field(compare=False)
     """When one of the files last changed, in nanoseconds since the epoch; 0 without files."""
+    total_bytes: int = field(compare=False)
 
 
 def summarise(marks: Iterable[FileMark]) -> FilesScan:
     """One fingerprint of files, whatever their order."""
     digest = hashlib.blake2b(digest_size=16)
     refusal = ""
-    changed_ns = 0
+    changed_ns = total_bytes = 0
     for mark in sorted(marks, key=lambda mark: mark.path):
         line = f"{mark.path}\0{mark.size}\0{mark.mtime_ns}\0{mark.inode}\0{mark.refusal}\n"
         digest.update(line.encode(errors="surrogateescape"))
         refusal = refusal or mark.refusal
         changed_ns = max(changed_ns, mark.changed_ns)
-    return FilesScan(digest.hexdigest(), refusal, changed_ns)
+        total_bytes += mark.size
+    return FilesScan(digest.hexdigest(), refusal, changed_ns, total_bytes)
 
 
 def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:

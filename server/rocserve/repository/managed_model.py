@@ -214,7 +214,10 @@ class ManagedModel:
         if self.lacks_files or self.is_extra:
             return True
         versions = [version for version in self._all() if not version.is_unloaded]
-        if any(version.served is not None and version.state is not VersionState.READY for version in versions):
+        if any(
+            version.served is not None and version.state is not VersionState.READY and not version.is_cold
+            for version in versions
+        ):
             return False
         if self.is_serving:
             return not any(version.failure and not version.is_late for version in versions if not version.served)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
@@ -14,8 +15,11 @@ from rocserve.repository.content import ModelContent
 from rocserve.repository.context import LifecycleContext
 from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.lost_interface import lost_interface
+from rocserve.repository.residency.lazy_version import LazyVersion
+from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Failure, Retry, next_failure
 from rocserve.repository.scan import ModelScan
+from rocserve.scheduling.ensemble.version import EnsembleVersion
 
 
 class VersionState(enum.Enum):
@@ -121,6 +125,11 @@ class ManagedVersion:
         return self._changed_scan is not None
 
     @property
+    def is_cold(self) -> bool:
+        """Whether it is registered, and loaded when it is asked for."""
+        return isinstance(self.served, LazyVersion) and not self.served.is_loaded
+
+    @property
     def is_serving(self) -> bool:
         return self.served is not None and not self.suspension
 
@@ -185,7 +194,13 @@ class ManagedVersion:
         failure = self.failure
         if failure is not None and failure.content == key and not failure.is_due():
             return
-        self._start(content, key)
+        residents = self._context.residents
+        can_load = content.definition.refusal is None and not content.scan.versions[self.number].files.refusal
+        if can_load and residents is not None and residents.registers(content, self.served):
+            self.stop_loading()
+            self._swap(self._register(residents, content), content)
+        else:
+            self._start(content, key)
 
     def forgive(self) -> None:
         """Let the next `want` load at once even what has failed."""
@@ -256,6 +271,9 @@ class ManagedVersion:
         if content.definition.config.is_ensemble:
             # No worker is started for it, so it need not wait for those that load.
             loaded = await self._load_now(content)
+            residents = self._context.residents
+            if residents is not None and isinstance(loaded, EnsembleVersion):
+                loaded.on_request = residents.bring_members
         else:
             failure = self.failure
             is_retry = failure is not None and failure.content == self._loading_key
@@ -294,7 +312,6 @@ class ManagedVersion:
             raise InterfaceLost(lost)
 
     async def _load_now(self, content: ModelContent) -> LoadedVersion:
-        folder = content.scan.versions[self.number].folder
         self._began_at = time.monotonic()
         task = asyncio.current_task()
 
@@ -303,15 +320,36 @@ class ManagedVersion:
             if self._task is task:
                 self._progress = text
 
+        residents = self._context.residents
         try:
-            return await self._context.loader.load(
-                content.definition, self.number, folder, content.key(self.number), self._on_change, on_progress
-            )
+            if residents is None or not residents.manages(content):
+                return await self._loading(content)(on_progress)
+            version = self._register(residents, content)
+            try:
+                await residents.bring(version)
+            except BaseException:
+                self._discard(version)
+                raise
+            return version
         except ServeError:
             # Half of the files may have been from before; what failed then says nothing about what is there now.
             if not await self._context.files.is_unchanged(content.scan, self.number):
                 raise FilesChanged from None
             raise
+
+    def _loading(self, content: ModelContent) -> Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]:
+        """What loads the version, as often as it is called; given what is called with what the load is at."""
+        return functools.partial(
+            self._context.loader.load,
+            content.definition,
+            self.number,
+            content.scan.versions[self.number].folder,
+            content.key(self.number),
+            self._on_change,
+        )
+
+    def _register(self, residents: ResidentModels, content: ModelContent) -> LazyVersion:
+        return residents.register(content, self.number, self._loading(content), self._on_change, self._context.files)
 
     def _discard(self, loaded: LoadedVersion) -> None:
         self._context.background.start(loaded.unload(), f"unload of {self.name} {self.number}, which was not wanted")
@@ -322,7 +360,8 @@ class ManagedVersion:
         self._served_content = content
         self._was_served = True
         self.failure = None
-        self._context.log.info("successfully loaded '%s' version %d", self.name, self.number)
+        if not self.is_cold:
+            self._context.log.info("successfully loaded '%s' version %d", self.name, self.number)
 
     def _failed(self, error: ServeError, key: str, *, can_pass: bool) -> None:
         """`can_pass`: the same files may load another time."""

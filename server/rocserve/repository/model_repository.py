@@ -27,6 +27,7 @@ from rocserve.repository.poll_control import PollControl
 from rocserve.repository.publication import Publication
 from rocserve.repository.reading import ContentReader
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
+from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scan_loop import ScanLoop
@@ -56,7 +57,9 @@ class ModelRepository:
         loader: VersionLoader,
         table: ServingTableHolder,
         log: logging.Logger,
+        residents: ResidentModels | None = None,
     ) -> None:
+        """`residents`: see context.LifecycleContext."""
         self._settings = settings
         self._table = table
         self._log = log
@@ -80,6 +83,7 @@ class ModelRepository:
             retries=retries,
             background=self._background,
             log=log,
+            residents=residents,
         )
         scanner = RepositoryScanner(
             settings.roots,
@@ -102,6 +106,7 @@ class ModelRepository:
             self._publication.models,
             self._background,
             self._remotes,
+            residents,
             settings,
             log,
         )
@@ -303,11 +308,13 @@ class ModelRepository:
         """See context.FilesCheck."""
         return await self._scan_runner.is_unchanged(scan, version)
 
-    def files_changed(self, scan: ModelScan) -> None:
+    def files_changed(self, scan: ModelScan) -> bool:
         """See context.FilesCheck."""
-        if self._settings.control_mode is ControlMode.POLL:
+        is_followed = self._settings.control_mode is ControlMode.POLL
+        if is_followed:
             self._poll.files_changed(scan)
             self._watch.wake()
+        return is_followed
 
     def scan_soon(self) -> None:
         """Scan the repositories now instead of when the next scan is due."""

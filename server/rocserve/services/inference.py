@@ -13,6 +13,7 @@ from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.serving import Responder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
+from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
@@ -83,7 +84,7 @@ class InferenceService:
             version = self._dispatcher.tables.table.find(head.model_name, head.model_version)
         except ServeError:
             return None
-        return version.inputs if isinstance(version, ScheduledVersion) else None
+        return version.inputs if isinstance(version, ScheduledVersion | LazyVersion) else None
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         """See Inference."""

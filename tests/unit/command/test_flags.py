@@ -19,6 +19,7 @@ from rocserve.settings import (
     HttpSettings,
     LogSettings,
     MetricsSettings,
+    ResidencySettings,
     ServerSettings,
     TimeLimits,
     TraceSettings,
@@ -43,6 +44,7 @@ def default_of(target: str) -> object:
         "http": HttpSettings,
         "trace": TraceSettings,
         "limits": TimeLimits,
+        "residency": ResidencySettings,
         "workers": WorkerSettings,
     }[part]
     return next(field.default for field in dataclasses.fields(owner) if field.name == name)
@@ -59,6 +61,14 @@ def test_the_help_tells_the_true_default(flag) -> None:
         text = f"{value:g}" if isinstance(value, float) else str(value)
         assert stated is not None
         assert stated[1] == (text.lower() if isinstance(value, bool) else text)
+
+
+def test_room_for_models(tmp_path: Path) -> None:
+    given = settings(f"--model-repository={tmp_path}", "--max-loaded-models=9", "--max-model-memory=2g")
+    assert given.residency == ResidencySettings(max_models=9, max_host_bytes=2 << 30)
+    for text in ("0", "1X", "-1", "1.5G"):
+        with pytest.raises(SystemExit):
+            settings(f"--model-repository={tmp_path}", f"--max-model-memory={text}")
 
 
 def test_flags_become_settings(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ class EnsembleVersion:
         self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []
         """By step; empty: there is no limit."""
         self._validator = RequestValidator(config)
+        self.on_request: Callable[[EnsembleVersion], None] | None = None
+        """Told of each request before it is run: members may have to be loaded."""
         self._drain = Drain()
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
@@ -65,6 +67,8 @@ class EnsembleVersion:
             self.statistics.note_failure(error.text)
             responder.fail(error)
             return
+        if self.on_request is not None:
+            self.on_request(self)
         self._drain.running += 1
         if request.trace is not None:
             request.trace.note(QUEUE_START, started_ns)

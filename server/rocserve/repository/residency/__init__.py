@@ -1,0 +1,1 @@
+"""Models that are registered, and loaded when they are asked for."""

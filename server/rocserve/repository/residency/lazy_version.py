@@ -1,0 +1,341 @@
+"""A version that is registered, and loaded while it is used; requests that find it cold wait until it is."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, unavailable
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.serving import Responder
+from rocserve.core.statistics import ModelStatistics
+from rocserve.plane.loop import TimerHandle
+from rocserve.plane.shared_heap import SharedHeap
+from rocserve.repository.content import ModelContent
+from rocserve.repository.context import FilesCheck
+from rocserve.repository.loader import LoadedVersion
+from rocserve.repository.residency.room import Stage, Tenant
+from rocserve.repository.retry import Failure
+from rocserve.scheduling.refusals import cancelled
+from rocserve.scheduling.served_version import ScheduledVersion
+
+_NOT_LOADED = "not loaded: its first request loads it"
+
+Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
+"""Loads the version; given what is called with what the load is at."""
+
+
+class Keeper(Protocol):
+    """Who loads and unloads versions. From any thread."""
+
+    waits: bool
+    """Whether requests wait for a load, and are not refused."""
+    wait_seconds: float
+    most_waiting: int
+    """Requests, of a version."""
+
+    def want(self, version: LazyVersion) -> None:
+        """Load it: somebody asks for it."""
+
+    def withdraw(self, version: LazyVersion) -> None:
+        """Nobody asks for it any more; without effect when it is being loaded."""
+
+    def note_cold(self, seconds: float) -> None:
+        """A request has waited so long for the load."""
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
+        """See PlaneLoop."""
+
+    def dispatch(self, request: InferRequest, responder: Responder) -> None:
+        """To whatever version serves it now. On the data plane's thread."""
+
+    async def unload(self, version: LazyVersion) -> None:
+        """For good."""
+
+
+class LazyVersion:
+    """Implements repository.loader.LoadedVersion. What has to do with requests is called on the data plane's thread,
+    all else on the asyncio loop, but that properties may be read from any."""
+
+    def __init__(
+        self,
+        content: ModelContent,
+        number: int,
+        tenant: Tenant,
+        load: Load,
+        on_change: Callable[[], None],
+        files: FilesCheck,
+        keeper: Keeper,
+    ) -> None:
+        definition = content.definition
+        self.name = definition.name
+        self.version = number
+        self.content = content
+        self.config: ModelConfig = definition.config
+        """As the last load has completed it."""
+        self.config_message = definition.serialized
+        self.tenant = tenant
+        self.load = load
+        self.on_change = on_change
+        self.files = files
+        self.failure: Failure | None = None
+        """Of the last load; the next is not tried before that may be."""
+        self.progress = ""
+        """What the load that runs is at."""
+        self.is_stale = False
+        """Its files are not what they were when it was registered."""
+        self.task: asyncio.Task[None] | None = None
+        """The load, or the unloading."""
+        self.brought: list[asyncio.Future[None]] = []
+        """Who waits for the load without a request."""
+        self._keeper = keeper
+        self._loaded: LoadedVersion | None = None
+        self._statistics: ModelStatistics | None = None
+        self._waiting: dict[_Waiting, None] = {}
+        batching = self.config.sequence_batching
+        self._hold_seconds = batching.max_sequence_idle_microseconds / 1e6 if batching is not None else 0.0
+
+    # Requests
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        """See core.serving.ServedVersion."""
+        now = time.monotonic()
+        tenant = self.tenant
+        tenant.note_use(now)
+        if self._hold_seconds:
+            tenant.held_until = now + self._hold_seconds
+        counted = _Counted(tenant, responder)
+        if self._loaded is not None:
+            self._loaded.infer(request, counted)
+        else:
+            self._infer_cold(request, counted, now)
+
+    def want(self) -> None:
+        """Load it: a request of an ensemble will come to it."""
+        if self._loaded is None and self.cold_refusal() is None:
+            self.tenant.note_use(time.monotonic())
+            self._keeper.want(self)
+
+    def cold_refusal(self) -> ServeError | None:
+        """Why it is not loaded for a request now."""
+        failure = self.failure
+        if failure is None or failure.is_due():
+            return None
+        return unavailable(f"model '{self.name}' version {self.version} could not be loaded: {failure.text}")
+
+    def open(self, loaded: LoadedVersion) -> None:
+        """It is loaded: those that wait are run, in the order in which they came."""
+        if self._statistics is not None:
+            loaded.statistics.go_on_from(self._statistics)
+        self.config, self.config_message, self._statistics = loaded.config, loaded.config_message, loaded.statistics
+        self._loaded = loaded
+        now = time.monotonic()
+        for waiting in self._take_waiting():
+            self._keeper.note_cold(now - waiting.since)
+            loaded.infer(waiting.request, waiting.responder)
+
+    def refuse(self, error: ServeError) -> None:
+        """It cannot be loaded."""
+        for waiting in self._take_waiting():
+            self._fail(waiting, ServeError(error.code, error.text))
+
+    def release(self) -> LoadedVersion | None:
+        """What is to be unloaded; None: it is in use."""
+        if not self.tenant.is_idle(time.monotonic()):
+            return None
+        loaded, self._loaded = self._loaded, None
+        return loaded
+
+    def close(self) -> LoadedVersion | None:
+        """It serves no more: what waits goes to what has taken its place. Returns what is to be unloaded."""
+        loaded, self._loaded = self._loaded, None
+        for waiting in self._take_waiting():
+            self._keeper.dispatch(waiting.request, waiting.responder)
+        return loaded
+
+    def _infer_cold(self, request: InferRequest, responder: _Counted, now: float) -> None:
+        refusal = self.cold_refusal()
+        if refusal is None:
+            if not self.is_stale:
+                self._keeper.want(self)
+            if not self._keeper.waits:
+                refusal = unavailable(f"model '{self.name}' is being loaded; ask again in a second")
+            elif len(self._waiting) >= self._keeper.most_waiting:
+                refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
+        if refusal is not None:
+            self._own_statistics().record_rejection(*2 * (time.monotonic_ns(),))
+            self._own_statistics().note_failure(refusal.text)
+            responder.fail(refusal)
+            return
+        waiting = _Waiting(request, responder, now)
+        self._waiting[waiting] = None
+        limit = now + self._keeper.wait_seconds
+        until = limit if request.deadline is None else min(limit, request.deadline)
+        waiting.timer = self._keeper.call_at(until, functools.partial(self._expire, waiting, until < limit))
+        responder.watch_cancellation(functools.partial(self._drop, waiting, cancelled()))
+
+    def _expire(self, waiting: _Waiting, is_deadline: bool) -> None:
+        text = f"model '{self.name}' was not loaded within {self._keeper.wait_seconds:g} s; ask again"
+        self._drop(waiting, deadline_exceeded() if is_deadline else unavailable(text))
+
+    def _drop(self, waiting: _Waiting, error: ServeError) -> None:
+        if waiting in self._waiting:
+            del self._waiting[waiting]
+            self._fail(waiting, error)
+            if not self._waiting:
+                self._keeper.withdraw(self)
+
+    def _fail(self, waiting: _Waiting, error: ServeError) -> None:
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        began, now = int(waiting.since * 1e9), time.monotonic_ns()
+        if error.code is StatusCode.CANCELLED:
+            self._own_statistics().record_cancellation(began, now)
+        else:
+            self._own_statistics().record_rejection(began, now)
+            self._own_statistics().note_failure(error.text)
+        waiting.responder.fail(error)
+
+    def _take_waiting(self) -> Sequence[_Waiting]:
+        waiting, self._waiting = tuple(self._waiting), {}
+        for one in waiting:
+            if one.timer is not None:
+                one.timer.cancel()
+        return waiting
+
+    def _own_statistics(self) -> ModelStatistics:
+        if self._statistics is None:
+            self._statistics = ModelStatistics()
+        return self._statistics
+
+    def take_brought(self) -> Iterable[asyncio.Future[None]]:
+        """Those that still wait, each once. On the loop."""
+        brought, self.brought = self.brought, []
+        return [done for done in brought if not done.done()]
+
+    async def is_unchanged(self) -> bool:
+        """Whether its files are what they were when it was registered."""
+        return await self.files.is_unchanged(self.content.scan, self.version)
+
+    # What is told of it
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting or self.brought)
+
+    @property
+    def inputs(self) -> SharedHeap | None:
+        """Where its workers read inputs of requests."""
+        loaded = self._loaded
+        return loaded.inputs if isinstance(loaded, ScheduledVersion) else None
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """Over all its loads."""
+        return self._statistics or ModelStatistics()
+
+    @property
+    def available(self) -> bool:
+        loaded = self._loaded
+        return self.failure is None if loaded is None else loaded.available
+
+    @property
+    def status_reason(self) -> str:
+        loaded, failure = self._loaded, self.failure
+        if loaded is not None:
+            return loaded.status_reason
+        if failure is not None:
+            return failure.text
+        told = {Stage.WAITING: "waits for room", Stage.LOADING: self.progress or "is being loaded"}
+        return told.get(self.tenant.stage, _NOT_LOADED)
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See core.serving.ServedVersion."""
+        loaded = self._loaded
+        return {} if loaded is None else loaded.properties
+
+    @property
+    def pending_requests(self) -> int:
+        loaded = self._loaded
+        return len(self._waiting) + (0 if loaded is None else loaded.pending_requests)
+
+    @property
+    def load_seconds(self) -> float:
+        loaded = self._loaded
+        return 0.0 if loaded is None else loaded.load_seconds
+
+    @property
+    def worker_pids(self) -> Sequence[int]:
+        loaded = self._loaded
+        return () if loaded is None else loaded.worker_pids
+
+    @property
+    def worker_restarts(self) -> int:
+        loaded = self._loaded
+        return 0 if loaded is None else loaded.worker_restarts
+
+    def follow_members(self, is_decoupled: bool) -> None:
+        """See repository.loader.LoadedVersion; it has none."""
+
+    async def unload(self) -> None:
+        """See repository.loader.LoadedVersion."""
+        await self._keeper.unload(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    request: InferRequest
+    responder: _Counted
+    since: float
+    timer: TimerHandle | None = None
+
+
+class _Counted:
+    """A responder that counts its request as in hand until it is answered. Its client's leaving is told to whoever has
+    asked for that last: first to those who wait for the load, then to the version."""
+
+    __slots__ = ("_has_left", "_on_left", "_responder", "_tenant")
+
+    def __init__(self, tenant: Tenant, responder: Responder) -> None:
+        self._tenant = tenant
+        self._responder = responder
+        self._on_left: Callable[[], None] | None = None
+        self._has_left = False
+        tenant.in_hand += 1
+
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        self._tenant.in_hand -= final
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        self._tenant.in_hand -= 1
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._tenant.in_hand -= final
+        self._responder.fail(error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        is_first, self._on_left = self._on_left is None, callback
+        if self._has_left:
+            callback()
+        elif is_first:
+            self._responder.watch_cancellation(self._left)
+
+    def _left(self) -> None:
+        self._has_left = True
+        if self._on_left is not None:
+            self._on_left()

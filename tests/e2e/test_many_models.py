@@ -1,0 +1,100 @@
+"""More models than are loaded at once: loads and unloads under load, through all that asks models for something."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.metrics import FLAGS, port_of, scrape
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.server import RocserveProcess
+from support.waiting import wait_until
+
+MODELS = 12
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X")
+            call = pb_utils.InferenceRequest(model_name="m3", requested_output_names=["Y"], inputs=[x])
+            answer = call.exec()
+            if answer.has_error():
+                raise pb_utils.TritonModelException(answer.error().message())
+            y = pb_utils.get_output_tensor_by_name(answer, "Y")
+            responses.append(pb_utils.InferenceResponse([y]))
+        return responses
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+ensemble_scheduling {
+  step { model_name: "m1" model_version: -1
+         input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" } }
+  step { model_name: "m2" model_version: -1
+         input_map { key: "X" value: "between" } output_map { key: "Y" value: "Y" } }
+}
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """m0 to m11, which add their numbers; "both" is m1 and then m2, "caller" asks m3."""
+    folder = tmp_path / "repository"
+    for number in range(MODELS):
+        drop(folder, f"m{number}", add_constant(number), config=ADD_CONSTANT_CONFIG)
+    (folder / "both" / "1").mkdir(parents=True)
+    (folder / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    (folder / "caller" / "1").mkdir(parents=True)
+    (folder / "caller" / "1" / "model.py").write_text(CALLER)
+    (folder / "caller" / "config.pbtxt").write_text(
+        ADD_CONSTANT_CONFIG.replace('platform: "onnx_onnxv1"', 'backend: "python"')
+    )
+    return folder
+
+
+def infer(client: triton.InferenceServerClient, model: str) -> float:
+    """What the model adds."""
+    given = triton.InferInput("X", [1, 2], "FP32")
+    given.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    return float(client.infer(model, [given], client_timeout=30).as_numpy("Y")[0, 0])
+
+
+@pytest.mark.parametrize("front_ends", [0, 2])
+def test_each_model_answers_though_three_are_loaded(serve, repository: Path, front_ends: int) -> None:
+    server: RocserveProcess = serve(repository, flags=("--max-loaded-models=3", f"--front-ends={front_ends}", *FLAGS))
+    server.wait_until_ready()
+    assert not server.workers()
+    with server.client() as client:
+        assert client.is_model_ready("m5")
+        assert client.get_model_metadata("m5").inputs[0].name == "X"
+        assert client.get_model_config("caller").config.max_batch_size == 8
+        assert infer(client, "both") == 3, "the members of an ensemble"
+        assert infer(client, "caller") == 3, "what a model calls"
+
+    def some(seed: int) -> None:
+        dice = random.Random(seed)
+        with server.client() as client:
+            for _ in range(25):
+                number = min(int(dice.paretovariate(0.7)) - 1, MODELS - 1)
+                assert infer(client, f"m{number}") == number
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(some, range(4)))
+    with server.client() as client:
+        statistics = client.get_inference_statistics().model_stats
+        counts = {row.name: row.inference_stats.success.count for row in statistics}
+    metrics = {name: float(value) for name, value in scrape(port_of(server)).items()}
+    assert sum(counts[f"m{number}"] for number in range(MODELS)) == 100 + 3, "counted over all loads"
+    assert metrics["rocserve_models_registered"] == MODELS + 1
+    assert metrics["rocserve_models_resident"] <= 3
+    assert metrics["rocserve_cold_requests_total"] >= MODELS / 2
+    wait_until(lambda: len(server.workers()) <= 3, "the workers of what was unloaded end")

@@ -1,0 +1,367 @@
+"""Versions that are loaded when they are asked for: requests, loads, swaps and ends. The loader is a stand-in, the data
+plane's loop and the repository are real."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocserve.core.dispatch import Dispatcher
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.requests import InferRequest, RequestHead
+from rocserve.core.sequences import SequenceTag, sequence_id
+from rocserve.core.serving import ServingTableHolder
+from rocserve.plane.loop import PlaneLoop
+from rocserve.repository.model_repository import ModelRepository
+from rocserve.repository.residency.resident_models import ResidentModels
+from rocserve.repository.settings import ControlMode, RepositorySettings
+from rocserve.settings import ResidencySettings
+
+from .conftest import PATIENCE_SECONDS, REGISTRY, SETTLE_SECONDS, FakeLoader, FakeVersion, Folders, Served
+
+LOG = logging.getLogger("test")
+_TWO = ResidencySettings(max_models=2)
+
+
+@dataclass
+class Answer:
+    """A responder, and what it was told. Its request runs until `finish`."""
+
+    version: FakeVersion | None = None
+    error: ServeError | None = None
+    left: Callable[[], None] | None = None
+    responder: Any = None
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self.error = error
+
+    def end(self) -> None: ...
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self.left = callback
+
+    @property
+    def has_come(self) -> bool:
+        return self.version is not None or self.error is not None
+
+    @property
+    def data(self) -> str:
+        return "" if self.version is None else self.version.data.decode()
+
+
+@dataclass
+class Rig:
+    served: Served
+    residents: ResidentModels
+    plane: PlaneLoop
+    dispatcher: Dispatcher
+    running: list[Answer] = field(default_factory=list)
+
+    def ask(self, name: str, deadline: float | None = None, sequence: int = 0, finish: bool = True) -> Answer:
+        """A request, whose answer comes at once when the model is loaded, unless it is to run on."""
+        answer = Answer()
+        tag = SequenceTag(sequence_id(sequence), True, False) if sequence else None
+        request = InferRequest(RequestHead(name, "", ()), "", (), deadline, sequence=tag)
+        if not finish:
+            self.running.append(answer)
+        answer.responder = finish
+        self.plane.call_soon(lambda: self.dispatcher.dispatch(request, answer))  # type: ignore[arg-type]
+        return answer
+
+    async def answered(self, *answers: Answer) -> None:
+        await self.served.until(lambda: all(answer.has_come for answer in answers), "an answer")
+
+    async def loaded(self, name: str) -> None:
+        answer = self.ask(name)
+        await self.answered(answer)
+        assert answer.error is None, answer.error
+
+    @property
+    def resident(self) -> set[str]:
+        return {version.name for version in self.served.loader.loaded if not version.is_unloaded}
+
+
+@pytest.fixture(autouse=True)
+def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def infer(version: FakeVersion, request: InferRequest, responder: Any) -> None:
+        assert not version.is_unloaded
+        answer = responder
+        while not isinstance(answer, Answer):
+            answer = answer._responder
+        answer.version = version
+        if answer.responder:
+            responder.end()
+        else:
+            answer.responder = responder
+
+    monkeypatch.setattr(FakeVersion, "infer", infer)
+
+
+@pytest.fixture
+async def rig(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Any]]:
+    made: list[Rig] = []
+
+    async def build(residency: ResidencySettings = _TWO, **changes: Any) -> Rig:
+        plane = PlaneLoop(LOG)
+        plane.start()
+        table = ServingTableHolder()
+        dispatcher = Dispatcher(table, plane.work_off)
+        pinned = changes.get("load_models", ())
+        residents = ResidentModels(
+            residency, plane, dispatcher, pinned=pinned, most_waiting=3, concurrent_loads=2, log=LOG
+        )
+        settings: dict[str, Any] = {"settle_seconds": SETTLE_SECONDS, **changes}
+        repository = ModelRepository(RepositorySettings((root,), **settings), REGISTRY, loader, table, LOG, residents)
+        made.append(Rig(Served(repository, table, loader), residents, plane, dispatcher))
+        await asyncio.wait_for(repository.start(), PATIENCE_SECONDS)
+        return made[-1]
+
+    yield build
+    for event in loader.held.values():
+        event.set()
+    for one in made:
+        await asyncio.wait_for(one.served.repository.stop(), PATIENCE_SECONDS)
+        one.plane.stop()
+
+
+def models(folders: Folders, *names: str, more: str = "") -> None:
+    for name in names:
+        folders.model(name, 1, data=name, more=more)
+
+
+async def test_models_are_registered_and_loaded_by_their_requests(folders: Folders, rig: Any) -> None:
+    models(folders, "a", "b", "c")
+    host: Rig = await rig()
+    assert host.served.loader.loads == []
+    assert host.served.repository.is_ready()
+    assert host.served.rows("a") == {"1": ("READY", "not loaded: its first request loads it")}
+    served = host.served.table.table.find("a", "")
+    assert [tensor.name for tensor in served.config.inputs] == ["IN"]
+    answers = [host.ask("a") for _ in range(3)]
+    await host.answered(*answers)
+    assert [answer.data for answer in answers] == ["a", "a", "a"]
+    assert host.served.loader.loads == [("a", 1)], "one load for all who wait"
+    assert host.served.rows("a") == {"1": ("READY", "")}
+    await host.loaded("b")
+    await host.loaded("c")
+    await host.served.until(lambda: host.resident == {"a", "c"})
+    await host.loaded("b")
+    assert host.residents.counts.unloads_for_room == 2
+
+
+async def test_counters_go_on_over_loads(folders: Folders, rig: Any) -> None:
+    models(folders, "a", "b", "c")
+    host: Rig = await rig()
+    await host.loaded("a")
+    host.served.loader.loaded[0].statistics.record_failure(0, 1)
+    await host.loaded("b")
+    await host.loaded("c")
+    await host.loaded("a")
+    await host.served.until(lambda: "a" in host.resident)
+    assert host.served.table.table.find("a", "").statistics.snapshot().fail.count == 1
+
+
+async def test_a_model_with_requests_in_hand_stays(folders: Folders, rig: Any) -> None:
+    models(folders, "a", "b")
+    host: Rig = await rig(ResidencySettings(max_models=1))
+    running = host.ask("a", finish=False)
+    await host.answered(running)
+    waiting = host.ask("b")
+    await host.served.until(lambda: host.served.reason("b") == "waits for room")
+    assert host.resident == {"a"}
+    host.plane.call_soon(running.responder.end)
+    await host.answered(waiting)
+    assert waiting.data == "b"
+
+
+async def test_a_model_whose_sequences_may_go_on_stays(folders: Folders, rig: Any) -> None:
+    models(folders, "a", more="sequence_batching { max_sequence_idle_microseconds: 400000 }")
+    models(folders, "b")
+    host: Rig = await rig(ResidencySettings(max_models=1))
+    began = time.monotonic()
+    await host.answered(host.ask("a", sequence=7))
+    await host.loaded("b")
+    assert time.monotonic() - began >= 0.4
+
+
+async def test_pinned_and_named_models_are_loaded_at_the_start_and_stay(folders: Folders, rig: Any) -> None:
+    models(folders, "named", "other", "third")
+    models(folders, "pinned", more='parameters { key: "pinned" value { string_value: "true" } }')
+    host: Rig = await rig(
+        ResidencySettings(max_models=3), control_mode=ControlMode.EXPLICIT, load_models=("named", "*")
+    )
+    assert host.resident == {"named", "pinned"}
+    for name in ("other", "third", "other", "third"):
+        await host.loaded(name)
+    assert {"named", "pinned"} <= host.resident
+
+
+async def test_more_pinned_than_there_is_room_for_is_refused(folders: Folders, rig: Any) -> None:
+    models(folders, "a", "b", more='parameters { key: "pinned" value { string_value: "true" } }')
+    host: Rig = await rig(ResidencySettings(max_models=1))
+    assert sorted(host.served.state(name) for name in "ab") == ["READY", "UNAVAILABLE"]
+    reasons = host.served.reason("a") + host.served.reason("b")
+    assert "there is no room for it beside what is pinned" in reasons
+
+
+async def test_what_the_configuration_does_not_tell_is_learned_once(folders: Folders, root: Path, rig: Any) -> None:
+    folders.version("bare", 1)
+    (root / "bare" / "config.pbtxt").write_text('platform: "onnx_onnxv1"')
+    models(folders, "a", "b")
+    host: Rig = await rig()
+    assert host.served.loader.loads == [("bare", 1)]
+    await host.loaded("a")
+    await host.loaded("b")
+    await host.served.until(lambda: host.resident == {"a", "b"})
+
+
+async def test_a_failed_load_is_told_to_all_and_not_repeated_by_each_request(
+    folders: Folders, loader: FakeLoader, rig: Any
+) -> None:
+    models(folders, "a")
+    host: Rig = await rig()
+    loader.failing["a"] = unavailable("out of order")
+    answers = [host.ask("a") for _ in range(3)]
+    await host.answered(*answers)
+    answers.append(host.ask("a"))
+    await host.answered(*answers)
+    for answer in answers:
+        assert answer.error is not None
+        assert answer.error.code is StatusCode.UNAVAILABLE
+        assert "model 'a' version 1 could not be loaded: out of order (failed once" in answer.error.text
+    assert loader.loads == [("a", 1)]
+    assert host.served.state("a") == "UNAVAILABLE"
+    assert host.served.repository.is_ready(), "one of thousands"
+    del loader.failing["a"]
+    await asyncio.sleep(1.1)
+    await host.loaded("a")
+    assert host.served.rows("a") == {"1": ("READY", "")}
+
+
+async def test_waiting_is_bounded_by_deadlines_clients_and_flags(
+    folders: Folders, loader: FakeLoader, rig: Any
+) -> None:
+    models(folders, "a")
+    host: Rig = await rig(ResidencySettings(max_models=1, wait_seconds=0.5))
+    loader.hold("a")
+    late, gone, patient = host.ask("a", deadline=time.monotonic() + 0.1), host.ask("a"), host.ask("a")
+    await host.served.until(lambda: gone.left is not None and patient.left is not None)
+    refused = host.ask("a")
+    assert gone.left is not None
+    host.plane.call_soon(gone.left)
+    await host.answered(late, gone, patient, refused)
+    errors = [answer.error for answer in (late, gone, patient, refused)]
+    assert [error.code.name for error in errors if error] == [
+        "DEADLINE_EXCEEDED",
+        "CANCELLED",
+        "UNAVAILABLE",
+        "UNAVAILABLE",
+    ]
+    assert "not loaded within 0.5 s" in str(patient.error)
+    assert "Exceeds maximum queue size" in str(refused.error)
+    loader.held["a"].set()
+    await host.served.until(lambda: host.served.reason("a") == "")
+
+
+async def test_nobody_waits_for_room_when_all_have_left(folders: Folders, rig: Any) -> None:
+    models(folders, "a", "b")
+    host: Rig = await rig(ResidencySettings(max_models=1))
+    await host.answered(host.ask("a", finish=False))
+    waiting = host.ask("b", deadline=time.monotonic() + 0.2)
+    await host.answered(waiting)
+    await host.served.until(lambda: host.served.reason("b") == "not loaded: its first request loads it")
+
+
+async def test_requests_may_be_refused_instead_of_waiting(folders: Folders, rig: Any) -> None:
+    models(folders, "a")
+    host: Rig = await rig(ResidencySettings(max_models=1, waits=False))
+    first = host.ask("a")
+    await host.answered(first)
+    assert str(first.error) == "model 'a' is being loaded; ask again in a second"
+    await host.served.until(lambda: host.resident == {"a"})
+    await host.loaded("a")
+
+
+async def test_idle_models_go(folders: Folders, rig: Any) -> None:
+    models(folders, "a", more='parameters { key: "idle_unload_secs" value { string_value: "0.3" } }')
+    models(folders, "b")
+    host: Rig = await rig(ResidencySettings())
+    assert host.resident == {"b"}, "without a limit all others are loaded"
+    await host.loaded("a")
+    await host.served.until(lambda: host.resident == {"b"})
+    assert host.residents.counts.unloads_of_idle == 1
+    await host.loaded("a")
+
+
+async def test_an_ensembles_members_are_loaded_with_it(folders: Folders, loader: FakeLoader, rig: Any) -> None:
+    models(folders, "a")
+    folders.ensemble("e", "a")
+    host: Rig = await rig()
+    assert host.served.rows("e") == {"1": ("READY", "")}
+    assert loader.loads == [("e", 1)]
+
+
+async def test_new_content_of_a_cold_model_is_registered_and_of_a_loaded_one_loaded(
+    folders: Folders, loader: FakeLoader, rig: Any
+) -> None:
+    models(folders, "a", "b")
+    host: Rig = await rig()
+    await host.loaded("b")
+    before = host.served.table.table.find("a", "")
+    folders.version("a", 1, "new")
+    folders.version("b", 1, "broken")
+    await host.served.until(lambda: host.served.table.table.find("a", "") is not before)
+    await host.served.until(lambda: "newer content failed to load" in host.served.reason("b"))
+    assert loader.loads == [("b", 1), ("b", 1)]
+    answers = host.ask("a"), host.ask("b")
+    await host.answered(*answers)
+    assert [answer.data for answer in answers] == ["new", "b"], "what is broken replaces nothing that is loaded"
+
+
+async def test_files_that_change_under_a_cold_load_are_not_served_and_their_requests_get_the_new_ones(
+    folders: Folders, loader: FakeLoader, rig: Any
+) -> None:
+    models(folders, "a")
+    host: Rig = await rig()
+    held = loader.hold("a")
+    waiting = host.ask("a")
+    await host.served.until(lambda: loader.loads == [("a", 1)])
+    folders.version("a", 1, "new")
+    held.set()
+    await host.answered(waiting)
+    assert waiting.data == "new"
+
+
+async def test_clients_load_and_unload_by_name(folders: Folders, loader: FakeLoader, rig: Any) -> None:
+    models(folders, "a", "b")
+    host: Rig = await rig(control_mode=ControlMode.EXPLICIT)
+    await host.served.repository.load("a", {})
+    assert host.resident == {"a"}
+    loader.failing["b"] = unavailable("out of order")
+    with pytest.raises(ServeError, match="out of order"):
+        await host.served.repository.load("b", {})
+    waiting = host.ask("a", finish=False)
+    await host.answered(waiting)
+    await host.served.repository.unload("a", False)
+    refused = host.ask("a")
+    await host.answered(refused)
+    assert "has no available versions" in str(refused.error)
+    assert host.served.state("a") in ("UNAVAILABLE", "UNLOADING")
+
+
+async def test_the_end_calls_loads_off(folders: Folders, loader: FakeLoader, rig: Any) -> None:
+    models(folders, "a", "b")
+    host: Rig = await rig(ResidencySettings(max_models=1))
+    loader.hold("a")
+    waiting = [host.ask("a"), host.ask("b")]
+    await host.served.until(lambda: loader.loads == [("a", 1)])
+    await asyncio.wait_for(host.served.repository.stop(), PATIENCE_SECONDS)
+    await host.answered(*waiting)
+    assert loader.cancelled == [("a", 1)]
