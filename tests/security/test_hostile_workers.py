@@ -47,7 +47,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.workers.entries import CALL, DONE, ENTRY, LAYOUT, RESULT, RESULTS
 from rocserve.workers.messages import Progress, Unload, encode_frame
-from rocserve.workers.request_service import RequestExecutor
+from rocserve.workers.request_service import RequestService
 
 
 def descriptors():
@@ -64,7 +64,7 @@ def is_socket(descriptor):
 def serving():
     # The end of the instance and the batch that is being run, from whoever runs it.
     frame = sys._getframe()
-    while not isinstance(frame.f_locals.get("self"), RequestExecutor) or "received" not in frame.f_locals:
+    while not isinstance(frame.f_locals.get("self"), RequestService) or "received" not in frame.f_locals:
         frame = frame.f_back
     return frame.f_locals["self"]._end, frame.f_locals["received"]
 

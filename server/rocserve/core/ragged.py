@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import BatchInput, BatchInputKind, ModelConfig
+from rocserve.core.tensors import Tensor
 
 Shape = tuple[int, ...]
 
@@ -59,6 +60,24 @@ def ragged_batching(config: ModelConfig) -> RaggedBatching:
             for name in entry.target_names
         },
     )
+
+
+def ragged_parts(
+    ragged: RaggedBatching, shapes: Mapping[str, Sequence[Shape]]
+) -> tuple[list[Tensor], dict[str, Sequence[Shape]]]:
+    """The inputs that are made for a batch, and by output the shapes of the requests' parts. `shapes`: of each input in
+    each request."""
+    made = [
+        Tensor(name, entry.datatype, made_shape(entry, sources), made_data(entry, sources))
+        for entry in ragged.made
+        for sources in (shapes[entry.source_inputs[0]],)
+        for name in entry.target_names
+    ]
+    cuts: dict[str, Sequence[Shape]] = {
+        name: [scatter.shape_of(shape) for shape in shapes[scatter.source]]
+        for name, scatter in ragged.scattered.items()
+    }
+    return made, cuts
 
 
 def made_shape(entry: BatchInput, shapes: Sequence[Shape]) -> Shape:

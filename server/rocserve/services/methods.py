@@ -90,7 +90,7 @@ def _methods(services: Services) -> Mapping[str, Method]:
         "SystemSharedMemoryRegister": QuickMethod(pb.SystemSharedMemoryRegisterRequest, memory.system_register),
         "SystemSharedMemoryUnregister": QuickMethod(pb.SystemSharedMemoryUnregisterRequest, memory.system_unregister),
         "CudaSharedMemoryStatus": QuickMethod(pb.CudaSharedMemoryStatusRequest, memory.cuda_status),
-        "CudaSharedMemoryRegister": QuickMethod(pb.CudaSharedMemoryRegisterRequest, memory.cuda_register),
+        "CudaSharedMemoryRegister": SlowMethod(pb.CudaSharedMemoryRegisterRequest, memory.cuda_register),
         "CudaSharedMemoryUnregister": QuickMethod(pb.CudaSharedMemoryUnregisterRequest, memory.cuda_unregister),
         "Overview": SlowMethod(page_pb2.OverviewRequest, services.page.overview),
         "RepositoryEvents": SlowMethod(page_pb2.RepositoryEventsRequest, services.page.events),

@@ -16,7 +16,7 @@ from rocserve.plane.doorbell import SocketSleeper
 from rocserve.workers.entries import ANSWER, CALL, CANCELLED, ENTRY, ERROR, FINAL, LAYOUT, NONE, return_entries
 from rocserve.workers.layouts import KnownLayouts, read_parameters
 from rocserve.workers.messages import status_code
-from rocserve.workers.responses import ResponseWriter
+from rocserve.workers.result_writer import ResponseWriter
 from rocserve.workers.worker_end import WorkerEnd
 
 _REMEMBERED_CANCELLATIONS = 1024

@@ -10,7 +10,7 @@ from typing import TypeVar
 from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.ragged import Shape, made_data, made_shape, ragged_batching
+from rocserve.core.ragged import Shape, ragged_batching, ragged_parts
 from rocserve.core.request_form import RequestForm
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
 from rocserve.plane.heap import HeapReader
@@ -126,14 +126,8 @@ class BatchGatherer:
             name = head.name
             data: Buffer = parts[name][0] if len(requests) == 1 else b"".join(parts[name])
             inputs[name] = Tensor(name, head.datatype, self._shape(name, shapes[name]), data)
-        for entry in self._ragged.made:
-            of_source = shapes[entry.source_inputs[0]]
-            for name in entry.target_names:
-                inputs[name] = Tensor(name, entry.datatype, made_shape(entry, of_source), made_data(entry, of_source))
-        cuts = {
-            name: [scatter.shape_of(shape) for shape in shapes[scatter.source]]
-            for name, scatter in self._ragged.scattered.items()
-        }
+        made, cuts = ragged_parts(self._ragged, shapes)
+        inputs.update((tensor.name, tensor) for tensor in made)
         return Batch(inputs, self._requested(requests), tuple([one.form.layout.rows for one in requests]), cuts)
 
     def _shape(self, name: str, shapes: Sequence[Shape]) -> Shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import os
@@ -56,7 +57,7 @@ class _Launch:
     """With the model's own bounds."""
     group: ControlGroup | None
     """Its cgroup, where the kernel keeps its bounds."""
-    make: Callable[[int, int | None], WorkerProcess]
+    start: Callable[[int, int | None], WorkerProcess]
     """Takes its pid and pidfd."""
     worker: asyncio.Future[WorkerProcess]
 
@@ -152,22 +153,18 @@ class WorkerLauncher:
         os.fchmod(output_writer, 0o622)
         peers = [instance.take_peer() for instance in instances]
 
-        def make(pid: int, pidfd: int | None) -> WorkerProcess:
-            output = WorkerOutput(output_reader, options.output_prefix, log)
-            return WorkerProcess(pid, pidfd, control, output, instances, group)
-
-        bounds: Mapping[str, Any] = options.bounds
-        settings = replace(self._settings, **bounds)
+        settings = self._bounded(options)
         answer: asyncio.Future[WorkerProcess] | None = None
         group: ControlGroup | None = None
         try:
             if self._groups is not None and (settings.memory_bytes or settings.tasks):
                 group = self._groups.create(settings.memory_bytes, settings.tasks)
+            start = functools.partial(self._add, control, output_reader, options, instances, log, group)
             given = (peer_control, peer_takeover, *peers, takeover)
             descriptors = [output_writer, *(each.fileno() for each in given), output_reader]
             for _ in range(_LAUNCH_ATTEMPTS):
                 answer = asyncio.get_running_loop().create_future()
-                launch = _Launch(options.model_name, settings, group, make, answer)
+                launch = _Launch(options.model_name, settings, group, start, answer)
                 worker = await self._spawn(options, descriptors, launch)
                 if worker is not None:
                     return worker
@@ -212,13 +209,34 @@ class WorkerLauncher:
         finally:
             for peer in peers:
                 peer.close()
-        bounds: Mapping[str, Any] = options.bounds
-        settings = replace(self._settings, **bounds)
-        folder = kept.control_group
+        settings, folder = self._bounded(options), kept.control_group
         group = ControlGroup(Path(folder), settings.memory_bytes, settings.tasks) if folder else None
-        output = WorkerOutput(kept.output, options.output_prefix, log)
-        worker = self._workers[kept.pid] = WorkerProcess(kept.pid, kept.pidfd, control, output, instances, group)
-        self._watch_bounds(worker, settings, group)
+        return self._add(control, kept.output, options, instances, log, group, kept.pid, kept.pidfd)
+
+    def _bounded(self, options: LaunchOptions) -> WorkerSettings:
+        """The settings with the model's own bounds."""
+        bounds: Mapping[str, Any] = options.bounds
+        return replace(self._settings, **bounds)
+
+    def _add(
+        self,
+        control: socket.socket,
+        output: int,
+        options: LaunchOptions,
+        instances: Sequence[Instance],
+        log: logging.Logger,
+        group: ControlGroup | None,
+        pid: int,
+        pidfd: int | None,
+    ) -> WorkerProcess:
+        """A worker that runs, kept within its bounds from now on. `group`: its cgroup, where the kernel keeps these."""
+        printed = WorkerOutput(output, options.output_prefix, log)
+        worker = self._workers[pid] = WorkerProcess(pid, pidfd, control, printed, instances, group)
+        if group is not None:
+            self._watch.add_grouped(group, worker)
+        else:
+            settings = self._bounded(options)
+            self._watch.add(worker, settings.memory_bytes, settings.tasks)
         return worker
 
     def keep(self, worker: WorkerProcess, key: str) -> None:
@@ -301,20 +319,12 @@ class WorkerLauncher:
         launch = self._launches.get(spawn_id)
         if launch is not None and not launch.worker.done():
             # At once: the next message may already be that it has exited.
-            worker = self._workers[pid] = launch.make(pid, pidfd)
-            launch.worker.set_result(worker)
-            self._watch_bounds(worker, launch.settings, launch.group)
+            launch.worker.set_result(launch.start(pid, pidfd))
             if user_problem:
                 self._warn_of_user(launch.model_name, user_problem)
         elif pidfd is not None:
             # Nobody waits any more: its control socket is closed, and so it ends by itself.
             os.close(pidfd)
-
-    def _watch_bounds(self, worker: WorkerProcess, settings: WorkerSettings, group: ControlGroup | None) -> None:
-        if group is not None:
-            self._watch.add_grouped(group, worker)
-        else:
-            self._watch.add(worker, settings.memory_bytes, settings.tasks)
 
     def _warn_of_user(self, model_name: str, problem: str) -> None:
         """Once with what to do, and then a line for each further model. `problem`: "root: user 'nobody' cannot ..."."""

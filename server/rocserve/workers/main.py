@@ -44,8 +44,9 @@ from rocserve.workers.messages import (
     decode_message,
     encode_frame,
 )
+from rocserve.workers.model_service import ModelService
 from rocserve.workers.request_service import RequestService
-from rocserve.workers.tensor_service import ModelService, TensorService
+from rocserve.workers.tensor_service import TensorService
 from rocserve.workers.worker_end import error_text
 
 _SERVER_LOG = "rocserve"

@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
-from rocserve.backends.base import Batch, model_properties
+from rocserve.backends.base import Batch
 from rocserve.backends.request_model import Answer, ModelRequest, RequestModel, RequestModelSource, Result
 from rocserve.core.custom_metrics import MetricChanges
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError
 from rocserve.core.request_prefix import begin_requests, end_requests
-from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 from rocserve.workers.back_channel import BackChannel, BatchedResponder
 from rocserve.workers.batch_inputs import details_of, request_inputs, separate
 from rocserve.workers.messages import Load, WarmUp
+from rocserve.workers.model_service import ModelService, model_source, serve_error
 from rocserve.workers.request_details import NO_DETAILS, read_details
-from rocserve.workers.tensor_service import model_source
 from rocserve.workers.warmup import warm_up_batches
-from rocserve.workers.worker_end import ReceivedBatch, ReceivedRequest, ServerGone, WorkerEnd, error_text
+from rocserve.workers.worker_end import ReceivedBatch, ReceivedRequest, WorkerEnd
 
 
-class RequestService:
-    """Implements tensor_service.ModelService."""
+class RequestService(ModelService):
+    """One instance, which is the model."""
 
     def __init__(
         self,
@@ -48,28 +45,13 @@ class RequestService:
             ServeError or any exception: the model cannot be loaded.
         """
         self._end = WorkerEnd(connection)
-        self._log = log
-        self._model_folder = Path(load.model_folder)
         self._back = BackChannel(self._end, log)
         self._back.start()
         source = RequestModelSource(
             model_source(load, report), load.config_json, self._back, load.instance_name, send_metrics
         )
         self._model: RequestModel = importlib.import_module(load.engine).load(source)
-
-    @property
-    def signature(self) -> Signature:
-        return self._model.signature
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """See ModelService."""
-        return model_properties(self._model)
-
-    @property
-    def batches_at_once(self) -> int:
-        """See Loaded."""
-        return 1
+        super().__init__(self._model, load, log)
 
     def warm_up(self, message: WarmUp) -> None:
         """See ModelService."""
@@ -81,7 +63,6 @@ class RequestService:
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         """See ModelService."""
-        executor = RequestExecutor(self._end, self._model, self._back, self._log)
         is_wanted = True
 
         def stop() -> None:
@@ -92,14 +73,7 @@ class RequestService:
         control = threading.Thread(target=stop, name="control", daemon=True)
         control.start()
         ready()
-        try:
-            executor.run()
-        except ServerGone:
-            pass
-        except BaseException:
-            # An instance that cannot go on must not look as if it could: the server restarts the worker.
-            self._log.exception("an instance failed")
-            os._exit(70)
+        self._run_instance(self._run_batches)
         # Where the server is gone, the connection may have told of it first.
         control.join()
         return is_wanted
@@ -112,9 +86,6 @@ class RequestService:
         self._back.renew(self._end)
         self._back.start()
 
-    def close(self) -> None:
-        self._model.close()
-
     def _run_sample(self, batch: Batch) -> Iterator[Result | None]:
         """The last answer to each request of a sample; one that is wanted again has run for once."""
         responders = [_SampleResponder() for _ in batch.request_sizes]
@@ -126,18 +97,7 @@ class RequestService:
         for answer, responder in zip(answers, responders, strict=True):
             yield answer if answer is not None else responder.wait()
 
-
-class RequestExecutor:
-    """Takes the batches of one instance, has the model run them, and sends its answers."""
-
-    def __init__(self, end: WorkerEnd, model: RequestModel, back: BackChannel, log: logging.Logger) -> None:
-        self._end = end
-        self._model = model
-        self._back = back
-        self._log = log
-
-    def run(self) -> None:
-        """Until the server closes the connection, or the end is stopped. Raises: ServerGone."""
+    def _run_batches(self) -> None:
         for batch in self._end.batches():
             self._run_batch(batch)
 
@@ -155,7 +115,7 @@ class RequestExecutor:
         except BaseException as error:
             for responder in responders:
                 responder.claim()
-            self._end.fail(received, (input_end, max(output_start, input_end)), self._serve_error(error))
+            self._end.fail(received, (input_end, max(output_start, input_end)), serve_error(error, self._log))
             return
         self._end.finish(received, (input_end, output_start), results)
 
@@ -194,18 +154,11 @@ class RequestExecutor:
             if len(answers) != len(requests):
                 raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} requests")
         except BaseException as error:
-            # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
-            told = self._serve_error(error)
+            told = serve_error(error, self._log)
             return [told] * len(requests)
         finally:
             end_requests(token)
         return answers
-
-    def _serve_error(self, error: BaseException) -> ServeError:
-        if isinstance(error, ServeError):
-            return error
-        self._log.error("the model failed to run a batch", exc_info=error)
-        return ServeError(StatusCode.INTERNAL, error_text(error))
 
 
 class _SampleResponder:

@@ -1,65 +1,34 @@
-"""What a worker does with its model, once it is told to load it: the service of models that compute on tensors."""
+"""The service of models that compute on tensors, and their executions."""
 
 from __future__ import annotations
 
 import importlib
 import logging
-import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Protocol
 
-from rocserve.backends.base import Batch, Execution, LoadedModel, ModelSource, model_executions, model_properties
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.backends.base import Batch, Execution, LoadedModel, model_executions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.workers.batch_inputs import BatchGatherer
 from rocserve.workers.messages import Load, WarmUp
+from rocserve.workers.model_service import ModelService, model_source, serve_error
 from rocserve.workers.result_writer import NO_ROOM, ResultWriter
 from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
 from rocserve.workers.worker_end import (
     OutgoingResult,
     ReceivedBatch,
     ReceivedRequest,
-    ServerGone,
     WorkerEnd,
     error_result,
-    error_text,
 )
 
 
-class ModelService(Protocol):
-    """A loaded model and what serves it. All calls come on the worker's main thread."""
-
-    @property
-    def signature(self) -> Signature: ...
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """See backends.base.model_properties; read from any thread."""
-
-    @property
-    def batches_at_once(self) -> int:
-        """See Loaded."""
-
-    def warm_up(self, message: WarmUp) -> None:
-        """Raises: ServeError or any exception: the model cannot be served."""
-
-    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
-        """Say `ready` once batches are taken, and take them until `wait_for_end` returns; then end those in hand, or,
-        where it returns False, drop them. Returns what it returned."""
-
-    def renew(self, instances: Sequence[socket.socket]) -> None:
-        """Serve on other sockets from now on; before `serve`."""
-
-    def close(self) -> None: ...
-
-
-class TensorService:
+class TensorService(ModelService):
     """Each instance has a thread; they share the model."""
 
     def __init__(
@@ -71,24 +40,10 @@ class TensorService:
             ServeError or any exception: the model cannot be loaded.
         """
         self._instances = instances
-        self._log = log
-        self._model_folder = Path(load.model_folder)
         self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
+        super().__init__(self._model, load, log)
         self._config = load.config
-
-    @property
-    def signature(self) -> Signature:
-        return self._model.signature
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """See ModelService."""
-        return model_properties(self._model)
-
-    @property
-    def batches_at_once(self) -> int:
-        """See Loaded."""
-        return len(model_executions(self._model))
+        self.batches_at_once = len(model_executions(self._model))
 
     def warm_up(self, message: WarmUp) -> None:
         """See ModelService."""
@@ -98,12 +53,18 @@ class TensorService:
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         """See ModelService."""
-        threads = self._start_executors()
+        ends = [WorkerEnd(connection, len(self._instances) == 1) for connection in self._instances]
+        threads = [
+            threading.Thread(target=self._execute, args=(end,), name=f"instance {index}", daemon=True)
+            for index, end in enumerate(ends)
+        ]
+        for thread in threads:
+            thread.start()
         ready()
         is_wanted = wait_for_end()
-        for executor, _ in threads:
-            executor.stop(is_wanted)
-        for _, thread in threads:
+        for end in ends:
+            end.stop(is_wanted)
+        for thread in threads:
             thread.join()
         return is_wanted
 
@@ -111,31 +72,9 @@ class TensorService:
         """See ModelService."""
         self._instances = instances
 
-    def close(self) -> None:
-        self._model.close()
-
-    def _start_executors(self) -> list[tuple[TensorExecutor, threading.Thread]]:
-        started = []
-        for index, connection in enumerate(self._instances):
-            executor = TensorExecutor(
-                WorkerEnd(connection, len(self._instances) == 1), self._model, self._config, self._log
-            )
-            thread = threading.Thread(target=self._execute, args=(executor,), name=f"instance {index}", daemon=True)
-            thread.start()
-            started.append((executor, thread))
-        return started
-
-    def _execute(self, executor: TensorExecutor) -> None:
-        try:
-            executor.run()
-        except ServerGone:
-            pass
-        except BaseException:
-            # An instance that cannot go on must not look as if it could: the server restarts the worker.
-            self._log.exception("an instance failed")
-            os._exit(70)
-        finally:
-            executor.close()
+    def _execute(self, end: WorkerEnd) -> None:
+        self._run_instance(lambda: TensorExecutor(end, self._model, self._config, self._log).run())
+        end.close()
 
 
 class TensorExecutor:
@@ -145,8 +84,7 @@ class TensorExecutor:
         self._end = end
         self._log = log
         self._free = deque(
-            BatchLane(end, model.signature, config, execution, self._serve_error)
-            for execution in model_executions(model)
+            BatchLane(end, model.signature, config, execution, log) for execution in model_executions(model)
         )
         self._running: deque[BatchLane] = deque()
         """In the order of their batches, in which these are answered."""
@@ -172,13 +110,6 @@ class TensorExecutor:
             for lane in self._running:
                 lane.drop()
 
-    def stop(self, is_wanted: bool) -> None:
-        """See WorkerEnd."""
-        self._end.stop(is_wanted)
-
-    def close(self) -> None:
-        self._end.close()
-
     def _work_on(self) -> bool:
         """See WorkerEnd.batches."""
         while self._running:
@@ -199,14 +130,8 @@ class TensorExecutor:
             try:
                 self._free[0].run_one(request, results)
             except BaseException as error:
-                results.append(error_result(self._serve_error(error)))
+                results.append(error_result(serve_error(error, self._log)))
         self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results)
-
-    def _serve_error(self, error: BaseException) -> ServeError:
-        if isinstance(error, ServeError):
-            return error
-        self._log.error("the engine failed to run a batch", exc_info=error)
-        return ServeError(StatusCode.INTERNAL, error_text(error))
 
 
 class BatchLane:
@@ -218,13 +143,13 @@ class BatchLane:
         signature: Signature,
         config: ModelConfig,
         execution: Execution,
-        serve_error: Callable[[BaseException], ServeError],
+        log: logging.Logger,
     ) -> None:
         self._end = end
         self._execution = execution
         self._gatherer = BatchGatherer(end.inputs, config, execution.input_memory)
         self._writer = ResultWriter(end, signature, config.max_batch_size > 0)
-        self._serve_error = serve_error
+        self._log = log
         self._received: ReceivedBatch
         self._batch: Batch | None = None
         self._input_end = 0
@@ -240,7 +165,6 @@ class BatchLane:
             self._input_end = time.monotonic_ns()
             self._execution.start(batch)
         except BaseException as error:
-            # SystemExit as well: a model that calls sys.exit() fails its batch, it does not take the worker along.
             self._error = error
 
     @property
@@ -266,7 +190,7 @@ class BatchLane:
             writer.write(results, self._batch, result)
             end.finish(self._received, (input_end, output_start), results)
         except BaseException as error:
-            end.fail(self._received, (input_end, output_start), self._serve_error(error))
+            end.fail(self._received, (input_end, output_start), serve_error(error, self._log))
         finally:
             writer.give_up_room()
             self._batch = self._error = None
@@ -284,21 +208,3 @@ class BatchLane:
         with suppress(Exception):
             self._execution.result()
         self._writer.give_up_room()
-
-
-def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:
-    """What an engine is told of the model that it is to load."""
-    return ModelSource(
-        name=load.model_name,
-        version=load.version,
-        model_folder=Path(load.model_folder),
-        version_folder=Path(load.version_folder),
-        model_file=Path(load.model_file),
-        config=load.config,
-        instance_kind=load.instance_kind,
-        device=load.device,
-        instance_count=load.instance_count,
-        memory_bytes=load.memory_bytes,
-        settings=load.settings,
-        report=report,
-    )

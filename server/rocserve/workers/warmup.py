@@ -13,7 +13,7 @@ from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig, WarmupInput, WarmupSample
-from rocserve.core.ragged import made_data, made_shape, ragged_batching
+from rocserve.core.ragged import ragged_batching, ragged_parts
 from rocserve.core.sequence_tensors import control_inputs, state_inputs
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 
@@ -48,14 +48,8 @@ def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
         for name, tensor in batch.inputs.items()
     }
     inputs = {name: _flat(tensor) if name in ragged.inputs else tensor for name, tensor in batch.inputs.items()}
-    for entry in ragged.made:
-        sources = shapes[entry.source_inputs[0]]
-        for name in entry.target_names:
-            inputs[name] = Tensor(name, entry.datatype, made_shape(entry, sources), made_data(entry, sources))
-    cuts = {
-        name: tuple(scatter.shape_of(shape) for shape in shapes[scatter.source])
-        for name, scatter in ragged.scattered.items()
-    }
+    made, cuts = ragged_parts(ragged, shapes)
+    inputs.update((tensor.name, tensor) for tensor in made)
     return Batch(inputs, batch.requested_outputs, batch.request_sizes, cuts)
 
 

@@ -24,7 +24,7 @@ from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.batch_inputs import details_of, request_inputs, separate
 from rocserve.workers.instance import Instance
 from rocserve.workers.request_details import NO_DETAILS, read_details, write_details
-from rocserve.workers.responses import ResponseWriter
+from rocserve.workers.result_writer import ResponseWriter
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import WorkerEnd
 

@@ -72,8 +72,8 @@ class ClientMemory:
             reference = read_reference(entry.name, entry.parameters)
             if reference is None:
                 continue
-            if stays and reference.nbytes > _READ_AT_ONCE and not _has_other_size(entry, reference.nbytes):
-                region = self._regions.checked(reference)
+            may_stay = stays and reference.nbytes > _READ_AT_ONCE and not _has_other_size(entry, reference.nbytes)
+            if may_stay and isinstance(region := self._regions.checked(reference), ClientRegion):
                 data[index], mapping = region.view(reference.offset, reference.nbytes)
                 seen.append((region, mapping, reference.offset + reference.nbytes))
             else:

@@ -1,6 +1,6 @@
-"""One registered region: a part of a file of POSIX shared memory.
+"""One registered region: a part of a file of POSIX shared memory, or memory of a GPU (`device_memory.py`).
 
-It is mapped, and its client may cut the file at any time, by mistake or not: see `plane/guarded_mapping.py`. What a
+A file is mapped, and its client may cut the file at any time, by mistake or not: see `plane/guarded_mapping.py`. What a
 request has read or written is therefore checked afterwards.
 """
 
@@ -20,21 +20,33 @@ FOLDER = "/dev/shm"
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 
 
-class ClientRegion:
-    """Safe on any thread. The file is closed with the last reference to it."""
+class Region:
+    """What regions have in common."""
 
-    __slots__ = (
-        "_descriptor",
-        "_guard",
-        "_mapping",
-        "_view",
-        "is_leaving",
-        "key",
-        "name",
-        "nbytes",
-        "offset",
-        "users",
-    )
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.users = 0
+        """Requests under way that write to it; kept by whoever owns the region."""
+        self.is_leaving = False
+        """It goes when its last user has."""
+
+    def check_bounds(self, offset: int, nbytes: int) -> None:
+        """Raises: ServeError: INVALID_ARGUMENT in Triton's words, the part is not within the region."""
+        if offset >= self.nbytes:
+            raise invalid_argument(f"Invalid offset for shared memory region: '{self.name}'")
+        most = (1 << 64) - 1
+        if nbytes > most - offset:
+            raise invalid_argument(
+                f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value ({most})"
+                f" for region '{self.name}'"
+            )
+        if offset + nbytes > self.nbytes:
+            raise invalid_argument(f"Invalid offset + byte size for shared memory region: '{self.name}'")
+
+
+class ClientRegion(Region):
+    """Safe on any thread. The file is closed with the last reference to it."""
 
     def __init__(self, name: str, key: str, offset: int, nbytes: int, guard: FaultGuard) -> None:
         """Open the file; `offset` and `nbytes` say which part of it the region is.
@@ -43,14 +55,9 @@ class ClientRegion:
             ServeError: there is no such file, it is smaller than that, or cannot be mapped; codes and texts are
                 Triton's.
         """
-        self.name = name
+        super().__init__(name, nbytes)
         self.key = key
         self.offset = offset
-        self.nbytes = nbytes
-        self.users = 0
-        """Requests under way that write to it; kept by whoever owns the region."""
-        self.is_leaving = False
-        """It goes when its last user has."""
         self._guard = guard
         self._descriptor = -1
         self._descriptor = _open(name, key)
@@ -81,19 +88,6 @@ class ClientRegion:
 
     def _unmapped(self, number: int) -> ServeError:
         return _refused(self.name, f"unable to process address space{os.strerror(number)}")
-
-    def check_bounds(self, offset: int, nbytes: int) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT in Triton's words, the part is not within the region."""
-        if offset >= self.nbytes:
-            raise invalid_argument(f"Invalid offset for shared memory region: '{self.name}'")
-        most = (1 << 64) - 1
-        if nbytes > most - offset:
-            raise invalid_argument(
-                f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value ({most})"
-                f" for region '{self.name}'"
-            )
-        if offset + nbytes > self.nbytes:
-            raise invalid_argument(f"Invalid offset + byte size for shared memory region: '{self.name}'")
 
     def view(self, offset: int, nbytes: int) -> tuple[memoryview, GuardedMapping]:
         """A part that is within bounds where it lies, and what `check_whole` takes when it has been read or written. It

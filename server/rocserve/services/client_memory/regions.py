@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rocserve.core.errors import ServeError, StatusCode, not_found
 from rocserve.plane.guarded_mapping import FaultGuard
+from rocserve.services.client_memory.device_memory import DeviceRegion
 from rocserve.services.client_memory.references import RegionReference
 from rocserve.services.client_memory.region import ClientRegion
+
+_Region = TypeVar("_Region", ClientRegion, DeviceRegion)
 
 
 @dataclass(frozen=True, slots=True)
 class RegionPart:
     """A part of a region that a request may write to, until it is given back."""
 
-    region: ClientRegion
+    region: ClientRegion | DeviceRegion
     offset: int
     nbytes: int
 
@@ -32,7 +35,7 @@ class ClientRegions:
         self._guard = guard
         self._lock = threading.Lock()
         """Guards the dict and the regions' marks."""
-        self._regions: dict[str, ClientRegion] = {}
+        self._regions: dict[str, ClientRegion | DeviceRegion] = {}
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Raises: ServeError: ALREADY_EXISTS, or as ClientRegion does."""
@@ -41,24 +44,27 @@ class ClientRegions:
                 raise taken(name)
             self._regions[name] = ClientRegion(name, key, offset, nbytes, self._guard)
 
-    def unregister(self, name: str) -> None:
-        """An unknown one is passed over."""
+    def add(self, region: DeviceRegion) -> None:
+        """Raises: ServeError: ALREADY_EXISTS."""
         with self._lock:
-            region = self._regions.get(name)
-            if region is not None:
-                self._leave(region)
+            if region.name in self._regions:
+                raise taken(region.name)
+            self._regions[region.name] = region
 
-    def unregister_all(self) -> None:
+    def unregister(self, name: str, kind: type[ClientRegion] | type[DeviceRegion]) -> None:
+        """One of another kind, or that is not known, is passed over; all of the kind where the name is empty."""
         with self._lock:
-            for region in list(self._regions.values()):
-                self._leave(region)
+            for region in [self._regions.get(name)] if name else list(self._regions.values()):
+                if isinstance(region, kind):
+                    self._leave(region)
 
-    def registered(self) -> Sequence[ClientRegion]:
+    def registered(self, kind: type[_Region]) -> list[_Region]:
         """In the order of their names."""
         with self._lock:
-            return sorted(self._regions.values(), key=lambda region: region.name)
+            found = [region for region in self._regions.values() if isinstance(region, kind)]
+        return sorted(found, key=lambda region: region.name)
 
-    def find(self, name: str) -> ClientRegion | None:
+    def find(self, name: str) -> ClientRegion | DeviceRegion | None:
         with self._lock:
             return self._regions.get(name)
 
@@ -70,7 +76,7 @@ class ClientRegions:
         """
         return self.checked(reference).read(reference.offset, reference.nbytes)
 
-    def checked(self, reference: RegionReference) -> ClientRegion:
+    def checked(self, reference: RegionReference) -> ClientRegion | DeviceRegion:
         """The region that a reference names, which holds the part that it names; raises as `read` does."""
         with self._lock:
             return self._checked(reference)
@@ -89,14 +95,14 @@ class ClientRegions:
             if part.region.is_leaving:
                 self._leave(part.region)
 
-    def _checked(self, reference: RegionReference) -> ClientRegion:
+    def _checked(self, reference: RegionReference) -> ClientRegion | DeviceRegion:
         region = self._regions.get(reference.region)
         if region is None:
             raise not_found(f"Unable to find shared memory region: '{reference.region}'")
         region.check_bounds(reference.offset, reference.nbytes)
         return region
 
-    def _leave(self, region: ClientRegion) -> None:
+    def _leave(self, region: ClientRegion | DeviceRegion) -> None:
         region.is_leaving = True
         if not region.users:
             del self._regions[region.name]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from rocserve.core.errors import invalid_argument, not_found, unimplemented
+import asyncio
+
+from rocserve.core.errors import not_found, unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.services.client_memory.device_memory import DeviceRegion, Devices
+from rocserve.services.client_memory.region import ClientRegion
 from rocserve.services.client_memory.regions import ClientRegions, taken
 
 
 class ClientMemoryService:
     """Each method takes a request and gives its answer; safe on any thread.
 
-    CUDA's shared memory is that of NVIDIA's GPUs, so there is none to register: what asks after it is answered, and
-    regions of the system are told apart from it.
+    "CUDA" is memory on GPUs, whoever makes them; regions of the system are told apart from it.
 
     Raises:
         ServeError: with Triton's codes and words.
@@ -20,13 +23,18 @@ class ClientMemoryService:
     def __init__(self, regions: ClientRegions, allowed: bool) -> None:
         """`allowed`: whether clients may register any at all."""
         self._regions = regions
+        self._devices = Devices()
         self._allowed = allowed
 
     def system_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
         response = pb.SystemSharedMemoryStatusResponse()
-        shown = self._regions.registered()
+        shown = self._regions.registered(ClientRegion)
         if request.name:
             region = self._regions.find(request.name)
+            if isinstance(region, DeviceRegion):
+                raise not_found(
+                    f"The region named '{request.name}' is registered as CUDA shared memory, not system shared memory"
+                )
             if region is None:
                 raise not_found(f"Unable to find system shared memory region: '{request.name}'")
             shown = [region]
@@ -47,29 +55,42 @@ class ClientMemoryService:
         self, request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         self._check_allowed()
-        if request.name:
-            self._regions.unregister(request.name)
-        else:
-            self._regions.unregister_all()
+        self._regions.unregister(request.name, ClientRegion)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        response = pb.CudaSharedMemoryStatusResponse()
+        shown = self._regions.registered(DeviceRegion)
         if request.name:
-            if self._regions.find(request.name) is not None:
+            region = self._regions.find(request.name)
+            if isinstance(region, ClientRegion):
                 raise not_found(
                     f"The region named '{request.name}' is registered as system shared memory, not CUDA shared memory"
                 )
-            raise not_found(f"Unable to find cuda shared memory region: '{request.name}'")
-        return pb.CudaSharedMemoryStatusResponse()
+            if region is None:
+                raise not_found(f"Unable to find cuda shared memory region: '{request.name}'")
+            shown = [region]
+        for region in shown:
+            status = response.regions[region.name]
+            status.name = region.name
+            status.device_id = region.device
+            status.byte_size = region.nbytes
+        return response
 
-    def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
+    async def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
         self._check_allowed()
         if self._regions.find(request.name) is not None:
             raise taken(request.name)
-        raise invalid_argument(f"failed to register CUDA shared memory region: '{request.name}', GPUs not supported")
+        # The first has a process started, which takes seconds.
+        region = await asyncio.to_thread(
+            self._devices.open, request.name, request.raw_handle, request.device_id, request.byte_size
+        )
+        self._regions.add(region)
+        return pb.CudaSharedMemoryRegisterResponse()
 
     def cuda_unregister(self, request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
         self._check_allowed()
+        self._regions.unregister(request.name, DeviceRegion)
         return pb.CudaSharedMemoryUnregisterResponse()
 
     def _check_allowed(self) -> None:

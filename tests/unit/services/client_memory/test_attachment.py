@@ -18,6 +18,7 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.services.client_memory.attachment import ClientMemory
+from rocserve.services.client_memory.region import ClientRegion
 from rocserve.services.client_memory.regions import ClientRegions
 
 MOST = (1 << 64) - 1
@@ -55,7 +56,7 @@ class Heard:
 
     def _note(self, what: Any) -> None:
         self.told.append(what)
-        self.registered.append([region.name for region in self.regions.registered()])
+        self.registered.append([region.name for region in self.regions.registered(ClientRegion)])
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_a_large_input_is_seen_where_it_lies(memory: ClientMemory, regions: Clie
     (seen,) = asked.data
     assert isinstance(seen, memoryview)
     assert (len(seen), bytes(seen[:4]), bytes(seen[-4:])) == (4 * LARGE, b"abcd", bytes(4))
-    regions.unregister("large")
+    regions.unregister("large", ClientRegion)
     assert bytes(seen[:4]) == b"abcd"
     responder.send(answer(b"done"))
     assert isinstance(heard.told[0], InferResponse)
@@ -339,7 +340,7 @@ def test_an_output_whose_file_was_cut_fails(memory: ClientMemory, regions: Clien
 def test_each_response_of_many_is_left_there(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
     heard = Heard(regions)
     responder, _ = memory.attach(request(four(), outputs={"OUT": part(4)}), heard)
-    regions.unregister("r")
+    regions.unregister("r", ClientRegion)
     for text in (b"aaaa", b"too long", b"bbbb"):
         responder.send(answer(text), False)
     responder.end()
@@ -355,7 +356,7 @@ def test_a_region_in_use_goes_when_its_last_user_has(memory: ClientMemory, regio
         return heard, memory.attach(request(four(), outputs={"OUT": part(), "OTHER": part(16, 64)}), heard)[0]
 
     first, first_responder = ask()
-    regions.unregister_all()
+    regions.unregister("", ClientRegion)
     with pytest.raises(ServeError, match="shared memory region 'r' already in manager"):
         regions.register("r", "/anything", 0, 1)
     second, second_responder = ask()
@@ -367,24 +368,24 @@ def test_a_region_in_use_goes_when_its_last_user_has(memory: ClientMemory, regio
 
 def test_a_refused_request_holds_no_region(memory: ClientMemory, regions: ClientRegions) -> None:
     error_of(memory, request(four(), outputs={"OUT": part(), "OTHER": part(region="q")}), regions)
-    regions.unregister("r")
-    assert not regions.registered()
+    regions.unregister("r", ClientRegion)
+    assert not regions.registered(ClientRegion)
 
 
 def test_an_input_holds_no_region_once_it_is_fetched(memory: ClientMemory, regions: ClientRegions) -> None:
     memory.attach(request(four(**part())), Heard(regions))
-    regions.unregister("r")
-    assert not regions.registered()
+    regions.unregister("r", ClientRegion)
+    assert not regions.registered(ClientRegion)
 
 
 def test_several_regions_may_lie_in_one_file(regions: ClientRegions, file: SharedFile) -> None:
     regions.register("second", file.key, 4096, 4096)
     regions.register("inner", file.key, 10, 20)
-    found = [(region.name, region.offset, region.nbytes) for region in regions.registered()]
+    found = [(region.name, region.offset, region.nbytes) for region in regions.registered(ClientRegion)]
     assert found == [("inner", 10, 20), ("r", 0, 4096), ("second", 4096, 4096)]
-    regions.unregister("nothing")
-    regions.unregister("r")
-    assert [region.name for region in regions.registered()] == ["inner", "second"]
+    regions.unregister("nothing", ClientRegion)
+    regions.unregister("r", ClientRegion)
+    assert [region.name for region in regions.registered(ClientRegion)] == ["inner", "second"]
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

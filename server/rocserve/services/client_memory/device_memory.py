@@ -1,0 +1,165 @@
+"""Memory of GPUs that clients share: a process opens it, so that the server's own has no part of a GPU's libraries."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+
+from rocserve.backends.installed import has_file
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.plane import anonymous_file
+from rocserve.services.client_memory import device_process
+from rocserve.services.client_memory.device_process import CLOSE, DONE, OPEN, READ, REQUEST, WRITE
+from rocserve.services.client_memory.region import Region
+
+_GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
+"""Of PyTorch's builds for GPUs."""
+_COPIED_AT_ONCE = 4 << 20
+"""Bytes: a millisecond's work, of which the data plane has some a turn."""
+_START_SECONDS = 120.0
+"""PyTorch is imported, and a GPU's driver started."""
+_ANSWER_SECONDS = 5.0
+_LONGEST_ANSWER = 4096
+HANDLE_BYTES = 64
+
+
+class DeviceProcess:
+    """Asks the process; safe on any thread."""
+
+    def __init__(self) -> None:
+        """Takes seconds. Raises: ServeError: UNAVAILABLE, it does not start, or finds no GPU."""
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        memory = anonymous_file.create("rocserve:devices", _COPIED_AT_ONCE)
+        self._memory = anonymous_file.map_to_write(memory)
+        self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", device_process.__name__, str(peer.fileno()), str(memory)]
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=(peer.fileno(), memory), stdin=subprocess.DEVNULL, process_group=0
+            )
+        finally:
+            peer.close()
+            os.close(memory)
+        self._answer(_START_SECONDS)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def open(self, handle: bytes, device: int, nbytes: int) -> int:
+        """The number of what has been opened. Raises: ServeError: INVALID_ARGUMENT, the driver's reason."""
+        number = next(self._numbers)
+        with self._lock:
+            self._ask(OPEN, number, device, 0, nbytes, handle)
+        return number
+
+    def read(self, number: int, offset: int, data: memoryview) -> None:
+        """Fill up to 4 MiB. Raises: ServeError, as `write`."""
+        with self._lock:
+            self._ask(READ, number, 0, offset, len(data))
+            data[:] = self._memory[: len(data)]
+
+    def write(self, number: int, offset: int, data: memoryview) -> None:
+        """Raises: ServeError: INVALID_ARGUMENT, the driver's reason; UNAVAILABLE, the process has ended."""
+        with self._lock:
+            self._memory[: len(data)] = data
+            self._ask(WRITE, number, 0, offset, len(data))
+
+    def close(self, number: int) -> None:
+        """Let go of what has been opened. Never waits."""
+        try:
+            self._connection.send(REQUEST.pack(CLOSE, number, 0, 0, 0, b""), socket.MSG_DONTWAIT)
+        except OSError:
+            pass  # It has ended, or will be ended for not reading.
+
+    def _ask(self, kind: int, number: int, device: int, offset: int, nbytes: int, handle: bytes = b"") -> None:
+        try:
+            self._connection.send(REQUEST.pack(kind, number, device, offset, nbytes, handle))
+        except OSError as error:
+            raise self._ended(error) from None
+        self._answer(_ANSWER_SECONDS)
+
+    def _answer(self, seconds: float) -> None:
+        self._connection.settimeout(seconds)
+        try:
+            answer = self._connection.recv(_LONGEST_ANSWER)
+        except OSError as error:
+            raise self._ended(error) from None
+        if not answer:
+            raise self._ended("it has closed its socket")
+        if answer != DONE:
+            raise invalid_argument(answer.decode(errors="replace"))
+
+    def _ended(self, reason: object) -> ServeError:
+        """One that has not answered in time is ended, for its next answer would be to another question."""
+        self._process.kill()
+        return unavailable(f"the process that opens the memory of GPUs has ended ({reason}); register the region again")
+
+
+class DeviceRegion(Region):
+    """A region on a GPU. Safe on any thread."""
+
+    def __init__(self, name: str, device: int, nbytes: int, process: DeviceProcess, handle: bytes) -> None:
+        """Raises: ServeError: INVALID_ARGUMENT, it cannot be opened."""
+        super().__init__(name, nbytes)
+        self.device = device
+        self._process = process
+        self._number = process.open(handle, device, nbytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            self._process.close(self._number)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """A copy of a part that is within bounds. Raises: ServeError."""
+        data = bytearray(nbytes)
+        for _ in self.read_into(memoryview(data), offset):
+            pass
+        return bytes(data)
+
+    def read_into(self, data: memoryview, offset: int) -> Generator[None, None, None]:
+        """As `read`, into memory that a part fills, some bytes a step."""
+        for begin in range(0, len(data), _COPIED_AT_ONCE):
+            self._process.read(self._number, offset + begin, data[begin : begin + _COPIED_AT_ONCE])
+            yield
+
+    def write(self, offset: int, data: memoryview) -> Generator[None, None, None]:
+        """Fill a part that is within bounds, some bytes a step. Raises: ServeError."""
+        for begin in range(0, len(data), _COPIED_AT_ONCE):
+            self._process.write(self._number, offset + begin, data[begin : begin + _COPIED_AT_ONCE])
+            yield
+
+
+class Devices:
+    """Starts the process when a client shares the first memory of a GPU, and another one when it has ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: DeviceProcess | None = None
+
+    def open(self, name: str, handle: bytes, device: int, nbytes: int) -> DeviceRegion:
+        """A region of that name; takes seconds the first time.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT in Triton's words: there is no GPU, or its driver refuses the handle.
+        """
+        if not has_file("torch", _GPU_LIBRARIES):
+            raise invalid_argument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        try:
+            if len(handle) != HANDLE_BYTES or not nbytes or device < 0:
+                raise invalid_argument(f"expected a handle of {HANDLE_BYTES} bytes, a device_id and a byte_size")
+            with self._lock:
+                if self._process is None or self._process.has_ended:
+                    self._process = DeviceProcess()
+            return DeviceRegion(name, device, nbytes, self._process, handle)
+        except ServeError as error:
+            raise ServeError(
+                error.code,
+                f"failed to register CUDA shared memory region: '{name}': failed to open CUDA IPC handle: {error.text}",
+            ) from None
