@@ -128,9 +128,9 @@ class ResultWriter:
         self._reserved: tuple[_Plan, int, memoryview] | None = None
 
     def make_room(self, batch: Batch) -> None:
-        """Give the batch room for outputs as they were the last time."""
+        """Give the batch room for outputs as they were the last time, unless these are copied sooner."""
         plan = self._last.get(batch.request_sizes)
-        if plan is not None:
+        if plan is not None and plan.layout.places.end > COPIED_SOONER:
             self._reserved = (plan, *self._end.reserve(plan.layout.places.end))
             batch.room = plan.room(*self._reserved[1:])
         else:

@@ -46,6 +46,9 @@ from rocserve.workers.messages import LONGEST_TEXT
 _MOST_DESCRIPTORS = 6
 _MOST_UNREAD_BYTES = 256 << 20
 """That the server may have to read before a worker waits for it."""
+_RETURNED_AT_ONCE = 16 << 10
+"""Bytes that the server has to read before a worker looks whether it has: some 80 small results, whose slots are taken
+back together."""
 _WAIT_SECONDS = 0.001
 """Between two looks whether the server has read something."""
 _TRIM_SECONDS = 10.0
@@ -245,7 +248,7 @@ class WorkerEnd:
             while True:
                 if not self._is_wanted:
                     raise ServerGone
-                if self._returns.has_mail():
+                if self._unread_bytes >= _RETURNED_AT_ONCE and self._returns.has_mail():
                     self._take_returns()
                 if not self._unread or self._unread_bytes + nbytes <= _MOST_UNREAD_BYTES:
                     place = self._heap.allocate(nbytes)

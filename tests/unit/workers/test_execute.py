@@ -28,6 +28,9 @@ from rocserve.workers.instance import SLOTS
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.supervisor import WorkerPlan
 
+ROWS = 100
+"""Of 16 INT32: their sums are more than is copied anyway, so that a batch has room for them."""
+
 
 async def test_one_request(workshop: Workshop) -> None:
     group = await workshop.serving()
@@ -62,10 +65,10 @@ async def test_an_engine_may_put_outputs_where_those_of_a_batch_alike_went(
     (instance,) = group.instances
     found = []
     for number, width in enumerate((1, 1, 1, 4000, 1, 4000, 4000, 17, 1)):
-        a, b = np.full((3, 16), number, np.int32), np.full((3, 16), width, np.int32)
-        answer = await submit(instance, [batch_input("A", a), batch_input("B", b)], names, (3,))
+        a, b = np.full((ROWS, 16), number, np.int32), np.full((ROWS, 16), width, np.int32)
+        answer = await submit(instance, [batch_input("A", a), batch_input("B", b)], names, (ROWS,))
         np.testing.assert_array_equal(answer.outputs[0]["SUM"], a + b)
-        assert answer.outputs[0]["DIFFERENCE"].shape == (3, width)
+        assert answer.outputs[0]["DIFFERENCE"].shape == (ROWS, width)
         found += np.unique(answer.outputs[0]["DIFFERENCE"]).tolist()
     assert found == [0] + [1] * 8
 
@@ -74,9 +77,9 @@ async def test_two_batches_under_way_have_room_of_their_own(workshop: Workshop) 
     group = await workshop.serving("in_room")
     (instance,) = group.instances
     for _ in range(3):
-        numbers = [np.full((1, 16), number, np.int32) for number in (5, 6)]
+        numbers = [np.full((ROWS, 16), number, np.int32) for number in (5, 6)]
         inputs = [[batch_input("A", array), batch_input("B", array)] for array in numbers]
-        answers = await asyncio.gather(*(submit(instance, one, ("SUM",), (1,)) for one in inputs))
+        answers = await asyncio.gather(*(submit(instance, one, ("SUM",), (ROWS,)) for one in inputs))
         for array, answer in zip(numbers, answers, strict=True):
             np.testing.assert_array_equal(answer.outputs[0]["SUM"], 2 * array)
 
