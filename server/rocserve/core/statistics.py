@@ -109,7 +109,8 @@ class ModelStatistics:
         self._cache_hit = Duration()
         self._cache_miss = Duration()
         self._backend_failures = 0
-        self._batches: dict[int, BatchStatistics] = {}
+        self._batches: dict[int, list[int]] = {}
+        """By size: executions, and the nanoseconds of their inputs, of the engine, of their outputs."""
         self._responses: dict[int, ResponseStatistics] = {}
         self._failures: deque[FailureNote] = deque(maxlen=_FAILURES_KEPT)
         self._watched: SlidingSummary | None = None
@@ -188,12 +189,7 @@ class ModelStatistics:
             input_ns += phases[0] * requests
             infer_ns += phases[1] * requests
             output_ns += phases[2] * requests
-            batch = self._batches.get(batch_size)
-            if batch is None:
-                batch = self._batches[batch_size] = BatchStatistics(Duration(), Duration(), Duration())
-            batch.compute_input.add(phases[0] * executions, executions)
-            batch.compute_infer.add(phases[1] * executions, executions)
-            batch.compute_output.add(phases[2] * executions, executions)
+            self._add_batch(batch_size, phases, executions)
             if self._latencies is not None:
                 for together in [[start] for start in queue_starts] if grouped else [queue_starts]:
                     self._latencies.note_batch(compute_start, phases, together, request_end, batch_size)
@@ -208,6 +204,16 @@ class ModelStatistics:
         if request_end:
             age_ns = time.monotonic_ns() - request_end
             self._last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
+
+    def _add_batch(self, size: int, phases: tuple[int, int, int], executions: int = 1) -> None:
+        """Under the lock; `phases`: of each execution."""
+        sums = self._batches.get(size)
+        if sums is None:
+            sums = self._batches[size] = [0] * 4
+        sums[0] += executions
+        sums[1] += phases[0] * executions
+        sums[2] += phases[1] * executions
+        sums[3] += phases[2] * executions
 
     def record_ensemble(
         self, started_ns: int, begun_ns: int, ended_ns: int, batch_size: int, phases: PhaseTotals
@@ -226,16 +232,10 @@ class ModelStatistics:
             self.inference_count += batch_size
             self._success.add(ended_ns - started_ns)
             self._queue.add(begun_ns - started_ns)
-            batch = self._batches.get(batch_size)
-            if batch is None:
-                batch = self._batches[batch_size] = BatchStatistics(Duration(), Duration(), Duration())
-            for total, of_size, ns in (
-                (self._compute_input, batch.compute_input, phases.compute_input),
-                (self._compute_infer, batch.compute_infer, phases.compute_infer),
-                (self._compute_output, batch.compute_output, phases.compute_output),
-            ):
-                total.add(ns)
-                of_size.add(ns)
+            self._compute_input.add(phases.compute_input)
+            self._compute_infer.add(phases.compute_infer)
+            self._compute_output.add(phases.compute_output)
+            self._add_batch(batch_size, (phases.compute_input, phases.compute_infer, phases.compute_output))
             if self._latencies is not None:
                 self._latencies.note_ensemble(ended_ns - started_ns, ended_ns, batch_size)
             self._watch(ended_ns - started_ns, ended_ns)
@@ -358,8 +358,8 @@ class ModelStatistics:
                 cache_hit=_copy(self._cache_hit),
                 cache_miss=_copy(self._cache_miss),
                 batches={
-                    size: BatchStatistics(_copy(b.compute_input), _copy(b.compute_infer), _copy(b.compute_output))
-                    for size, b in sorted(self._batches.items())
+                    size: BatchStatistics(*[Duration(sums[0], ns) for ns in sums[1:]])
+                    for size, sums in sorted(self._batches.items())
                 },
                 backend_failures=self._backend_failures,
                 responses={

@@ -25,6 +25,8 @@ _MOST_REMEMBERED = 8192
 """Outputs of requests; a few hundred bytes each."""
 
 _NO_PART: Part = ((), ())
+_ALONE = (1,)
+"""A request whose result is not cut."""
 _NOTHING = memoryview(b"")
 
 
@@ -131,15 +133,12 @@ class ResultReader:
                 places = self.layouts.get(number)
                 bounds, end = bounds_of(places, view[start : start + places.table_bytes])
                 stride = end + details
-                if start + max(count, 1) * stride > len(view):
+                if start + (count or 1) * stride > len(view):
                     raise ValueError(f"a result of {stride} bytes at byte {start} of {len(view)}")
                 if details:
                     outcome.parameters[outcome.request_count] = read_parameters(_text(view, start + end, details))
-                if is_whole:
-                    outcome.add((start,), self._cut(places, bounds, sizes))
-                else:
-                    part = places.heads, [slice(*bound) for bound in bounds]
-                    outcome.add([start + index * stride for index in range(count)], (part,))
+                parts = self._cut(places, bounds, sizes if is_whole else _ALONE)
+                outcome.add([start + index * stride for index in range(count or 1)], parts)
         if outcome.request_count != len(sizes):
             raise ValueError(f"results of {outcome.request_count} requests where there are {len(sizes)}")
         return outcome
