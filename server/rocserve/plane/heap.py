@@ -190,7 +190,7 @@ class Heap:
         """A slot of its own for so many bytes, and its memory. Raises: HeapFull."""
         offset = self.allocate(nbytes)
         start = offset & self._mask
-        return Slot(self, offset), self._parts[(offset >> self._shift) - self._first_part][start : start + nbytes]
+        return Slot(self.free, offset), self._parts[(offset >> self._shift) - self._first_part][start : start + nbytes]
 
     def free(self, offset: int) -> None:
         """What `allocate` gave is no longer used, by nobody who was told of it."""
@@ -242,16 +242,18 @@ class Heap:
 
 
 class Slot:
-    """A slot of a heap, which gets it back when nobody holds this any more."""
+    """A slot of a heap, which its owner gets back when nobody holds this any more."""
 
-    __slots__ = ("_heap", "offset")
+    __slots__ = ("__weakref__", "_free", "heap", "offset")
 
-    def __init__(self, heap: Heap, offset: int) -> None:
-        self._heap = heap
+    def __init__(self, free: Callable[[int], None], offset: int, heap: HeapReader | None = None) -> None:
+        """`free`: gives the place back. `heap`: what it is read by, where another process owns it."""
+        self._free = free
         self.offset = offset
+        self.heap = heap
 
     def __del__(self) -> None:
-        self._heap.free(self.offset)
+        self._free(self.offset)
 
 
 def call_all(callbacks: dict[object, Callable[[], None]]) -> None:
@@ -326,20 +328,6 @@ class HeapReader:
             part = anonymous_file.map_to_read(self._descriptor, self._mask + 1, index << self._shift)
             self._parts[index] = part
         return part
-
-
-class ReadSlot:
-    """A slot of another process's heap; that process gets it back when nobody holds this any more."""
-
-    __slots__ = ("__weakref__", "_give_back", "_place", "heap")
-
-    def __init__(self, give_back: Callable[[int], None], place: int, heap: HeapReader) -> None:
-        self._give_back = give_back
-        self._place = place
-        self.heap = heap
-
-    def __del__(self) -> None:
-        self._give_back(self._place)
 
 
 def _shift_of(descriptor: int, shares: int) -> int:

@@ -46,7 +46,6 @@ From the worker, beside LAYOUT and RETURN:
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Iterator
 
@@ -76,11 +75,6 @@ LONGEST_TEXT_BYTES = 1 << 20
 REMEMBERED_LAYOUTS = 256
 """Whoever tells of layouts refers to the last so many, and the other end keeps twice as many, for what is posted by one
 thread while another tells of more. Numbers are not used again."""
-
-
-@functools.lru_cache(256)
-def numbers(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}Q")
 
 
 def returned_places(entries: bytes) -> Iterator[int]:

@@ -21,7 +21,7 @@ from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.core.request_form import Member
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import HeapReader, ReadSlot, copy_in_steps
+from rocserve.plane.heap import HeapReader, Slot, copy_in_steps
 from rocserve.plane.link import LinkBroken, LinkEnd
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.answer_watch import Owed
@@ -288,9 +288,9 @@ class Instance:
         self.has_answered = True
         self.guarded(functools.partial(batch.on_outcome, outcome))
 
-    def slot(self, place: int) -> ReadSlot:
+    def slot(self, place: int) -> Slot:
         """A slot that the worker has back when nobody holds this any more."""
-        return ReadSlot(self.give_place, place, self._reader)
+        return Slot(self.give_place, place, self._reader)
 
     def guarded(self, callback: Callable[[], None]) -> None:
         """Call back, and log what that raises."""

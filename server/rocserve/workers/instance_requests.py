@@ -19,7 +19,7 @@ from rocserve.core.errors import ServeError, internal, invalid_argument, unavail
 from rocserve.core.plain import from_json
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
-from rocserve.plane.heap import ReadSlot, Slot, fill
+from rocserve.plane.heap import Slot, fill
 from rocserve.plane.link import LinkBroken, RingWriter
 from rocserve.plane.loop import TimerHandle
 from rocserve.workers.entries import AGAIN, ANSWER, CANCELLED, ENTRY, ERROR, FINAL, LAYOUT, NONE
@@ -251,11 +251,11 @@ class InstanceRequests:
 class OpenCall:
     """A call that a model has made, for whoever serves it."""
 
-    def __init__(self, requests: InstanceRequests, number: int, slot: ReadSlot) -> None:
+    def __init__(self, requests: InstanceRequests, number: int, slot: Slot) -> None:
         """`slot`: what the call's tensors lie in."""
         self._requests = requests
         self._number = number
-        self.slot: ReadSlot | None = slot
+        self.slot: Slot | None = slot
         self._is_cancelled = False
         self._on_cancel: list[Callable[[], None]] = []
 

@@ -53,16 +53,16 @@ from rocserve.frontends.processes.entries import (
     input_places,
     write_head,
 )
-from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, read
+from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, numbers, read
 from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import SocketRinger, sleep_word
-from rocserve.plane.heap import Heap, HeapFull, HeapReader, ReadSlot
+from rocserve.plane.heap import Heap, HeapFull, HeapReader, Slot
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SHARES
 from rocserve.services.observation import ClientResponder
-from rocserve.workers.entries import ENTRY, RETURN, numbers
+from rocserve.workers.entries import ENTRY, RETURN
 from rocserve.workers.messages import status_code
 from rocserve.workers.request_details import write_details
 
@@ -312,7 +312,7 @@ class RemoteInference:
             data = PackedTensors(heap.view(place, nbytes), places)
         else:
             data = read(heap.view(place, nbytes), outputs)
-        slot = ReadSlot(self._end.give_back, place, heap) if flags & KEPT else heap
+        slot = Slot(self._end.give_back, place, heap) if flags & KEPT else heap
         response = InferResponse(
             told.head, request_id, data, told.parameters, told.in_shared_memory, told.is_typed, bool(count), slot
         )

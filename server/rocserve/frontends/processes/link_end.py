@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from struct import Struct
 
 from rocserve.core.tensor_places import lay_out, padded
 from rocserve.core.tensors import Buffer
@@ -16,7 +17,7 @@ from rocserve.plane.heap import Heap, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
-from rocserve.workers.entries import numbers, return_entries, returned_places
+from rocserve.workers.entries import return_entries, returned_places
 
 _RETRY_SECONDS = 0.001
 """After a ring was full."""
@@ -150,6 +151,12 @@ class FrontLinkEnd:
             slots = self._slots
             for place in returned_places(self._returned.take()):
                 slots.pop(place, None)
+
+
+@lru_cache(256)
+def numbers(count: int) -> Struct:
+    """The form of so many numbers (u64 each)."""
+    return Struct(f"<{count}Q")
 
 
 def framed(contents: Sequence[Buffer]) -> tuple[list[Buffer], int]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
 import math
 import os
 import socket
-import time
 from collections.abc import Callable, Generator, Sequence
 
-from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import to_json
 from rocserve.core.request_memory import MemoryFull
@@ -36,7 +34,6 @@ from rocserve.frontends.processes.entries import (
     KEPT,
     LEFT,
     LENT,
-    MANY,
     MOST_HEAPS,
     NONE,
     ORIGINS,
@@ -50,23 +47,21 @@ from rocserve.frontends.processes.entries import (
     REQUEST,
     REQUESTS,
     RINGS,
-    SINGLE,
     UNUSED,
-    WATCH,
     AnswerHead,
     input_places,
     read_head,
 )
-from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, read
+from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, numbers, read
+from rocserve.frontends.processes.remote_responder import RemoteResponder
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, ReadSlot, copy_in_steps, fill
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, Slot, copy_in_steps, fill
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import HeapShare, SharedHeap
-from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
-from rocserve.services.observation import RequestOrigin
-from rocserve.workers.entries import ENTRY, numbers
+from rocserve.services.inference import InferenceService
+from rocserve.workers.entries import ENTRY
 from rocserve.workers.request_details import NO_DETAILS, read_details
 
 ATTACH = b"F"
@@ -330,9 +325,9 @@ class FrontLink:
 
     def _outputs_in_heap(self, response: InferResponse) -> tuple[int, bytes] | None:
         """The number of the heap that the outputs lie in, and where; None: they do not, or the front cannot read it."""
-        if not isinstance(response.slot, ReadSlot):
+        heap = response.slot.heap if isinstance(response.slot, Slot) else None
+        if heap is None:
             return None
-        heap = response.slot.heap
         found: list[int] = []
         for data in response.data:
             offset = heap.offset_of(data) if len(data) else 0
@@ -434,71 +429,3 @@ class _Head:
         self.places = places
         self.lent_heap: SharedHeap | None = None
         """Where the front has been told to put their inputs."""
-
-
-class RemoteResponder:
-    """Implements observation.ClientResponder for a request of a front, whose slot the front gets back when nobody holds
-    this any more."""
-
-    _callbacks: list[Callable[[], None]] | None = None
-    _has_left = False
-    held_bytes = 0
-    is_accepted = False
-    """An error before is the request's own, one after is an answer of the model."""
-
-    def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
-        """`flags`, `place`: of the request's entry."""
-        self._link = link
-        self._token = token
-        self.takes_one = bool(flags & SINGLE)
-        self._place = place
-        self._origin = origin
-
-    def __del__(self) -> None:
-        self._link.give_back(self._place)
-
-    def origin(self) -> RequestOrigin:
-        """See ClientResponder. A request that came before the server asked for origins has none."""
-        if not self._origin:
-            now_ns = time.monotonic_ns()
-            return RequestOrigin(self._link.protocol, (now_ns, now_ns), {}, "")
-        protocol, received_ns, headers, address = json.loads(bytes(self._origin))
-        return RequestOrigin(protocol, tuple(received_ns), headers, address)
-
-    def expect_many(self) -> None:
-        """See Responder."""
-        if self.takes_one:
-            raise unimplemented(NOT_FOR_DECOUPLED[self._link.protocol])
-        self._link.tell(MANY, self._token)
-
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        """See Responder."""
-        try:
-            self._link.answer(self._token, response, final)
-        except HeapFull as error:
-            self._link.fail(self._token, error, final)
-
-    def end(self) -> None:
-        """See Responder."""
-        self._link.end(self._token)
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        """See Responder."""
-        self._link.fail(self._token, error, final, not self.is_accepted)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """See Responder."""
-        if self._has_left:
-            callback()
-            return
-        if self._callbacks is None:
-            self._callbacks = []
-            self._link.tell(WATCH, self._token)
-        self._callbacks.append(callback)
-
-    def left(self) -> None:
-        """Its client has gone."""
-        self._has_left = True
-        callbacks, self._callbacks = self._callbacks or (), None
-        for callback in callbacks:
-            callback()

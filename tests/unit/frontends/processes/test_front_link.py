@@ -25,7 +25,7 @@ from rocserve.core.tensors import Tensor
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane import loop
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, ReadSlot
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, Slot
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.services.observation import RequestOrigin
@@ -120,7 +120,7 @@ class Service:
         for place, data in zip(places, response.data, strict=True):
             self.outputs.view(place, len(data))[:] = data
         response.data = [self.reader.view(place, len(data)) for place, data in zip(places, response.data, strict=True)]
-        response.slot = ReadSlot(self.returned.append, places[0], self.reader)
+        response.slot = Slot(self.returned.append, places[0], self.reader)
         return response
 
     def _echo(self, request: InferRequest) -> InferResponse:
