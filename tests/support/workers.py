@@ -27,9 +27,8 @@ from rocserve.workers.group import WorkerGroup
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import LaunchOptions, Load
+from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan
 from rocserve.workers.results import BatchOutcome
-from rocserve.workers.supervisor import WorkerPlan
 from support.outputs import tensors_of
 
 LOG = logging.getLogger("rocserve.test.workers")
@@ -242,9 +241,7 @@ class Workshop:
         folder = str(self.folder)
         model_file = str(self.folder / "model.onnx")
         settings = EngineSettings(cache_directory="/somewhere")
-        load = Load(
-            config.name, 1, folder, folder, model_file, engine, config, InstanceKind.CPU, None, 1, settings=settings
-        )
+        load = Load(config.name, 1, folder, folder, model_file, engine, config, settings=settings)
         options = LaunchOptions(
             title=f"rocserve:{config.name}",
             forked=forked and not interpreter and not loader,

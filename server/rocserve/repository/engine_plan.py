@@ -11,7 +11,7 @@ from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind
 from rocserve.repository.instance_plan import group_places, plan_workers
-from rocserve.workers.supervisor import WorkerPlan
+from rocserve.workers.messages import WorkerPlan
 
 
 @dataclass(frozen=True, slots=True)

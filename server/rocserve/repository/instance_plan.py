@@ -9,7 +9,7 @@ from typing import Any
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.workers.supervisor import WorkerPlan
+from rocserve.workers.messages import WorkerPlan
 
 _DEFAULT = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)
 

@@ -19,8 +19,7 @@ from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import LaunchOptions, Load
-from rocserve.workers.supervisor import WorkerPlan
+from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan
 
 
 def load_message(
@@ -32,7 +31,7 @@ def load_message(
     verbose: bool = False,
     architecture: str = "",
 ) -> Load:
-    """What a worker is told of a version; `kind`, `device` and `count` are each worker's own.
+    """What a worker is told of a version; the plan is each worker's own.
 
     Args:
         architecture: of its GPU; "" where it is not known.
@@ -50,9 +49,6 @@ def load_message(
         model_file=str(find_model_file(definition, version_folder, architecture)),
         engine=engine.module,
         config=with_sequence_tensors(definition.config),
-        instance_kind=definition.config.instance_groups[0].kind,
-        device=None,
-        instance_count=1,
         answers_requests=backend.answers_requests,
         config_json=config_text(definition),
         settings=settings,

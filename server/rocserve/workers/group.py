@@ -19,8 +19,8 @@ from rocserve.workers.instance import HEAP_BYTES, Instance
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import LaunchOptions, Load, WarmUp
-from rocserve.workers.supervisor import DEFAULT_POLICY, RestartPolicy, WorkerPlan, WorkerSupervisor
+from rocserve.workers.messages import LaunchOptions, Load, WarmUp, WorkerPlan
+from rocserve.workers.supervisor import DEFAULT_POLICY, RestartPolicy, WorkerSupervisor
 
 _Result = TypeVar("_Result")
 
@@ -81,7 +81,7 @@ class WorkerGroup:
     ) -> None:
         """
         Args:
-            load: what all workers load; kind, device and instance count come from the plans.
+            load: what all workers load, each by its plan.
             options: how they are started; a worker on a GPU is never forked, and may use its devices.
             start_call: of a backend that answers requests; runs what its models call, on the data plane's thread.
             content: tells the files that are loaded; "" = the workers are not kept for another server.

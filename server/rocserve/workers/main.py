@@ -108,9 +108,9 @@ class Worker:
         reports = Reports(self._control)
         service: ModelService
         try:
-            if load.cores:
+            if load.plan.cores:
                 # Before the engine starts its threads, which inherit it.
-                os.sched_setaffinity(0, load.cores)
+                os.sched_setaffinity(0, load.plan.cores)
             if load.answers_requests:
                 service = RequestService(load, self._instances[0], reports.report, self._send_metrics, self._log)
             else:

@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import StatusCode
-from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter, ModelConfig
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
@@ -32,6 +32,27 @@ requests."""
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """One worker of a model version."""
+
+    kind: InstanceKind
+    device: int | None
+    """The GPU's number, or None on the CPU."""
+    instance_count: int
+    """How many instances it has, each with a thread of its own."""
+    instance_name: str = ""
+    """Triton's: <group>_<instance>; of a worker with one instance."""
+    rate_limiter: InstanceRateLimiter = NO_LIMITS
+    """What each of its instances holds while it runs."""
+    cores: tuple[int, ...] = ()
+    """The CPU cores that it is kept to; empty = any."""
+    architecture: str = ""
+    """Of its GPU, e.g. "gfx90a"; "" where it is not known."""
+    model_file: str = ""
+    """Where this worker loads another file than the others."""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Load a model version. The config may lack inputs and outputs, to be completed from the signature."""
 
@@ -43,18 +64,12 @@ class Load:
     engine: str
     """The engine's module."""
     config: ModelConfig
-    instance_kind: InstanceKind
-    device: int | None
-    instance_count: int
+    plan: WorkerPlan = field(default_factory=lambda: WorkerPlan(InstanceKind.CPU, None, 1))
     answers_requests: bool = False
     """The engine is of the kind that `backends/request_model.py` tells of; what follows is for it."""
     config_json: str = ""
     """The configuration as it is before plane, as Triton writes it in JSON."""
-    instance_name: str = ""
-    """Triton's: <group>_<instance>."""
     settings: EngineSettings = field(default_factory=EngineSettings)
-    cores: tuple[int, ...] = ()
-    """The CPU cores to keep to; empty = any."""
     verbose: bool = False
     """Whether the server's log takes what is only for the curious."""
     memory_bytes: int = 0

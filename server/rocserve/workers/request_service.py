@@ -48,7 +48,7 @@ class RequestService(ModelService):
         self._back = BackChannel(self._end, log)
         self._back.start()
         source = RequestModelSource(
-            model_source(load, report), load.config_json, self._back, load.instance_name, send_metrics
+            model_source(load, report), load.config_json, self._back, load.plan.instance_name, send_metrics
         )
         self._model: RequestModel = importlib.import_module(load.engine).load(source)
         super().__init__(self._model, load, log)

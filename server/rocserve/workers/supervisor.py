@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal, unavailable
-from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
 from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.instance import Instance
-from rocserve.workers.messages import LaunchOptions, Load, Progress, WarmUp
+from rocserve.workers.messages import LaunchOptions, Load, Progress, WarmUp, WorkerPlan
 from rocserve.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -30,27 +29,6 @@ _TAKE_OVER_SECONDS = 10.0
 """A worker that the server before has left may still be at what that has sent it; with a longer batch it is ended."""
 
 _Start = Callable[[LaunchOptions, Sequence[Instance], logging.Logger], Awaitable[WorkerProcess]]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """One worker of a model version."""
-
-    kind: InstanceKind
-    device: int | None
-    """The GPU's number, or None on the CPU."""
-    instance_count: int
-    """How many instances it has, each with a thread of its own."""
-    instance_name: str = ""
-    """Triton's: <group>_<instance>; of a worker with one instance."""
-    rate_limiter: InstanceRateLimiter = NO_LIMITS
-    """What each of its instances holds while it runs."""
-    cores: tuple[int, ...] = ()
-    """The CPU cores that it is kept to; empty = any."""
-    architecture: str = ""
-    """Of its GPU, e.g. "gfx90a"; "" where it is not known."""
-    model_file: str = ""
-    """Where this worker loads another file than the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +100,7 @@ class WorkerSupervisor:
         """`group`: is told of all that happens to this worker of it, the one with this index."""
         self._group = group
         self._index = index
-        self._rate_limiter = plan.rate_limiter
-        self._load = dataclasses.replace(
-            load,
-            instance_kind=plan.kind,
-            device=plan.device,
-            instance_count=plan.instance_count,
-            instance_name=plan.instance_name,
-            model_file=plan.model_file or load.model_file,
-            cores=plan.cores,
-        )
+        self._load = dataclasses.replace(load, plan=plan, model_file=plan.model_file or load.model_file)
         # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
         self._options = options if plan.device is None else options.on_gpu(plan.device)
         self._key = _key(self._load, self._options, group.content) if group.content else ""
@@ -177,7 +146,7 @@ class WorkerSupervisor:
         instances: list[Instance] = []
         self._load_limit = LoadLimit(self._group.limits.load_seconds)
         try:
-            for _ in range(self._load.instance_count):
+            for _ in range(self._load.plan.instance_count):
                 instances.append(self._new_instance())
             self._worker = await start(self._options, instances, self._log)
         except BaseException as error:
@@ -214,8 +183,8 @@ class WorkerSupervisor:
             self._instance_broken,
             self._log,
             self._group.start_call,
-            self._load.device,
-            self._rate_limiter,
+            self._load.plan.device,
+            self._load.plan.rate_limiter,
         )
 
     async def warm_up(self, message: WarmUp) -> None:

@@ -25,8 +25,8 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import encode_bytes_elements
 from rocserve.workers.instance import SLOTS
+from rocserve.workers.messages import WorkerPlan
 from rocserve.workers.results import BatchOutcome
-from rocserve.workers.supervisor import WorkerPlan
 
 ROWS = 100
 """Of 16 INT32: their sums are more than is copied anyway, so that a batch has room for them."""

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.errors import StatusCode
-from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.request_form import RequestLayout
 from rocserve.core.requests import Signature
@@ -67,7 +67,7 @@ def _damaged(data: bytes, position: int, octet: int) -> bytes:
 @given(position=st.integers(0, 10_000), octet=st.integers(0, 255))
 def test_damaged_messages_are_read_or_value_errors(position: int, octet: int) -> None:
     config = ModelConfig("m", parameters={"a": "b"})
-    load = Load("m", 1, "/a", "/a/1", "/a/1/x", "engine", config, InstanceKind.CPU, None, 2)
+    load = Load("m", 1, "/a", "/a/1", "/a/1/x", "engine", config)
     try:
         decode_message(_damaged(encode_message(load), position, octet))
     except ValueError:

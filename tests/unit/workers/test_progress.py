@@ -23,9 +23,9 @@ from rocserve.workers.messages import (
     LoadFailed,
     Progress,
     Unload,
+    WorkerPlan,
     encode_frame,
 )
-from rocserve.workers.supervisor import WorkerPlan
 
 ENGINE = "rocserve_reporting_engine"
 COMPILES = ["compiling batch size 1: parse, 0 s", "compiling batch size 1: compile, 1 s"]

@@ -44,7 +44,7 @@ from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.sibling_file import read_beside
 from rocserve.tools.tool_context import ToolContext
-from rocserve.workers.supervisor import WorkerPlan
+from rocserve.workers.messages import WorkerPlan
 
 MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
 
