@@ -59,7 +59,9 @@ class TensorPlaces:
         self.heads = tuple(heads)
         self._sizes_struct = struct.Struct(f"<{len(heads)}Q")
         self.sizes: list[int] | None = None
-        """None: each time there are others."""
+        """None: each time there are others, and so are bounds and end."""
+        self.bounds: Bounds = []
+        self.end = 0
         if all(head.datatype is not DataType.BYTES for head in heads):
             self.sizes = [math.prod(head.shape) * head.datatype.itemsize for head in heads]
             self.bounds, self.end = _bounds(self.sizes, 0)

@@ -24,6 +24,10 @@ Part = tuple[tuple[TensorHead, ...], Sequence[slice]]
 _MOST_REMEMBERED = 8192
 """Outputs of requests; a few hundred bytes each."""
 
+_Cut = tuple[TensorPlaces, tuple[int, ...]]
+"""What a result is, and the rows of the requests that have parts of it."""
+_ALONE = (1,)
+"""A request whose result is not cut."""
 _NO_PART: Part = ((), ())
 _ALONE = (1,)
 """A request whose result is not cut."""
@@ -34,7 +38,6 @@ class BatchOutcome:
     """What became of a batch."""
 
     __slots__ = (
-        "_parts",
         "_view",
         "compute_end_ns",
         "error",
@@ -44,6 +47,7 @@ class BatchOutcome:
         "open",
         "output_start_ns",
         "parameters",
+        "parts",
         "slot",
     )
 
@@ -63,31 +67,22 @@ class BatchOutcome:
         self.is_large = len(view) > LARGE_RESPONSE
         self.slot: object = None
         """See InferResponse."""
-        self._parts: list[tuple[int, Part]] = []
+        self.parts: list[tuple[int, Part]] = []
         """By request: where its result begins, and what it has of that."""
 
     def outputs_of(self, request_index: int) -> Outputs:
         """One request's rows of each output, as views on the worker's heap."""
-        start, (heads, slices) = self._parts[request_index]
+        start, (heads, slices) = self.parts[request_index]
         return heads, list(map(self._view[start:].__getitem__, slices))
-
-    def add(self, starts: Sequence[int], parts: Sequence[Part]) -> None:
-        """Results that begin there, each of as many requests as there are parts, one behind the other."""
-        self._parts += [(start, part) for start in starts for part in parts]
 
     def add_open(self, count: int) -> None:
         """So many requests that are open."""
-        self.open.update(range(len(self._parts), len(self._parts) + count))
-        self._parts += [(0, _NO_PART)] * count
+        self.open.update(range(len(self.parts), len(self.parts) + count))
+        self.parts += [(0, _NO_PART)] * count
 
     def add_failure(self, error: ServeError) -> None:
-        self.failures[len(self._parts)] = error
-        self._parts.append((0, _NO_PART))
-
-    @property
-    def request_count(self) -> int:
-        """Of those that have been added."""
-        return len(self._parts)
+        self.failures[len(self.parts)] = error
+        self.parts.append((0, _NO_PART))
 
 
 class ResultReader:
@@ -97,8 +92,8 @@ class ResultReader:
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
         self.layouts = KnownLayouts(heap)
-        self._parts: dict[tuple[TensorPlaces, tuple[int, ...]], Sequence[Part]] = {}
-        """Of results together whose places follow from their layout, by that and by the rows of the requests."""
+        self._cuts: dict[_Cut, Sequence[Part]] = {}
+        """Of results whose places follow from their layout."""
         self._remembered = 0
 
     def error(self, code: int, place: int, nbytes: int) -> ServeError:
@@ -120,8 +115,9 @@ class ResultReader:
             raise ValueError(f"results in {entries} entries of {nbytes} bytes")
         view = self._heap.checked(place, nbytes)
         outcome = BatchOutcome(None, times, view)
+        parts = outcome.parts
         for kind, flags, code, number, count, start, details in ENTRY.iter_unpack(view[: entries * ENTRY_BYTES]):
-            left = len(sizes) - outcome.request_count
+            left = len(sizes) - len(parts)
             is_whole = not count and left == len(sizes) and not flags
             if kind != RESULT or not (0 < count <= left or is_whole) or (flags & OPEN and not may_open):
                 raise ValueError(f"a message of kind {kind} among the results of {len(sizes)} requests")
@@ -131,30 +127,36 @@ class ResultReader:
                 outcome.add_failure(_error(code, _text(view, start, details)))
             else:
                 places = self.layouts.get(number)
-                bounds, end = bounds_of(places, view[start : start + places.table_bytes])
+                bounds, end = places.bounds, places.end
+                if places.sizes is None:
+                    bounds, end = bounds_of(places, view[start : start + places.table_bytes])
                 stride = end + details
                 if start + (count or 1) * stride > len(view):
                     raise ValueError(f"a result of {stride} bytes at byte {start} of {len(view)}")
                 if details:
-                    outcome.parameters[outcome.request_count] = read_parameters(_text(view, start + end, details))
-                parts = self._cut(places, bounds, sizes if is_whole else _ALONE)
-                outcome.add([start + index * stride for index in range(count or 1)], parts)
-        if outcome.request_count != len(sizes):
-            raise ValueError(f"results of {outcome.request_count} requests where there are {len(sizes)}")
+                    outcome.parameters[len(parts)] = read_parameters(_text(view, start + end, details))
+                key = (places, sizes if is_whole else _ALONE)
+                cut = self._cuts.get(key) or self._cut(key, bounds)
+                if is_whole:
+                    parts += [(start, part) for part in cut]
+                else:
+                    for _ in range(count):
+                        parts.append((start, cut[0]))
+                        start += stride
+        if len(parts) != len(sizes):
+            raise ValueError(f"results of {len(parts)} requests where there are {len(sizes)}")
         return outcome
 
-    def _cut(self, places: TensorPlaces, bounds: Bounds, sizes: tuple[int, ...]) -> Sequence[Part]:
-        """Each request's part of a result of all together."""
-        key = (places, sizes)
-        parts = self._parts.get(key)
-        if parts is None:
-            parts = _cut(places.heads, bounds, sizes)
-            if places.sizes is not None:
-                self._remembered += len(sizes) * len(places.heads) + 1
-                if self._remembered > _MOST_REMEMBERED:
-                    self._parts.clear()
-                    self._remembered = 0
-                self._parts[key] = parts
+    def _cut(self, key: _Cut, bounds: Bounds) -> Sequence[Part]:
+        """Raises: ValueError."""
+        places, sizes = key
+        parts = _cut(places.heads, bounds, sizes)
+        if places.sizes is not None:
+            self._remembered += len(sizes) * len(places.heads) + 1
+            if self._remembered > _MOST_REMEMBERED:
+                self._cuts.clear()
+                self._remembered = 0
+            self._cuts[key] = parts
         return parts
 
 
