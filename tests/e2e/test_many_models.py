@@ -73,6 +73,7 @@ def test_each_model_answers_though_three_are_loaded(serve, repository: Path, fro
     server: RocserveProcess = serve(repository, flags=("--max-loaded-models=3", f"--front-ends={front_ends}", *FLAGS))
     server.wait_until_ready()
     assert not server.workers()
+    assert not any(name.startswith("nv_inference_count") for name in scrape(port_of(server))), "nobody was asked"
     with server.client() as client:
         assert client.is_model_ready("m5")
         assert client.get_model_metadata("m5").inputs[0].name == "X"

@@ -122,7 +122,11 @@ class ExplicitControl:
         if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise _not_polled(name)
         await self._remotes.take({name})
-        scan = await self._scan_runner.run()
+        # All others are as they were scanned last: what has changed of those that are loaded too is found by the load.
+        owners = (self._catalogue.folder_of(key) for key in self._names.keys(name, self._models))
+        folders = {name, *(self._names.bare(owner) for owner in owners if owner is not None)}
+        roots = [root.absolute() for root in self._settings.roots]
+        scan = await self._scan_runner.run([root / folder for root in roots for folder in folders])
         for key in self._keys(name, scan):
             await self._load(key, parameters, scan, frozenset())
             served = self._models[key].served_model()

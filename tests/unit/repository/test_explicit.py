@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.repository import layout
+from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.settings import ControlMode
 
 from .conftest import FakeLoader, Folders, Served, Start
@@ -399,3 +401,25 @@ async def test_what_can_be_read_but_not_loaded_is_refused_for_each_version_and_n
     )
     assert served.reason("shapeless", "1") == fault, "nothing is said of a next try"
     assert served.reason("shapeless", "2") == fault
+
+
+async def test_a_load_scans_its_own_folder_alone(
+    explicit: Start, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("m", "n"):
+        folders.model(name, 1)
+    scanned: list[str] = []
+
+    def scan(name: str, *arguments: Any, **options: Any) -> ModelScan:
+        scanned.append(name)
+        return scan_model(name, *arguments, **options)
+
+    monkeypatch.setattr(layout, "scan_model", scan)
+    served: Served = await explicit("m", "n", poll_seconds=60)
+    await served.until(lambda: scanned.count("n") == 3, "the scans of the start, of the load's end and of the index")
+    scanned.clear()
+    await served.repository.load("m", {})
+    assert scanned == ["m"]
+    folders.version("m", 1, "new")
+    await served.repository.load("m", {})
+    assert served.data("m") == "new"

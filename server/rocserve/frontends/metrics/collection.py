@@ -11,6 +11,7 @@ from rocserve.frontends.metrics.exposition import MetricFamily, Sample
 from rocserve.frontends.metrics.machine_families import GpuGauges, MachineMetrics, ProcessorGauges
 from rocserve.frontends.metrics.model_families import VersionReading, model_families, read_version
 from rocserve.repository.fallbacks import Fallback
+from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.settings import MetricsSettings
 
 Source = Callable[[], Iterable[MetricFamily]]
@@ -33,10 +34,14 @@ class ServerMetrics:
         self._further = further
 
     def families(self) -> Iterable[MetricFamily]:
-        """Of the versions that are ready, and of what happened since the server started."""
+        """Of the versions that are ready, and of what happened since the server started. Of thousands that are only
+        registered, those that were never asked have nothing to tell."""
         table = self._tables.table
         readings = [
-            read_version(version, model.namespace) for model in table.all_models for version in model.versions.values()
+            read_version(version, model.namespace)
+            for model in table.all_models
+            for version in model.versions.values()
+            if not isinstance(version, LazyVersion) or version.was_asked
         ]
         yield from model_families(readings, self._options.counters)
         yield MetricFamily(

@@ -229,6 +229,11 @@ class LazyVersion:
         return self._loaded is not None
 
     @property
+    def was_asked(self) -> bool:
+        """Whether there is anything to count of it."""
+        return self._statistics is not None
+
+    @property
     def has_waiting(self) -> bool:
         return bool(self._waiting or self.brought)
 
