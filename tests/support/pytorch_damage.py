@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import os
+import pickle
 import random
 import resource
 import signal
@@ -17,7 +18,7 @@ import sys
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,8 @@ MEMBERS_OF = 10
 """Of so many files in a hundred, a member is another one with a right checksum: PyTorch itself has to read that."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 16 << 30
+BOMB_BYTES = 1 << 28
+"""Of zeros."""
 OUTCOMES = ("served", "refused", "wrong", "failed")
 
 
@@ -71,6 +74,40 @@ def with_other_member(content: bytes, chance: random.Random) -> bytes:
     return written.getvalue()
 
 
+class Touch:
+    """Pickled, it makes a file where it is unpickled by what calls all that pickles name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+def hostile(files: Path, touched: Path) -> Iterator[bytes]:
+    """Files whose pickles call a command, and one that unpacks to a hundred times its size."""
+    command = pickle.dumps(Touch(touched), protocol=2)
+    saved = io.BytesIO()
+    with zipfile.ZipFile(saved, "w") as archive:
+        for name, data in (("data.pkl", command), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"archive/{name}", data)
+    yield command
+    for name, member, data in (
+        ("classifier.pt2", "classifier/data/sample_inputs/model.pt", saved.getvalue()),
+        ("classifier.pt2", "classifier/data/weights/weight_0", bytes(BOMB_BYTES)),
+        ("traced.pt", "traced/constants.pkl", command),
+        ("traced.pt", "traced/data.pkl", command),
+    ):
+        written = io.BytesIO()
+        with (
+            zipfile.ZipFile(files / name) as source,
+            zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED if len(data) == BOMB_BYTES else 0) as target,
+        ):
+            for other in source.namelist():
+                target.writestr(other, data if other == member else source.read(other))
+        yield written.getvalue()
+
+
 def is_refused(file: Path) -> bool:
     """By its archive alone, which is looked at before PyTorch is."""
     try:
@@ -93,6 +130,17 @@ def outcome(file: Path, x: np.ndarray, expected: np.ndarray) -> str:
     return "served" if np.array_equal(np.asarray(result.outputs["scores"]), expected) else "wrong"
 
 
+def ended(file: Path, x: np.ndarray, expected: np.ndarray) -> str:
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os._exit(OUTCOMES.index(outcome(file, x, expected)))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return OUTCOMES[status] if status >= 0 else "hung" if -status == signal.SIGXCPU else "crashed"
+
+
 def main(files: Path, scratch: Path, count: int) -> None:
     warnings.simplefilter("ignore")
     logging.disable()
@@ -100,6 +148,12 @@ def main(files: Path, scratch: Path, count: int) -> None:
         x, expected = values["in:x"], values["out:scores"]
     undamaged = [(files / name).read_bytes() for name in ("classifier.pt2", "traced.pt")]
     counts: Counter[str] = Counter()
+    touched = scratch / "touched"
+    for content in hostile(files, touched):
+        file = scratch / "model.pt2"
+        file.write_bytes(content)
+        counts["hostile refused" if is_refused(file) else f"hostile {ended(file, x, expected)}"] += 1
+        counts["hostile obeyed"] += touched.exists()
     for seed in range(count):
         chance = random.Random(seed)
         is_member = seed % 100 < MEMBERS_OF
@@ -109,15 +163,8 @@ def main(files: Path, scratch: Path, count: int) -> None:
         if is_refused(file):
             counts["member refused" if is_member else "refused"] += 1
             continue
-        child = os.fork()
-        if child == 0:
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os._exit(OUTCOMES.index(outcome(file, x, expected)))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        ended = OUTCOMES[status] if status >= 0 else "hung" if -status == signal.SIGXCPU else "crashed"
-        counts[f"member {ended}" if is_member else ended] += 1
+        end = ended(file, x, expected)
+        counts[f"member {end}" if is_member else end] += 1
     print(json.dumps(counts))
 
 

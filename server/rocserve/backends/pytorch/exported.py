@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ def read_exported(path: Path) -> Any:
     # Its operators are those of quantised programs; only what is read after it can have them.
     import torch.ao.quantization.fx._decomposed
 
+    # What is pickled in it, its example's tensors, is read as tensors and nothing else: PyTorch itself would fall back
+    # to pickles that call what they name.
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
         return torch.export.load(path)
     except Exception as error:
