@@ -94,7 +94,7 @@ class VersionWiring:
         self._metrics.forget()
 
     def start_call(self, call: ModelCall, opened: OpenCall) -> None:
-        """See workers.conversation.CallStarter. On the data plane's thread."""
+        """See workers.instance_requests.CallStarter. On the data plane's thread."""
         scheduler = self._scheduler
         if scheduler is not None and not self._has_called:
             self._has_called = True

@@ -69,36 +69,17 @@ class BatchWriter:
         Raises:
             ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them.
         """
-        forms = self._forms
-        fresh = [form for form in {member[0] for member in members} if form not in forms]
-        try:
-            return self._write(fresh, members, is_grouped, on_outcome)
-        except BaseException:
-            # The worker will not hear of them.
-            for form in fresh:
-                forms.pop(form, None)
-            raise
-        finally:
-            while len(forms) > REMEMBERED_LAYOUTS:
-                del forms[next(iter(forms))]
-
-    def _write(
-        self,
-        fresh: Sequence[RequestForm],
-        members: Sequence[Member],
-        is_grouped: bool,
-        on_outcome: Callable[[BatchOutcome], None],
-    ) -> SentBatch:
-        """`fresh`: the forms that the worker does not know."""
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
+        fresh = {form: next(self._numbers) for form in {member[0] for member in members} if form not in forms}
+        if fresh:
+            forms = {**forms, **fresh}
         count = len(members) + len(fresh)
         table: list[bytes] = []
         pieces: list[Buffer] = []
         placed: list[PlacedTensors] = []
         end = aligned(count * ENTRY_BYTES)
-        for form in fresh:
+        for form, number in fresh.items():
             text = checked(to_json(form.layout))
-            number = forms[form] = next(self._numbers)
             table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
             pieces += padded((text,))
             end += aligned(len(text))
@@ -116,6 +97,11 @@ class BatchWriter:
                 pieces += padded((details,))
                 end += aligned(len(details))
         slot, view = inputs.place(end)
+        if fresh:
+            # Only now: of a batch that cannot be sent the worker hears nothing.
+            self._forms = forms
+            while len(forms) > REMEMBERED_LAYOUTS:
+                del forms[next(iter(forms))]
         pieces = [*padded((b"".join(table),)), *pieces]
         batch_id = next(self._batch_ids) & 0xFFFFFFFF
         entry = pack(BATCH, GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)

@@ -86,7 +86,7 @@ def run(title: str, lifeline: int, control: int, takeover: int, instances: Seque
 
 
 class Worker:
-    """The worker's side of the control conversation."""
+    """The worker's side of its control socket."""
 
     def __init__(
         self, control: ControlSocket, takeover: socket.socket, instances: Sequence[socket.socket], log: logging.Logger

@@ -44,7 +44,7 @@ _WAIT_PER_TURN = 9
 
 
 class WorkerProcess:
-    """One worker: its control conversation, its instances, its end. Lives on the asyncio loop."""
+    """One worker: what is said on its control socket, its instances, its end. Lives on the asyncio loop."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class WorkerProcess:
         self._kill_timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
 
-    # Conversation
+    # Control messages
 
     def set_verbose(self, verbose: bool) -> None:
         """Have it write details to the log, or none, from now on. While it loads, once it has loaded."""
@@ -209,14 +209,10 @@ class WorkerProcess:
     # Its end
 
     @property
-    def end(self) -> str:
-        """How it ended: "killed by signal 9", "exited with status 3"."""
-        return self._end or "no exit status"
-
-    @property
     def reason(self) -> str:
-        """How it ended and, where that is known, why."""
-        return f"{self._broken}; {self.end}" if self._broken else self.end
+        """How it ended, "killed by signal 9", "exited with status 3", and, where that is known, why."""
+        end = self._end or "no exit status"
+        return f"{self._broken}; {end}" if self._broken else end
 
     @property
     def fate(self) -> str:
