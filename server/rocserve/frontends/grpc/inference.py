@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from typing import cast
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import RequestMemory
@@ -14,7 +15,15 @@ from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import id_of_refused
 from rocserve.frontends.grpc.response_codec import join_large
 from rocserve.frontends.grpc.server_calls import ServerUnaryCall
-from rocserve.frontends.grpc.transport import SERVER_EXITING, Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
+from rocserve.frontends.grpc.transport import (
+    SERVER_EXITING,
+    Route,
+    StreamCall,
+    StreamRoute,
+    UnaryCall,
+    UnaryHandler,
+    UnaryRoute,
+)
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
@@ -44,7 +53,7 @@ class InferenceHandlers:
     def routes(self, restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
         """By full names."""
         routes: dict[str, Route] = {
-            "ModelInfer": UnaryRoute(self.model_infer, InferCall),
+            "ModelInfer": UnaryRoute(cast(UnaryHandler, self.model_infer), InferCall),
             "ModelStreamInfer": StreamRoute(self.model_stream_infer),
         }
         return guarded_routes(routes, restrictions)

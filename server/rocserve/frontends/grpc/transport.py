@@ -121,8 +121,7 @@ class StreamCall(_Call, Protocol):
         """End the stream once all that is queued has been sent. Any thread; a second end is dropped silently."""
 
 
-UnaryHandler = Callable[[Any], None]
-"""Of a UnaryCall, or of the route's own type of them."""
+UnaryHandler = Callable[[UnaryCall], None]
 StreamHandler = Callable[[StreamCall], StreamReceiver]
 
 
@@ -130,7 +129,7 @@ StreamHandler = Callable[[StreamCall], StreamReceiver]
 class UnaryRoute:
     handler: UnaryHandler
     call_type: Callable[..., Any] | None = None
-    """Of its calls, a kind of `ServerUnaryCall`; None: just that."""
+    """Of its calls, which the handler gets: a kind of `ServerUnaryCall`; None: just that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,8 +257,8 @@ class _UnaryCall(_Call):
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
         self._calls.end(self._number, Reply(_as_text(trailing_metadata)), message)
 
-    def fail(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
-        self.finish(code, text, trailing_metadata)
+    def reply_error(self, error: ServeError, trailing_metadata: Metadata = ()) -> None:
+        self.finish(error.code, error.text, trailing_metadata)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         if self._is_cancelled:
