@@ -11,7 +11,7 @@ from rocserve.core.errors import StatusCode
 from rocserve_client.async_client import AsyncClient
 from rocserve_client.async_stream import AsyncStream
 from rocserve_client.client import Client
-from rocserve_client.connection import KeepAlive, Tls
+from rocserve_client.connection import Balancing, KeepAlive, Tls
 from rocserve_client.errors import (
     AlreadyExists,
     Cancelled,
@@ -44,6 +44,7 @@ __all__ = [
     "AlreadyExists",
     "AsyncClient",
     "AsyncStream",
+    "Balancing",
     "BatchStatistics",
     "Cancelled",
     "Classification",

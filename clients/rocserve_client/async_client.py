@@ -14,7 +14,7 @@ from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.async_errors import grpc_errors
 from rocserve_client.async_stream import AsyncStream
-from rocserve_client.connection import DEFAULT_URL, ChannelOptions, Connection, KeepAlive, Tls
+from rocserve_client.connection import DEFAULT_URL, Balancing, ChannelOptions, Connection, KeepAlive, Tls
 from rocserve_client.errors import RocserveError
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
@@ -34,10 +34,11 @@ class AsyncClient:
         tls: Tls | None = None,
         headers: Headers = None,
         keepalive: KeepAlive | None = None,
+        balancing: Balancing | None = None,
         channel_options: ChannelOptions = (),
     ) -> None:
         """Connects with the first call; the arguments are `Connection`'s."""
-        self._connection = Connection(url, tls, headers or {}, keepalive, channel_options)
+        self._connection = Connection(url, tls, headers or {}, keepalive, balancing, channel_options)
         options = self._connection.options()
         if tls is None:
             self._channel = grpc.aio.insecure_channel(url, options)
@@ -71,6 +72,7 @@ class AsyncClient:
 
         A model with one input takes that alone, without a name; it is asked for its name with a call more.
         """
+        self._connection.check_request(options)
         if not isinstance(inputs, Mapping):
             version = options.get("version", "")
             metadata = await self.model_metadata(model, version, timeout=timeout, headers=headers)

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import model_config_pb2
+from rocserve_client.connection import SERVICE
 from rocserve_client.errors import InvalidArgument
 from rocserve_client.messages import (
     Inputs,
@@ -36,7 +37,7 @@ from rocserve_client.results import (
 Answer = TypeVar("Answer")
 Response = TypeVar("Response", bound=Message)
 
-_SERVICE = "/inference.GRPCInferenceService"
+_SERVICE = f"/{SERVICE}"
 STREAM_METHOD = f"{_SERVICE}/ModelStreamInfer"
 
 

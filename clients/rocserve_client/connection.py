@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from rocserve_client.errors import InvalidArgument
+from rocserve_client.messages import RequestOptions
 
 DEFAULT_URL = "localhost:8001"
+SERVICE = "inference.GRPCInferenceService"
+IDEMPOTENT_METHODS = (
+    "ModelInfer",
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelStatistics",
+    "RepositoryIndex",
+)
+_LONGEST_MESSAGE = (1 << 31) - 1
 
 ChannelOptions = tuple[tuple[str, int | str], ...]
 
@@ -46,15 +62,48 @@ class KeepAlive:
 
 
 @dataclass(frozen=True, slots=True)
+class Balancing:
+    """Spreads calls over all servers that the URL stands for, and tries those again that may be, by gRPC's own service
+    config: a stream stays on one server."""
+
+    attempts: int = 4
+    """Of a call that a server or a connection failed; 1: it is not tried again. gRPC makes 5 at most."""
+    health_check: bool = True
+    """Leave out the servers that are not ready (grpc.health.v1)."""
+
+    def service_config(self) -> str:
+        config: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
+        if self.health_check:
+            config["healthCheckConfig"] = {"serviceName": ""}
+        if self.attempts > 1:
+            policy = {
+                "maxAttempts": self.attempts,
+                "initialBackoff": "0.05s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                # As gRPC's core answers what comes while it shuts down.
+                "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
+            }
+            names = [{"service": SERVICE, "method": method} for method in IDEMPOTENT_METHODS]
+            config["methodConfig"] = [{"name": names, "retryPolicy": policy}]
+            # Servers that fail most calls are not asked for more.
+            config["retryThrottling"] = {"maxTokens": 100, "tokenRatio": 0.1}
+        return json.dumps(config)
+
+
+@dataclass(frozen=True, slots=True)
 class Connection:
     """Everything that a channel is made from; messages of any size pass in both directions."""
 
     url: str = DEFAULT_URL
-    """host:port, unix:/path, or any other name that gRPC resolves."""
+    """host:port, unix:/path, or any other name that gRPC resolves; for several servers ipv4:host:port,host:port with
+    their addresses, or dns:///name:port."""
     tls: Tls | None = None
     headers: Mapping[str, str | bytes] = field(default_factory=dict)
     """Sent with every call; a name that ends in "-bin" takes bytes."""
     keepalive: KeepAlive | None = None
+    balancing: Balancing | None = None
+    """None: one server is asked, and no call is tried again."""
     channel_options: ChannelOptions = ()
     """Further gRPC channel arguments; they win over those set here."""
 
@@ -81,8 +130,22 @@ class Connection:
             chosen["grpc.keepalive_timeout_ms"] = self.keepalive.timeout_ms
             chosen["grpc.keepalive_permit_without_calls"] = int(self.keepalive.permit_without_calls)
             chosen["grpc.http2.max_pings_without_data"] = self.keepalive.max_pings_without_data
+        if self.balancing is not None:
+            chosen["grpc.service_config"] = self.balancing.service_config()
+            # gRPC's core (1.85) crashes at times when a connection ends whose health several channels of it check.
+            chosen["grpc.use_local_subchannel_pool"] = 1
+            # What is longer than this, 256 KiB otherwise, is not kept to be sent again.
+            chosen["grpc.per_rpc_retry_buffer_size"] = _LONGEST_MESSAGE
         chosen.update(self.channel_options)
         return tuple(chosen.items())
+
+    def check_request(self, options: RequestOptions) -> None:
+        """Raises: InvalidArgument: it is one that neither another server nor a second attempt may get."""
+        if self.balancing is not None and options.get("parameters", {}).get("sequence_id"):
+            raise InvalidArgument(
+                "the requests of a sequence belong on one server, once each: send them on a stream, or by a client"
+                " without `balancing`"
+            )
 
     def metadata(self, headers: Mapping[str, str | bytes] | None) -> tuple[tuple[str, str | bytes], ...]:
         """The headers of one call; its own win. gRPC takes names in lower case only."""

@@ -188,10 +188,14 @@ class Server:
         readiness = Readiness(self._repository.is_ready)
         front_ends = FrontEnds(self._settings, self._command, self._served(readiness), self._plane, self._log)
         started: asyncio.Future[None] | None = None
-        if self._supervisor.takes_place_of:
+        if self._supervisor.takes_place_of or self._settings.listen_when_loaded:
             # Clients that come back are to find the models that they had.
-            started = asyncio.ensure_future(self._return())
-            await asyncio.wait((started,), timeout=_RETURN_SECONDS)
+            returns = bool(self._supervisor.takes_place_of)
+            started = asyncio.ensure_future(self._return() if returns else self._repository.start())
+            stopped = asyncio.ensure_future(ending.wait())
+            timeout = None if self._settings.listen_when_loaded else _RETURN_SECONDS
+            await asyncio.wait((started, stopped), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
         if refusals := await front_ends.start():
             for error in refusals:
                 # An errno says nothing to people; a file that cannot be read is told by name.

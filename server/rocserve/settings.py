@@ -298,6 +298,8 @@ class ServerSettings:
     """Read configs/<name>.pbtxt of a model instead of config.pbtxt."""
     readiness: ReadinessRule = ReadinessRule.KEPT
     exit_on_error: bool = True
+    listen_when_loaded: bool = False
+    """Clients cannot connect before the first loads have ended."""
     drain_seconds: float = 0.0
     """How long the server goes on serving after it has told that it is going to end: until balancers and clients have
     noticed. 0: nobody balances."""

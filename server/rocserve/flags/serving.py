@@ -215,6 +215,13 @@ SERVER = (
     ),
     Flag("exit-on-error", "exit_on_error", boolean, "end when a model fails to load at the start (default true)"),
     Flag(
+        "listen-when-loaded",
+        "listen_when_loaded",
+        boolean,
+        "open the ports of gRPC and HTTP when the models that are there have loaded, for balancers that do not look at"
+        " readiness (default false)",
+    ),
+    Flag(
         "drain-seconds",
         "drain_seconds",
         SECONDS,

@@ -223,6 +223,9 @@ class GrpcServer:
         """Connections that end for their age are waited for: what is on its way when the core shuts down it cancels."""
         if self._port:
             port, self._port = self._port, 0
+            # Who has connected already is served: each look takes one.
+            for _ in range(self.looks):
+                self.poll()
             stop_listening(port)
             age_seconds = self.options.max_connection_age_ms * AGE_SPREAD / 1000
             linger = age_seconds + LINGER_SECONDS if age_seconds else 0.0
