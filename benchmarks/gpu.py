@@ -1,20 +1,26 @@
 """ResNet-50 on a GPU: a bare loop over captured graphs, and the same program served: `python -m benchmarks.gpu`.
 
 Single images of 150,528 bytes (UINT8) come by gRPC from h2load; weights are random, in fp16. --cpu measures the same on
-the CPU, in fp32.
+the CPU, in fp32. --jpeg: images of 500 x 375 pixels, decoded by rocAL's CPU engine in so many processes, alone and
+before the network; and what the cores decode without a server.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import multiprocessing
+import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from benchmarks.load_generator import Load, frame, run_load
@@ -27,13 +33,40 @@ SIDE = 224
 MODEL = "resnet50"
 READY_SECONDS = 300.0
 SCORES_BYTES = 4000
-"""Of an image."""
+"""Of an image; no answer has fewer."""
 CONFIG = """
 max_batch_size: {most}
 dynamic_batching {{ max_queue_delay_microseconds: {delay} }}
 instance_group {{ {place} count: {instances} }}
 parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}
 parameters {{ key: "batches_at_once" value {{ string_value: "{at_once}" }} }}
+"""
+
+PIPELINE = """
+{"decoder": {"max_width": 0, "max_height": 0}, "pipeline": [
+  {"operation": "resize", "resize_shorter": 256},
+  {"operation": "crop", "crop_w": 224, "crop_h": 224, "crop_pos_x": 58, "crop_pos_y": 16, "is_output": true}]}
+"""
+DECODE_CONFIG = """
+platform: "rocal_json"
+max_batch_size: 16
+input {{ name: "encoded" data_type: TYPE_STRING dims: 1 }}
+output {{ name: "image" data_type: TYPE_UINT8 dims: [ 3, 224, 224 ] }}
+dynamic_batching {{ }}
+parameters {{ key: "threads" value {{ string_value: "2" }} }}
+{groups}
+"""
+JPEG_CONFIG = """
+platform: "ensemble"
+max_batch_size: 1
+input { name: "encoded" data_type: TYPE_STRING dims: 1 }
+output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 1000 }
+ensemble_scheduling {
+  step { model_name: "decode" model_version: -1
+    input_map { key: "encoded" value: "encoded" } output_map { key: "image" value: "image" } }
+  step { model_name: "resnet50" model_version: -1
+    input_map { key: "image" value: "image" } output_map { key: "OUTPUT__0" value: "OUTPUT__0" } }
+}
 """
 
 
@@ -96,15 +129,45 @@ def write_model(repository: Path, on_gpu: bool, options: argparse.Namespace) -> 
         at_once=options.batches_at_once,
     )  # fmt: skip
     (repository / MODEL / "config.pbtxt").write_text(text)
+    if options.jpeg:
+        pipeline = repository / "decode/1/pipeline.json"
+        pipeline.parent.mkdir(parents=True)
+        pipeline.write_text(PIPELINE)
+        groups = "instance_group { kind: KIND_CPU count: 2 }\n" * options.jpeg
+        (repository / "decode/config.pbtxt").write_text(DECODE_CONFIG.format(groups=groups))
+        (repository / "jpeg/1").mkdir(parents=True)
+        (repository / "jpeg/config.pbtxt").write_text(JPEG_CONFIG)
     return file
 
 
-def bare_loop(file: Path, size: int, device: torch.device, seconds: float) -> float:
-    """Images a second at a batch size: from pinned memory, through a graph, and back."""
+def photograph() -> bytes:
+    """A JPEG of 500 x 375 pixels."""
+    rows, columns = np.mgrid[0:375, 0:500]
+    noise = np.random.default_rng(0).integers(0, 24, (375, 500, 3))
+    pixels = np.stack([columns * 230 // 500, rows * 230 // 375, (columns + rows) * 230 // 875], -1) + noise
+    encoded = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(encoded, "JPEG", quality=90)
+    return encoded.getvalue()
+
+
+def decode(file: bytes, seconds: float) -> float:
+    """Images a second of one process that decodes, resizes and crops them."""
+    cv2.setNumThreads(1)
+    data = np.frombuffer(file, np.uint8)
+
+    def run() -> None:
+        image = cv2.resize(cv2.imdecode(data, cv2.IMREAD_COLOR), (341, 256), interpolation=cv2.INTER_LINEAR)
+        np.ascontiguousarray(image[16:240, 58:282, ::-1].transpose(2, 0, 1))
+
+    return _rate(run, 1, seconds)
+
+
+def bare_run(file: Path, size: int, device: torch.device) -> Callable[[], None]:
+    """Runs a batch: from pinned memory, through a graph, and back."""
     program = torch.export.load(file)
     if device.type == "cpu":
         module, images = program.module(), torch.zeros(size, 3, SIDE, SIDE, dtype=torch.uint8)
-        return _rate(lambda: module(images), size, seconds)
+        return lambda: module(images)
     from torch.export.passes import move_to_device_pass
 
     module = move_to_device_pass(program, device).module()
@@ -127,7 +190,19 @@ def bare_loop(file: Path, size: int, device: torch.device, seconds: float) -> fl
             answer.copy_(scores, non_blocking=True)
         stream.synchronize()
 
-    return _rate(run, size, seconds)
+    return run
+
+
+def rested(run: Callable[[], None], seconds: float) -> float:
+    """The median seconds of a run that comes a millisecond after the one before, as a lone client's do."""
+    taken = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        time.sleep(0.001)
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return sorted(taken)[len(taken) // 2]
 
 
 def _rate(run: Any, size: int, seconds: float) -> float:
@@ -162,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 16, 32, 64], help="of the bare loop's batches")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256], help="requests at once")
     parser.add_argument("--rows", type=int, default=1, help="images in a request")
-    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--jpeg", type=int, default=0, help="processes that decode")
     parser.add_argument("--flags", nargs="*", default=[], help="of rocserve serve")
     options = parser.parse_args(arguments)
     device = torch.device("cpu") if options.cpu else torch.device("cuda", options.device)
@@ -173,31 +248,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
         port = free_port()
         with torch.inference_mode():
             for size in options.sizes:
-                print(f"bare, batch {size}: {bare_loop(file, size, device, options.seconds):.0f} images/s", flush=True)
+                run = bare_run(file, size, device)
+                rate, rest = _rate(run, size, options.seconds), rested(run, options.seconds)
+                print(
+                    f"bare, batch {size}: {rate:.0f} images/s, {1000 * rest:.2f} ms after a rest",
+                    flush=True,
+                )
         if device.type != "cpu":
             torch.cuda.empty_cache()
-        with rocserve_server(
-            Path(folder, "repository"), port, Path(folder, "log"), *options.flags, tree=Path(__file__).parents[1]
+        with (
+            rocserve_server(
+                Path(folder, "repository"), port, Path(folder, "log"), *options.flags, tree=Path(__file__).parents[1]
+            ),
+            Client(f"127.0.0.1:{port}") as client,
         ):
-            with Client(f"127.0.0.1:{port}") as client:
-                client.wait_until_ready(READY_SECONDS, model=MODEL)
-                print(dict(client.model_metadata(MODEL).properties))
-                before = client.statistics(MODEL)[0]
-            body = Path(folder, "body")
+            client.wait_until_ready(READY_SECONDS, model=MODEL)
+            print(dict(client.model_metadata(MODEL).properties))
             image = np.zeros((options.rows, 3, SIDE, SIDE), np.uint8)
-            body.write_bytes(frame(encode_infer_request(MODEL, {"image": image}, None, RequestOptions())))
-            for in_flight in options.in_flight:
-                connections = min(options.connections, in_flight)
-                load = Load(connections, in_flight // connections, options.seconds, connections)
-                result = run_load(f"127.0.0.1:{port}", body, load, Path(folder, "h2load.log"))
-                with Client(f"127.0.0.1:{port}") as client:
-                    after = client.statistics(MODEL)[0]
-                if result.report.body_bytes < result.report.succeeded * options.rows * SCORES_BYTES:
-                    raise SystemExit("answers were none, see the log")
-                rate = result.requests_per_second * options.rows
-                figures = f"{rate:.0f} images/s, p50 {1000 * result.p50:.2f} ms, p99 {1000 * result.p99:.2f} ms"
-                print(f"served, {in_flight} in flight: {figures}; {phases(before, after)}", flush=True)
-                before = after
+            asked = {MODEL: {"image": image}}
+            if options.jpeg:
+                file = np.array([[photograph()]], np.object_)
+                asked |= {"decode": {"encoded": file}, "jpeg": {"encoded": file}}
+            for model, inputs in asked.items():
+                client.wait_until_ready(READY_SECONDS, model=model)
+                request = encode_infer_request(model, inputs, None, RequestOptions())
+                for in_flight in options.in_flight:
+                    load = Load(min(8, in_flight), max(1, in_flight // 8), options.seconds, min(8, in_flight))
+                    measure(client, port, model, request, load, Path(folder))
+    if options.jpeg:
+        with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+            rates = pool.starmap(decode, [(photograph(), options.seconds)] * (os.cpu_count() or 1))
+        print(f"decoding in {len(rates)} processes without a server: {sum(rates):.0f} images/s")
+
+
+def measure(client: Client, port: int, model: str, request: bytes, load: Load, folder: Path) -> None:
+    """Print what h2load gets."""
+    body = folder / "body"
+    body.write_bytes(frame(request))
+    before = client.statistics(model)[0]
+    result = run_load(f"127.0.0.1:{port}", body, load, folder / "h2load.log")
+    after = client.statistics(model)[0]
+    rows = (after.inference_count - before.inference_count) / max(1, after.success.count - before.success.count)
+    if result.report.body_bytes < result.report.succeeded * SCORES_BYTES:
+        raise SystemExit("answers were none, see the log")
+    figures = f"{result.requests_per_second * rows:.0f} images/s, p50 {1000 * result.p50:.2f} ms"
+    print(
+        f"{model}, {load.in_flight} in flight: {figures}, p99 {1000 * result.p99:.2f} ms; {phases(before, after)}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

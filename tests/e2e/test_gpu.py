@@ -170,3 +170,40 @@ def test_an_unloaded_model_gives_the_gpus_memory_back(server: RocserveProcess, f
             client.wait_until_ready(LOAD_SECONDS, model="on_gpu")
             client.unload_model("on_gpu")
         wait_until(lambda: free_before - free_bytes() < used - 200 * MIB, seconds=LOAD_SECONDS)
+
+
+DOUBLE = """
+import torch
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = torch.from_dlpack(pb_utils.get_input_tensor_by_name(request, "x")).cuda()
+            tensors = [
+                pb_utils.Tensor.from_dlpack("tensor", 2 * x),
+                pb_utils.Tensor.from_dlpack("capsule", torch.utils.dlpack.to_dlpack(3 * x)),
+            ]
+            responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
+"""
+DOUBLE_CONFIG = """
+backend: "python"
+instance_group { kind: KIND_GPU gpus: [ 0 ] }
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output { name: "tensor" data_type: TYPE_FP32 dims: -1 }
+output { name: "capsule" data_type: TYPE_FP32 dims: -1 }
+"""
+
+
+def test_a_python_model_answers_with_tensors_on_the_gpu(server: RocserveProcess) -> None:
+    drop(server.repositories[0], "double", DOUBLE.encode(), DOUBLE_CONFIG, filename="model.py")
+    with Client(server.address) as client:
+        client.load_model("double")
+        client.wait_until_ready(LOAD_SECONDS, model="double")
+        x = np.arange(5, dtype=np.float32)
+        answer = client.infer("double", {"x": x})
+        np.testing.assert_array_equal(answer["tensor"], 2 * x)
+        np.testing.assert_array_equal(answer["capsule"], 3 * x)

@@ -7,6 +7,7 @@ made a capsule frees it by its own means, for which the datatype does not matter
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ def export_array(array: np.ndarray[Any, Any], bfloat16: bool) -> Any:
 def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     """The array on the memory of a capsule, or of an object with `__dlpack__`, and whether it is the bits of BF16.
 
-    A tensor on a device is copied to the CPU by its own `cpu()`, where it has one (PyTorch, CuPy-like).
+    A tensor on a device is copied to the CPU by its own `cpu()`, where it has one (PyTorch, CuPy-like), a capsule by
+    PyTorch where the model has imported that.
 
     Raises:
         TritonModelException: it is no such object, is out of the CPU's reach, not contiguous or of another datatype.
@@ -69,6 +71,8 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     if not _is_valid(capsule, b"dltensor"):
         raise TritonModelException("Provided capsule is no DLPack tensor, or was used before.")
     head = _head(capsule)
+    if head.device.device_type not in _HOST_DEVICES and "torch" in sys.modules:
+        return import_array(sys.modules["torch"].from_dlpack(capsule).cpu())
     _require_host(head.device.device_type)
     bfloat16 = head.dtype.code == _BFLOAT
     if bfloat16:
@@ -117,8 +121,8 @@ def _capsule_of(tensor: Any) -> Any:
 def _require_host(device_type: int) -> None:
     if device_type not in _HOST_DEVICES:
         raise TritonModelException(
-            f"DLDevice type {int(device_type)} is not supported: outputs are taken from the CPU's memory; pass the"
-            " tensor itself rather than its capsule, or copy it to the CPU first"
+            f"DLDevice type {int(device_type)} is not supported: outputs are taken from the CPU's memory; pass"
+            " the tensor itself rather than its capsule, or copy it to the CPU first"
         )
 
 
