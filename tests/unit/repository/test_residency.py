@@ -365,3 +365,57 @@ async def test_the_end_calls_loads_off(folders: Folders, loader: FakeLoader, rig
     await asyncio.wait_for(host.served.repository.stop(), PATIENCE_SECONDS)
     await host.answered(*waiting)
     assert loader.cancelled == [("a", 1)]
+
+
+async def test_what_is_removed_while_it_makes_room_is_not_loaded_again(
+    folders: Folders, loader: FakeLoader, rig: Any
+) -> None:
+    models(folders, "a", "b")
+    host: Rig = await rig(ResidencySettings(max_models=1), control_mode=ControlMode.EXPLICIT)
+    await host.served.repository.load("a", {})
+    loader.loaded[0].may_unload.clear()
+    await host.served.repository.load("b", {})
+    waiting = host.ask("a")
+    await host.served.until(lambda: waiting.left is not None)
+    await host.served.repository.unload("a", False)
+    loader.loaded[0].may_unload.set()
+    await host.answered(waiting)
+    assert waiting.error is not None
+    await host.served.until(lambda: host.served.rows("a") == {"1": ("UNAVAILABLE", "unloaded")})
+    assert loader.loads == [("a", 1), ("b", 1)]
+    assert host.residents.registered == 1
+
+
+async def test_a_load_that_is_called_off_when_it_is_done_leaves_nothing(
+    folders: Folders, loader: FakeLoader, rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models(folders, "a")
+    host: Rig = await rig(control_mode=ControlMode.EXPLICIT, load_models=("*",))
+    checked = asyncio.Event()
+
+    async def is_unchanged(*_: Any) -> bool:
+        checked.set()
+        await asyncio.sleep(PATIENCE_SECONDS)
+        return True
+
+    monkeypatch.setattr(host.served.repository, "is_unchanged", is_unchanged)
+    waiting = host.ask("a")
+    await checked.wait()
+    await host.served.repository.unload("a", False)
+    await host.answered(waiting)
+    await host.served.until(lambda: not host.resident)
+
+
+async def test_changed_files_that_nobody_follows_are_refused_until_they_are_loaded_by_name(
+    folders: Folders, rig: Any
+) -> None:
+    models(folders, "a")
+    host: Rig = await rig(control_mode=ControlMode.EXPLICIT, load_models=("*",))
+    folders.version("a", 1, "new")
+    refused = host.ask("a")
+    await host.answered(refused)
+    assert "its files are not what they were when it was registered; load it anew" in str(refused.error)
+    await host.served.repository.load("a", {})
+    answer = host.ask("a")
+    await host.answered(answer)
+    assert answer.data == "new"

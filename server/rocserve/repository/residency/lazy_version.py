@@ -87,8 +87,8 @@ class LazyVersion:
         """Of the last load; the next is not tried before that may be."""
         self.progress = ""
         """What the load that runs is at."""
-        self.is_stale = False
-        """Its files are not what they were when it was registered."""
+        self.is_over = False
+        """It is not loaded any more: its files are not what they were when it was registered, or it is to go."""
         self.task: asyncio.Task[None] | None = None
         """The load, or the unloading."""
         self.brought: list[asyncio.Future[None]] = []
@@ -133,7 +133,7 @@ class LazyVersion:
         if self._statistics is not None:
             loaded.statistics.go_on_from(self._statistics)
         self.config, self.config_message, self._statistics = loaded.config, loaded.config_message, loaded.statistics
-        self._loaded = loaded
+        self._loaded, self.failure = loaded, None
         now = time.monotonic()
         for waiting in self._take_waiting():
             self._keeper.note_cold(now - waiting.since)
@@ -161,7 +161,7 @@ class LazyVersion:
     def _infer_cold(self, request: InferRequest, responder: _Counted, now: float) -> None:
         refusal = self.cold_refusal()
         if refusal is None:
-            if not self.is_stale:
+            if not self.is_over:
                 self._keeper.want(self)
             if not self._keeper.waits:
                 refusal = unavailable(f"model '{self.name}' is being loaded; ask again in a second")

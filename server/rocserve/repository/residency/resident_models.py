@@ -38,6 +38,7 @@ from rocserve.workers.resource_watch import share_bytes
 _HOST = "memory of the host"
 _WORKER_BYTES = 12 << 20
 """What a worker takes beside its model's files, before it has been measured."""
+_FILES_CHANGED = "its files are not what they were when it was registered; load it anew"
 _PATIENCE_SECONDS = 10.0
 """After so long a load lets the next begin beside it."""
 _LOOK_AGAIN_SECONDS = 0.01
@@ -131,6 +132,8 @@ class ResidentModels:
                 if member is not None:
                     await self.bring(member)
         elif isinstance(version, LazyVersion) and not version.is_loaded:
+            if version.is_over:
+                raise unavailable(f"model '{version.name}' version {version.version}: {_FILES_CHANGED}")
             done = asyncio.get_running_loop().create_future()
             version.brought.append(done)
             version.failure = None
@@ -146,16 +149,18 @@ class ResidentModels:
 
     async def unload(self, version: LazyVersion) -> None:
         """See Keeper."""
+        version.is_over = True
         self._room.withdraw(version.tenant)
         if version.task is not None and version.tenant.stage is Stage.LOADING:
             version.task.cancel()
-        if version.task is not None:
-            await asyncio.wait((version.task,))
+        await _end_of(version.task)
         for done in version.take_brought():
             done.set_exception(unavailable(f"model '{version.name}' was unloaded before it was loaded"))
         loaded = await self._on_plane(version.close)
         if loaded is not None:
             await loaded.unload()
+        # It may have been about to make room.
+        await _end_of(version.task)
         self._versions.pop(version.tenant, None)
         self._room.left(version.tenant)
         self._move()
@@ -201,7 +206,7 @@ class ResidentModels:
         return dict.fromkeys(find_member(step, table) for step in ensemble.config.ensemble_steps)
 
     def _want(self, version: LazyVersion) -> None:
-        if version.tenant in self._versions:
+        if not version.is_over:
             self._room.want(version.tenant)
             self._move()
 
@@ -239,7 +244,7 @@ class ResidentModels:
         why = "to make room" if for_room else "since nobody asked for it"
         self._log.info("unloaded '%s' version %d %s", version.name, version.version, why)
         if version.has_waiting:
-            self._room.want(version.tenant)
+            self._want(version)
         self._move()
 
     async def _load(self, version: LazyVersion) -> None:
@@ -249,10 +254,7 @@ class ResidentModels:
                 free = _free_gpu_bytes()
                 loaded = await version.load(functools.partial(setattr, version, "progress"))
                 needs = _measure(loaded, free) if self._limits.keys() - {MODELS} else version.tenant.needs
-            if not version.brought and not await version.is_unchanged():
-                await loaded.unload()
-                self._found_stale(version)
-                return
+            is_right = await self._is_right(version, loaded)
         except asyncio.CancelledError:
             self._room.left(version.tenant)
             raise
@@ -260,16 +262,29 @@ class ResidentModels:
             failure = error if isinstance(error, ServeError) else internal(f"{type(error).__name__}: {error}")
             self._failed(version, failure, time.monotonic() - began)
             return
+        if not is_right:
+            self._found_changed(version)
+            return
         self.counts.loads += 1
-        version.failure = None
         self._room.loaded(version.tenant, needs)
-        self._plane.call_soon(functools.partial(version.open, loaded))
+        await self._on_plane(functools.partial(version.open, loaded))
         for done in version.take_brought():
             done.set_result(None)
         self._log.info("loaded '%s' version %d in %.3f s", version.name, version.version, time.monotonic() - began)
         version.on_change()
         self._look_for_idle()
         self._move()
+
+    async def _is_right(self, version: LazyVersion, loaded: LoadedVersion) -> bool:
+        """Whether what was loaded is what was registered; else, and when called off, it is unloaded. Of what is loaded
+        without a request whoever wants it asks that."""
+        is_right = False
+        try:
+            is_right = bool(version.brought) or await version.is_unchanged()
+        finally:
+            if not is_right:
+                await asyncio.shield(loaded.unload())
+        return is_right
 
     def _failed(self, version: LazyVersion, error: ServeError, took_seconds: float = 0.0) -> None:
         self.counts.failed_loads += 1
@@ -283,15 +298,15 @@ class ResidentModels:
         version.on_change()
         self._look_again()
 
-    def _found_stale(self, version: LazyVersion) -> None:
+    def _found_changed(self, version: LazyVersion) -> None:
         """What waits goes to the version of the new files when those have settled; where nobody follows them, the model
         has to be loaded by name."""
-        version.is_stale = True
+        version.is_over = True
         self._room.left(version.tenant)
         if not version.files.files_changed(version.content.scan):
-            text = "its files are not what they were when it was registered; load it anew"
-            version.failure = Failure(unavailable(text), "", 1, None)
-            self._plane.call_soon(functools.partial(version.refuse, unavailable(f"model '{version.name}': {text}")))
+            version.failure = Failure(unavailable(_FILES_CHANGED), "", 1, None)
+            refusal = version.cold_refusal() or unavailable(_FILES_CHANGED)
+            self._plane.call_soon(functools.partial(version.refuse, refusal))
         version.on_change()
         self._move()
 
@@ -323,6 +338,11 @@ class ResidentModels:
         return await done
 
 
+async def _end_of(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        await asyncio.wait((task,))
+
+
 def _gpu(number: int) -> str:
     return f"memory of GPU {number}"
 
@@ -335,7 +355,7 @@ def _estimate(content: ModelContent, number: int) -> Mapping[str, int]:
     for group in groups:
         needs[_HOST] += group.count * (_WORKER_BYTES + file_bytes)
         if group.kind is not InstanceKind.CPU:
-            needs.update({_gpu(number): group.count * file_bytes for number in group.gpus or visible_gpus()})
+            needs.update({_gpu(gpu): group.count * file_bytes for gpu in group.gpus or visible_gpus()})
     return needs
 
 
