@@ -14,7 +14,7 @@ from rocserve.backends.request_model import Answer, ModelResponse, Rescheduled, 
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
-from rocserve.core.tensor_places import padded
+from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
 from rocserve.workers.entries import AGAIN, ENTRY, ERROR, FINAL, NONE, OPEN, RESPONSE
 from rocserve.workers.layouts import Layout, checked, parameters_text
@@ -57,16 +57,18 @@ class ResponseWriter:
         Raises:
             ServeError: INTERNAL, it cannot be sent.
         """
-        layout, details = self._end.layouts.of(outputs), checked(parameters_text(parameters))
-        pieces, nbytes = layout.places.pieces([each.data for each in outputs], "output")
-        if details:
-            pieces = [*pieces, *padded((details,))]
-            nbytes = sum(map(len, pieces))
-        elif results and results[-1].layout is layout and layout.places.sizes is not None:
-            results[-1].add(nbytes, pieces)
-            return
-        result = OutgoingResult(0, 0, self._end.layout_number(layout), len(details), nbytes, [*pieces])
-        result.layout = None if details else layout
+        layout, data = self._end.layouts.of(outputs), [each.data for each in outputs]
+        if not parameters and results and results[-1].layout is layout:
+            packed = layout.places.packed(data)
+            if packed is not None:
+                results[-1].add(layout.places.end, packed)
+                return
+        pieces, nbytes = layout.places.pieces(data, "output")
+        result = OutgoingResult(0, 0, self._end.layout_number(layout), 0, nbytes, [*pieces], layout=layout)
+        if parameters:
+            details = checked(parameters_text(parameters))
+            result.contents += padded((details,))
+            result.nbytes, result.text_bytes, result.layout = nbytes + aligned(len(details)), len(details), None
         results.append(result)
 
     def send(self, number: int, answer: Result | None, final: bool) -> None:
