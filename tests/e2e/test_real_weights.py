@@ -1,7 +1,9 @@
-"""`rocserve get efficientnet_lite0`, whose real weights are downloaded: PyTorch's numbers, and photographs."""
+"""`rocserve get efficientnet_lite0`, whose real weights are downloaded: PyTorch's numbers, and photographs, also by
+PyTorch's own files of it."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -11,10 +13,19 @@ import numpy as np
 import onnxruntime
 import pytest
 import sklearn.datasets
+from support.models import drop
 
 from rocserve_client import Client, Output
 
 ROOT = Path(__file__).parents[2]
+WRITE_FILES = ROOT / "tests" / "support" / "real_weights.py"
+TORCHSCRIPT = """
+platform: "pytorch_libtorch"
+max_batch_size: 8
+input { name: "images" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }
+"""
+LOAD_SECONDS = 400
+"""PyTorch takes many seconds to import where three models load beside other tests."""
 PHOTOGRAPHS = Path(sklearn.datasets.__file__).with_name("images")
 TORCH_SCORES = {21: 7.22874, 92: 6.56386, 23: 6.50631, 22: 6.44024, 127: 6.05531, 128: 5.91956}
 """The best of efficientnet-lite-pytorch 0.1.0 on PyTorch 2.15, for the input below."""
@@ -52,3 +63,35 @@ def test_photographs_get_their_labels(repository: Path, serve) -> None:
     best = [found[0] for found in answer.classes("PROBABILITIES")]
     assert [found.label for found in best] == ["palace", "daisy"]
     np.testing.assert_allclose(answer["PROBABILITY"].ravel(), [found.score for found in best], rtol=1e-5)
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("torch", "torchao", "skimage"))), reason="no PyTorch here; `make pytorch`"
+)
+@pytest.mark.timeout(600)
+def test_pytorch_s_files_give_photographs_the_same_labels(repository: Path, serve, tmp_path: Path) -> None:
+    model = repository / "efficientnet_lite0" / "1" / "model.onnx"
+    subprocess.run([sys.executable, "-W", "ignore", str(WRITE_FILES), str(model), str(tmp_path)], check=True)
+    models = tmp_path / "models"
+    drop(models, "onnx", model.read_bytes())
+    drop(models, "exported", (tmp_path / "exported.pt2").read_bytes(), filename="model.pt2")
+    drop(models, "scripted", (tmp_path / "scripted.pt").read_bytes(), TORCHSCRIPT, filename="model.pt")
+    drop(models, "quantised", (tmp_path / "quantised.pt2").read_bytes(), filename="model.pt2")
+    server = serve(models)
+    stored = np.load(tmp_path / "photographs.npz")
+    images, scores = stored["images"], stored["scores"]
+    best = scores.argsort(1)[:, ::-1]
+    with Client(server.address) as client:
+        for name in ("onnx", "exported", "scripted", "quantised"):
+            client.wait_until_ready(LOAD_SECONDS, model=name)
+            metadata = client.model_metadata(name)
+            found = client.infer(name, {metadata.inputs[0].name: images})[metadata.outputs[0].name]
+            if name == "quantised":
+                labels = found.argmax(1)
+                same = labels == best[:, 0]
+                # Of a portrait the two best scores are as close to each other as rounding moves them.
+                assert same.sum() >= len(images) - 1
+                assert (labels == best[:, 1])[~same].all()
+                assert metadata.properties["precision"].startswith("int8")
+            else:
+                np.testing.assert_allclose(found, scores, atol=1e-4)
