@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import translate
@@ -19,6 +20,8 @@ from rocserve.repository.misplaced import advice_on_stray, model_filename
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.single_model import SingleModel, find_flat_file, is_model, is_one_model
 
+_YOUNG_SECONDS = 60.0
+"""In which whoever makes a model's folder fills it."""
 _UNPRINTABLE = (
     "the name of the folder '{}' has bytes that are no UTF-8, or characters that cannot be printed; rename the folder"
 )
@@ -102,12 +105,16 @@ class RepositoryScanner:
         return replace(again, namespace=scan.namespace)
 
     def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:
-        """What need not be scanned again. What has links may change where nothing tells of it."""
+        """What need not be scanned again. What has links may change where nothing tells of it, and notifications miss
+        what is written into a folder that has just been made."""
+        young_ns = time.time_ns() - int(_YOUNG_SECONDS * 1e9)
         names = {path.name for path in changed if path.parent == root}
         return {
             name: scan
             for name, scan in self._seen[root].items()
-            if not (name in names or scan.has_links or scan.is_root or scan.is_stray)
+            if not (name in names or scan.has_links or scan.is_root)
+            and scan.looks_like_model
+            and scan.changed_ns < young_ns
         }
 
     def _scan_root(self, root: Path, allowed: tuple[Path, ...], kept: dict[str, ModelScan]) -> dict[str, ModelScan]:

@@ -1,13 +1,14 @@
 """Scans the repositories whenever something in them changed, or may have.
 
-Where notifications tell of changes, only the folders that they name are scanned, and those that have not settled; all
-of them after the poll interval, for what nothing tells of.
+Where notifications tell of changes, only the folders that they name are scanned, and those that are young or have not
+settled; the same after each poll interval, and all of them as often as that costs little, for what nothing tells of.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 from rocserve.repository.layout import RepositoryScan
@@ -43,15 +44,14 @@ class ScanLoop:
         self._unsettled = unsettled
         self._log = log
         self._duration = 0.0
-        self._poll_at = 0.0
-        """When all is scanned again."""
+        self._scan_all_at = 0.0
 
     async def scan(self) -> float:
         """One scan; returns when the next is due at the latest."""
         clock = asyncio.get_running_loop().time
         changed = self._watch.take()
         began = clock()
-        if began >= self._poll_at:
+        if began >= self._scan_all_at:
             changed = None
         if changed is not None:
             models = self._scan_runner.latest.models
@@ -60,12 +60,13 @@ class ScanLoop:
         scan = await self._scan_runner.run(changed)
         ended = clock()
         self._duration = ended - began
+        poll_at = ended + max(self._poll_seconds, self._scan_runner.cpu_seconds / _POLLS_SHARE)
         if scan.unreadable:
-            self._poll_at = ended + min(self._poll_seconds, UNWATCHED_POLL_SECONDS)
+            self._scan_all_at = ended + min(self._poll_seconds, UNWATCHED_POLL_SECONDS)
         elif changed is None:
-            self._poll_at = ended + max(self._poll_seconds, self._scan_runner.cpu_seconds / _POLLS_SHARE)
+            self._scan_all_at = poll_at
         due = self._on_scan(scan, began, ended)
-        return self._poll_at if due is None else min(due, self._poll_at)
+        return min(poll_at, self._scan_all_at, math.inf if due is None else due)
 
     async def run(self) -> None:
         """Scan until cancelled."""
@@ -77,7 +78,7 @@ class ScanLoop:
                 woken = await self._watch.wait(max(0.0, due - clock()))
             except Exception:
                 self._log.exception("scanning the model repositories failed")
-                self._poll_at = 0.0
+                self._scan_all_at = 0.0
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_SECONDS)
                 continue
             if woken:

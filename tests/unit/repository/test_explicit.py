@@ -415,6 +415,7 @@ async def test_a_load_scans_its_own_folder_alone(
         return scan_model(name, *arguments, **options)
 
     monkeypatch.setattr(layout, "scan_model", scan)
+    monkeypatch.setattr(layout, "_YOUNG_SECONDS", 0)
     served: Served = await explicit("m", "n", poll_seconds=60)
     await served.until(lambda: scanned.count("n") == 3, "the scans of the start, of the load's end and of the index")
     scanned.clear()

@@ -323,19 +323,25 @@ def test_a_folder_with_too_many_files_is_refused(root: Path, folders: Folders) -
     assert scanned(root)["m"] == scan
 
 
-def test_only_what_has_changed_is_scanned_again(root: Path, folders: Folders) -> None:
+def test_only_what_has_changed_or_is_young_is_scanned_again(
+    root: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("told", "untold", "gone"):
         folders.model(name, 1)
+    (root / "empty").mkdir()
     scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
     before = scanner.scan().models
-    for name in ("told", "untold", "new"):
+    for name in ("told", "untold", "new", "empty"):
         folders.model(name, 1, 2)
     shutil.rmtree(root / "gone")
+    monkeypatch.setattr(layout, "_YOUNG_SECONDS", 0)
     after = scanner.scan([root / "told"]).models
-    assert sorted(after) == ["new", "told", "untold"]
+    assert sorted(after) == ["empty", "new", "told", "untold"]
     assert sorted(after["told"].versions) == [1, 2]
+    assert sorted(after["empty"].versions) == [1, 2], "it held no model"
     assert after["untold"] is before["untold"]
-    assert sorted(scanner.scan().models["untold"].versions) == [1, 2]
+    monkeypatch.undo()
+    assert sorted(scanner.scan([]).models["untold"].versions) == [1, 2], "it is young"
 
 
 @pytest.mark.parametrize("link", ["whole", "version", "file"])
