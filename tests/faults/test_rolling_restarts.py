@@ -31,7 +31,7 @@ from benchmarks.server_process import free_port
 from rocserve_client import Balancing, Client
 
 ROUNDS = int(os.environ.get("ROUNDS", "1"))
-FLAGS = ("--listen-when-loaded", "--drain-seconds=0.3", "--max-connection-age-secs=1")
+FLAGS = ("--listen-when-loaded", "--drain-seconds=0.3", "--max-connection-age-secs=2")
 SERVICE_CONFIG = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
 ROUND_ROBIN: list[tuple[str, str | int]] = [
     ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
@@ -88,7 +88,7 @@ def nginx(folder: Path, grpc_servers: Sequence[str], http_servers: Sequence[str]
     own = [f"127.0.0.1:{free_port()}" for _ in range(2)]
 
     def lines(servers: Sequence[str]) -> str:
-        return "".join(f"server {server} fail_timeout=1s;" for server in servers)
+        return "".join(f"server {server} max_fails=3 fail_timeout=1s;" for server in servers)
 
     template = Template((CHECKOUT / "docker/nginx/rocserve.conf.template").read_text())
     site = template.safe_substitute(
