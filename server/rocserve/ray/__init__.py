@@ -1,0 +1,1 @@
+"""rocserve's servers as the replicas of a Ray Serve application."""

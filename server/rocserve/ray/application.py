@@ -1,0 +1,204 @@
+"""The application of Ray Serve: a deployment whose replicas each run a server, and pass the bytes of calls on to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import grpc
+import starlette.requests
+import starlette.responses
+from ray import serve
+from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
+from yarl import URL
+
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.ray.autoscaling import QUEUED
+from rocserve.ray.server_process import ServerProcess
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+_STREAM = "ModelStreamInfer"
+_ANY_LENGTH = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_OF_A_HOP = frozenset(
+    {
+        *("connection", "content-length", "date", "host", "keep-alive", "server"),
+        *("te", "trailer", "transfer-encoding", "upgrade"),
+    }
+)
+"""Headers of HTTP that are not passed on; each end makes its own."""
+_FORWARDED_FOR = "x-forwarded-for"
+"""Calls that have it do not count as this machine's own, so that Serve's clients may not do what only those may."""
+
+
+def build(arguments: Mapping[str, Any]) -> serve.Application:
+    """What `import_path` of Serve's configurations names; `args` are those of `application`."""
+    return application(**arguments)
+
+
+def application(words: list[str], models_per_replica: int = 0) -> serve.Application:
+    """An application of one deployment, `Server`, whose options a configuration may set.
+
+    Args:
+        words: what stands behind `rocserve serve`, but for addresses and ports, which are the replica's own.
+        models_per_replica: load models when they are asked for by Serve's multiplexed model ids, at most so many in a
+            replica; 0 = what the words say is loaded.
+    """
+    deployment = serve.deployment(
+        name="Server",
+        max_ongoing_requests=256,
+        graceful_shutdown_timeout_s=45,  # The server's own --exit-timeout-secs are 30.
+    )
+    return deployment(Replica).bind(words, models_per_replica)
+
+
+def add_inference_service(servicer: object, server: grpc.aio.Server) -> None:
+    """Register KServe's service with Serve's gRPC proxy, for `grpc_servicer_functions`: messages stay bytes."""
+    handlers = {
+        name: grpc.stream_stream_rpc_method_handler(None)
+        if name == _STREAM
+        else grpc.unary_unary_rpc_method_handler(None)
+        for name in _SERVICE.methods_by_name
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers),))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The bytes of a message, as Serve wants messages."""
+
+    content: bytes
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf's name
+        return self.content
+
+
+class Replica:
+    """A server, and what Serve asks of it. The methods of KServe's service have their own names, as Serve wants it."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it.
+        self, words: list[str], models_per_replica: int
+    ) -> None:
+        self._ending = AsyncExitStack()
+        explicit = ["--model-control-mode=explicit"] if models_per_replica else []
+        self._server = await ServerProcess.start([*words, *explicit])
+        self._ending.push_async_callback(self._server.end)
+        self._channel = await self._ending.enter_async_context(
+            grpc.aio.insecure_channel(self._server.grpc, _ANY_LENGTH)
+        )
+        self._load = _loading(self._channel, models_per_replica) if models_per_replica else None
+
+    async def check_health(self) -> None:
+        await self._server.check()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return {QUEUED: await self._server.pending_requests()}
+
+    async def __del__(self) -> None:
+        """Called by Serve once no call is in hand and none will come, or the server did not start."""
+        await self._ending.aclose()
+
+    async def __call__(self, request: starlette.requests.Request) -> starlette.responses.Response:
+        """Pass a request of HTTP on, and its answer back; what comes bit by bit as it comes."""
+        try:
+            await self._have_model()
+        except grpc.aio.AioRpcError as error:
+            return starlette.responses.JSONResponse({"error": error.details()}, HTTPStatus.BAD_REQUEST)
+        path = request.scope["raw_path"].decode("latin-1").removeprefix(request.scope["root_path"])
+        answer = await self._server.session.request(
+            request.method,
+            URL(f"http://{self._server.http}{path}?{request.url.query}", encoded=True),
+            headers=[
+                *((name, value) for name, value in request.headers.items() if name not in _OF_A_HOP),
+                (_FORWARDED_FOR, request.client.host if request.client else ""),
+            ],
+            data=await request.body(),
+            allow_redirects=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        )
+        headers = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_A_HOP}
+        if answer.content_type == "text/event-stream":
+            return starlette.responses.StreamingResponse(_pieces(answer), answer.status, headers)
+        async with answer:
+            return starlette.responses.Response(await answer.read(), answer.status, headers)
+
+    async def unary(self, name: str, message: bytes, context: RayServegRPCContext) -> Answer:
+        """Pass a call on."""
+        try:
+            await self._have_model()
+            return Answer(await self._channel.unary_unary(_path(name))(message, metadata=_metadata(context)))
+        except grpc.aio.AioRpcError as error:
+            # Serve would log an exception in two places with all its frames, and clients may be refused often.
+            _tell(error, context)
+            return Answer(b"")
+
+    async def ModelStreamInfer(  # noqa: N802 - the service's name
+        self, messages: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
+    ) -> AsyncIterator[Answer]:
+        """Pass a stream on, message by message in both directions."""
+        try:
+            await self._have_model()
+            async for message in self._channel.stream_stream(_path(_STREAM))(
+                messages, metadata=_metadata(grpc_context)
+            ):
+                yield Answer(message)
+        except grpc.aio.AioRpcError as error:
+            _tell(error, grpc_context)
+            raise  # The end of a stream takes no code along.
+
+    async def _have_model(self) -> None:
+        """Have the model loaded that the call names by Serve's multiplexed model id, if it does."""
+        if self._load is not None and (name := serve.get_multiplexed_model_id()):
+            await self._load(name)
+
+
+async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async with answer:
+        async for piece in answer.content.iter_any():
+            yield piece
+
+
+def _unary(name: str) -> Callable[[Replica, bytes, RayServegRPCContext], Awaitable[Answer]]:
+    async def method(self: Replica, message: bytes, grpc_context: RayServegRPCContext) -> Answer:
+        return await self.unary(name, message, grpc_context)
+
+    return method
+
+
+for _name in set(_SERVICE.methods_by_name) - {_STREAM}:
+    setattr(Replica, _name, _unary(_name))
+
+
+def _loading(channel: grpc.aio.Channel, most: int) -> Callable[[str], Awaitable[object]]:
+    """What loads a model, and unloads the one that was not asked for for longest when there are too many."""
+    load, unload = (channel.unary_unary(_path(f"RepositoryModel{what}")) for what in ("Load", "Unload"))
+
+    async def loaded(name: str) -> SimpleNamespace:
+        await load(pb.RepositoryModelLoadRequest(model_name=name).SerializeToString())
+
+        async def end() -> None:
+            await unload(pb.RepositoryModelUnloadRequest(model_name=name).SerializeToString())
+
+        # What Serve calls. A method of a class would be called by the garbage collector too.
+        return SimpleNamespace(__del__=end)
+
+    multiplexed: Callable[[str], Awaitable[object]] = serve.multiplexed(max_num_models_per_replica=most)(loaded)
+    return multiplexed
+
+
+def _path(name: str) -> str:
+    return f"/{_SERVICE.full_name}/{name}"
+
+
+def _metadata(context: RayServegRPCContext) -> list[tuple[str, str]]:
+    return [*context.invocation_metadata(), (_FORWARDED_FOR, context.peer())]
+
+
+def _tell(error: grpc.aio.AioRpcError, context: RayServegRPCContext) -> None:
+    """Have Serve answer with the server's own code and text."""
+    context.set_code(error.code())
+    context.set_details(error.details())

@@ -1,0 +1,245 @@
+"""Servers as the replicas of a Ray Serve application, in a real cluster of several nodes on this machine.
+
+The tests share the cluster and use it in their order; the last one leaves it with a node less.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from support.load import ConstantLoad
+from support.waiting import wait_until
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.ray_cluster import PYTHON, RAY, RayCluster
+
+pytestmark = pytest.mark.timeout(300)
+
+CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+"""
+SCRIPT = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.04 * len(requests))
+        sums = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() + {constant} for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", sum_)]) for sum_ in sums]
+"""
+RETRIED = ("StatusCode.UNAVAILABLE", "StatusCode.INTERNAL")
+"""The latter is what Serve's proxy says of a replica that has died."""
+SCALING = {
+    "min_replicas": 1,
+    "max_replicas": 3,
+    "target_ongoing_requests": 1000,  # It is the queues that decide.
+    "upscale_delay_s": 0,
+    "downscale_delay_s": 5,
+    "metrics_interval_s": 0.2,
+    "look_back_period_s": 2,
+    "policy": {"policy_function": "rocserve.ray.autoscaling:QueuePolicy", "policy_kwargs": {"queued": 2}},
+}
+
+
+def drop(repository: Path, name: str, constant: float) -> None:
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(CONFIG)
+    (folder / "1" / "model.py").write_text(SCRIPT.format(constant=constant))
+
+
+def deploy(cluster: RayCluster, repository: Path, **scaling: object) -> None:
+    cluster.deploy(
+        [str(repository), "--load-model=plus"],
+        models_per_replica=2,
+        route_prefix="/models",
+        autoscaling_config={**SCALING, **scaling},
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """In the second one `plus` adds 2."""
+    first, second = (tmp_path_factory.mktemp("models") for _ in range(2))
+    drop(first, "plus", 1)
+    drop(second, "plus", 2)
+    for constant, name in enumerate(("ten", "eleven", "twelve"), 10):
+        drop(first, name, constant)
+    return first, second
+
+
+def need_ray() -> None:
+    if not RAY.exists():
+        pytest.skip("no Ray here: it comes by make cluster-tools")
+
+
+@pytest.fixture(scope="module")
+def cluster(repositories: tuple[Path, Path]) -> Iterator[RayCluster]:
+    need_ray()
+    with RayCluster(nodes=3) as cluster:
+        deploy(cluster, repositories[0])
+        wait_until(cluster.replicas, "a replica", 240)
+        yield cluster
+
+
+def x(protocol: type[tritonclient.grpc.InferInput | tritonclient.http.InferInput]) -> list[object]:
+    entry = protocol("X", [1, 2], "FP32")
+    entry.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    return [entry]
+
+
+def test_grpc_goes_through_to_the_server_and_so_do_its_refusals(cluster: RayCluster) -> None:
+    with tritonclient.grpc.InferenceServerClient(cluster.address) as client:
+        assert client.is_server_ready()
+        assert client.get_model_metadata("plus").platform == "python"
+        assert client.infer("plus", x(tritonclient.grpc.InferInput)).as_numpy("Y").tolist() == [[1, 1]]
+        with pytest.raises(InferenceServerException, match="unknown model: 'none'") as refused:
+            client.infer("none", x(tritonclient.grpc.InferInput))
+        assert refused.value.status() == "StatusCode.NOT_FOUND"
+        # Serve's clients are not on the server's machine, even where its proxy is.
+        with pytest.raises(InferenceServerException, match="RepositoryModelUnload is an admin call"):
+            client.unload_model("plus")
+
+
+def test_a_stream_goes_through_in_both_directions(cluster: RayCluster) -> None:
+    answers: queue.Queue[tuple[object, object]] = queue.Queue()
+    with tritonclient.grpc.InferenceServerClient(cluster.address) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for name in ("plus", "none", "plus"):
+            client.async_stream_infer(name, x(tritonclient.grpc.InferInput))
+            result, error = answers.get(timeout=30)
+            if name == "plus":
+                assert result.as_numpy("Y").tolist() == [[1, 1]]
+            else:
+                assert "unknown model: 'none'" in str(error)
+
+
+def test_http_goes_through_to_the_server_and_so_do_its_refusals(cluster: RayCluster) -> None:
+    with tritonclient.http.InferenceServerClient(f"{cluster.http_address}/models") as client:
+        assert client.is_server_ready()
+        assert client.get_model_metadata("plus")["platform"] == "python"
+        for compression in (None, "gzip"):
+            answer = client.infer(
+                "plus",
+                x(tritonclient.http.InferInput),
+                request_compression_algorithm=compression,
+                response_compression_algorithm=compression,
+            )
+            assert answer.as_numpy("Y").tolist() == [[1, 1]]
+        with urllib.request.urlopen(f"http://{cluster.http_address}/models/v2/models/plus?a=b") as answer:
+            assert json.loads(answer.read())["name"] == "plus"
+            assert answer.headers.get_all("Server") == ["uvicorn"]
+        with pytest.raises(InferenceServerException, match="unknown model: 'none'"):
+            client.infer("none", x(tritonclient.http.InferInput))
+        with pytest.raises(InferenceServerException, match="RepositoryModelUnload is an admin call"):
+            client.unload_model("plus")
+
+
+def test_models_are_loaded_by_their_multiplexed_ids_and_those_not_asked_for_go(cluster: RayCluster) -> None:
+    with (
+        tritonclient.grpc.InferenceServerClient(cluster.address) as client,
+        tritonclient.http.InferenceServerClient(f"{cluster.http_address}/models") as http,
+    ):
+        for name, constant in (("ten", 10), ("eleven", 11), ("twelve", 12), ("ten", 10)):
+            answer = client.infer(name, x(tritonclient.grpc.InferInput), headers={"multiplexed_model_id": name})
+            assert answer.as_numpy("Y").tolist() == [[constant, constant]]
+        headers = {"serve_multiplexed_model_id": "twelve"}
+        assert http.infer("twelve", x(tritonclient.http.InferInput), headers=headers).as_numpy("Y")[0, 0] == 12
+        # Two models in a replica at most; what is loaded from the start is not among them.
+        assert not client.is_model_ready("eleven")
+        assert client.is_model_ready("plus")
+        with pytest.raises(InferenceServerException, match="'thirteen'"):
+            client.infer("thirteen", x(tritonclient.grpc.InferInput), headers={"multiplexed_model_id": "thirteen"})
+        with pytest.raises(InferenceServerException, match="'thirteen'"):
+            http.infer("plus", x(tritonclient.http.InferInput), headers={"serve_multiplexed_model_id": "thirteen"})
+
+
+def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, repositories: tuple[Path, Path]) -> None:
+    constants = {1.0, 2.0}
+    with (
+        ConstantLoad(cluster.address, "plus", constants, threads=8, retried=RETRIED) as patient,
+        ConstantLoad(cluster.address, "plus", constants, threads=2) as hasty,
+    ):
+        wait_until(lambda: len(cluster.replicas()) == 3, "three replicas, by the queue of one", 120)
+        assert not patient.failures + hasty.failures
+
+        outdated = cluster.replicas()
+        deploy(cluster, repositories[1])
+        wait_until(lambda: len(cluster.replicas() - outdated) == 3, "the update of all replicas", 120)
+        patient.wait_until_answered_by(2.0, times=50, seconds=60)
+        assert not patient.failures + hasty.failures
+
+        servers = kill_node(cluster.raylets.pop())
+        wait_until(lambda: len(cluster.replicas()) == 2, "the end of the replica", 60)
+        wait_until(lambda: not any(map(is_alive, servers)), "the end of its server")
+        patient.wait_until_answered_by(2.0, times=50, seconds=60)
+        assert len(hasty.failures) <= 2, "what was in flight"
+    assert not patient.failures
+    assert not patient.wrong + hasty.wrong
+    wait_until(lambda: len(cluster.replicas()) == 1, "one replica, without load", 60)
+
+
+STARTING = """
+import asyncio, os, signal, sys
+from rocserve.ray.server_process import ServerFailed, ServerProcess
+
+async def main():
+    try:
+        await ServerProcess.start([sys.argv[1] + "/none"])
+    except ServerFailed as error:
+        print("told:", error)
+    server = await ServerProcess.start([sys.argv[1]])
+    await server.check()
+    print("told:", await server.pending_requests())
+    os.kill(server.pid, signal.SIGKILL)
+    text = ""
+    while "ended" not in text:
+        try:
+            await server.check()
+        except ServerFailed as error:
+            text = str(error)
+    print("told:", text)
+    await server.end()
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_that_does_not_start_or_dies_is_told_of(repositories: tuple[Path, Path]) -> None:
+    need_ray()
+    command = (str(PYTHON), "-c", STARTING, str(repositories[1]))
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    unready, pending, dead = [line.removeprefix("told: ") for line in printed if line.startswith("told: ")]
+    assert "ended with status 2 before it was ready" in unready
+    assert pending == "0.0"
+    assert dead == "the server has ended with status -9"
+
+
+def kill_node(node: psutil.Process) -> list[psutil.Process]:
+    """End a node and what Ray runs on it at once, as a power cut does; the servers' processes, which are left."""
+    family = node.children(recursive=True)
+    servers = [process for process in family if "rocserve.cli" in " ".join(process.cmdline())]
+    assert servers
+    for process in {node, *family} - set(servers):
+        if "rocserve.workers" not in " ".join(process.cmdline()):
+            process.kill()
+    return servers
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
