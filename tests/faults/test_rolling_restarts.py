@@ -160,7 +160,9 @@ def test_restarts_lose_no_request_and_a_kill_only_those_in_hand(repository: Path
         # Who tries again loses none; nginx does so over HTTP.
         failed = Counter(name for name, _ in load.failures)
         assert set(failed) <= {"tritonclient", "nginx"}
-        assert all(times <= THREADS for times in failed.values())
+        # nginx also has kept connections to it.
+        assert failed["tritonclient"] <= THREADS
+        assert failed["nginx"] <= 4 * THREADS
 
 
 def test_compose_takes_the_file_that_has_nginx_before_two_servers():
