@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 16, 32], help="of batches")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=8, help="in a round")
-    options = parser.parse_args(arguments, argparse.Namespace(delay=0, instances=1, batches_at_once=1))
+    options = parser.parse_args(arguments, argparse.Namespace(delay=0, instances=1, batches_at_once=1, jpeg=False))
     print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads, engine {options.engine}")
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder, "repository")
