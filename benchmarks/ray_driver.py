@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 OBJECT_STORE_BYTES = 80 << 20
@@ -72,7 +73,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        driver = Driver(folder)
+        # Ray notes its newest cluster there, too, and wants the folder to be there.
+        os.environ["RAY_TMPDIR"] = folder
+        own = Path(folder, "ray")
+        own.mkdir()
+        driver = Driver(str(own))
         try:
             for line in sys.stdin:
                 print(json.dumps(driver.answer(json.loads(line))), file=answers)
