@@ -22,6 +22,8 @@ from rocserve.repository.single_model import SingleModel, find_flat_file, is_mod
 
 _YOUNG_SECONDS = 60.0
 """In which whoever makes a model's folder fills it."""
+_CLOCK_SECONDS = 1.0
+"""By which a file system's times may be behind the clock's."""
 _UNPRINTABLE = (
     "the name of the folder '{}' has bytes that are no UTF-8, or characters that cannot be printed; rename the folder"
 )
@@ -61,6 +63,7 @@ class RepositoryScanner:
         self._seen: dict[Path, dict[str, ModelScan]] = {root: {} for root in self._roots}
         """By the names of what lies in the repository."""
         self._devices: dict[Path, int] = {}
+        self._made_ns = time.time_ns() - int(_CLOCK_SECONDS * 1e9)
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -106,8 +109,8 @@ class RepositoryScanner:
 
     def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:
         """What need not be scanned again. What has links may change where nothing tells of it, and notifications miss
-        what is written into a folder that has just been made."""
-        young_ns = time.time_ns() - int(_YOUNG_SECONDS * 1e9)
+        what is written into a folder that has just been made. What was there at the start the first scan has seen."""
+        young_ns = max(time.time_ns() - int(_YOUNG_SECONDS * 1e9), self._made_ns)
         names = {path.name for path in changed if path.parent == root}
         return {
             name: scan

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -329,8 +330,11 @@ def test_only_what_has_changed_or_is_young_is_scanned_again(
     for name in ("told", "untold", "gone"):
         folders.model(name, 1)
     (root / "empty").mkdir()
+    monkeypatch.setattr(layout, "_CLOCK_SECONDS", 0)
     scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
     before = scanner.scan().models
+    # As much as the times of files may be coarser than the clock.
+    time.sleep(0.02)
     for name in ("told", "untold", "new", "empty"):
         folders.model(name, 1, 2)
     shutil.rmtree(root / "gone")
@@ -341,7 +345,11 @@ def test_only_what_has_changed_or_is_young_is_scanned_again(
     assert sorted(after["empty"].versions) == [1, 2], "it held no model"
     assert after["untold"] is before["untold"]
     monkeypatch.undo()
-    assert sorted(scanner.scan([]).models["untold"].versions) == [1, 2], "it is young"
+    for name in ("untold", "new"):
+        folders.model(name, 1, 2, 3)
+    again = scanner.scan([]).models
+    assert sorted(again["new"].versions) == [1, 2, 3], "it is young"
+    assert again["untold"] is before["untold"], "it was there at the start"
 
 
 @pytest.mark.parametrize("link", ["whole", "version", "file"])
