@@ -28,8 +28,12 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.ending import Ending
 from rocserve.frontends.metrics.collection import assemble_metrics
 from rocserve.frontends.metrics.exposition import exposition
-from rocserve.frontends.metrics.machine_families import custom_families, memory_families, repository_families
-from rocserve.frontends.metrics.residency_families import residency_families
+from rocserve.frontends.metrics.machine_families import (
+    custom_families,
+    memory_families,
+    repository_families,
+    residency_families,
+)
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.handover import SupervisorLink
 from rocserve.observability.failures import LoopErrors

@@ -1,5 +1,5 @@
 """Gauges of the machine, read at most once an interval: its processors, its memory, its AMD GPUs; and what is of
-no one served model: models that are not served, requests' memory, what models define themselves."""
+no one served model: models not served or not loaded, requests' memory, what models define themselves."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rocserve.core.distributions import HistogramReading
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples
+from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.summary import outcomes
 
 _GPU_HELP = {
@@ -222,3 +223,26 @@ def custom_families(metrics: CustomMetrics) -> Iterable[MetricFamily]:
             else:
                 samples.append(Sample(labels, value))
         yield MetricFamily(family.name, family.kind.value, family.help, tuple(samples))
+
+
+def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
+    """Nothing where all models are loaded, and stay."""
+    if not residents.registered:
+        return
+    counts = residents.counts
+
+    def family(name: str, kind: str, text: str, value: float) -> MetricFamily:
+        return MetricFamily(name, kind, text, (Sample({}, value),))
+
+    yield family("rocserve_models_registered", "gauge", "Model versions that come and go", residents.registered)
+    yield family("rocserve_models_resident", "gauge", "Of those, how many are loaded", residents.resident())
+    yield family("rocserve_model_loads_total", "counter", "How often one was loaded", counts.loads)
+    yield family("rocserve_model_load_failures_total", "counter", "How often a load failed", counts.failed_loads)
+    yield MetricFamily(
+        "rocserve_model_unloads_total",
+        "counter",
+        "How often one was unloaded, to make room or because nobody asked for it",
+        (Sample({"reason": "room"}, counts.unloads_for_room), Sample({"reason": "idle"}, counts.unloads_of_idle)),
+    )
+    yield family("rocserve_cold_requests_total", "counter", "Requests that waited for a load", counts.cold_requests)
+    yield family("rocserve_cold_seconds_total", "counter", "How long they have waited in all", counts.cold_seconds)
