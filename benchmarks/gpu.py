@@ -113,31 +113,42 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int) -> tuple[nn.
     return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)
 
 
-def write_model(repository: Path, on_gpu: bool, options: argparse.Namespace) -> Path:
-    """A folder with the exported network; its file."""
+def write_model(
+    repository: Path,
+    gpu: int | None,
+    *,
+    most: int,
+    engine: str,
+    delay: int = 0,
+    instances: int = 1,
+    batches_at_once: int = 1,
+) -> Path:
+    """A folder with the exported network; its file. `gpu`: None = on the CPU. `most`: rows of a batch."""
     torch.manual_seed(0)
-    dtype = torch.float16 if on_gpu else torch.float32
+    dtype = torch.float32 if gpu is None else torch.float16
     network = ResNet50(dtype).eval().to(dtype).to(memory_format=torch.channels_last)
     example = torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8)
     rows = torch.export.Dim("rows", max=1024)
     file = repository / MODEL / "1/model.pt2"
     file.parent.mkdir(parents=True)
     torch.export.save(torch.export.export(network, (example,), dynamic_shapes={"image": {0: rows}}), file)
-    place = f"kind: KIND_GPU gpus: [ {options.device} ]" if on_gpu else "kind: KIND_CPU"
+    place = "kind: KIND_CPU" if gpu is None else f"kind: KIND_GPU gpus: [ {gpu} ]"
     text = CONFIG.format(
-        most=max(options.sizes), delay=options.delay, place=place, instances=options.instances, engine=options.engine,
-        at_once=options.batches_at_once,
-    )  # fmt: skip
+        most=most, delay=delay, place=place, instances=instances, engine=engine, at_once=batches_at_once
+    )
     (repository / MODEL / "config.pbtxt").write_text(text)
-    if options.jpeg:
-        pipeline = repository / "decode/1/pipeline.json"
-        pipeline.parent.mkdir(parents=True)
-        pipeline.write_text(PIPELINE)
-        groups = "instance_group { kind: KIND_CPU count: 2 }\n" * options.jpeg
-        (repository / "decode/config.pbtxt").write_text(DECODE_CONFIG.format(groups=groups))
-        (repository / "jpeg/1").mkdir(parents=True)
-        (repository / "jpeg/config.pbtxt").write_text(JPEG_CONFIG)
     return file
+
+
+def write_jpeg_models(repository: Path, decoders: int) -> None:
+    """What decodes, in so many processes, and the ensemble of it and the network."""
+    pipeline = repository / "decode/1/pipeline.json"
+    pipeline.parent.mkdir(parents=True)
+    pipeline.write_text(PIPELINE)
+    groups = "instance_group { kind: KIND_CPU count: 2 }\n" * decoders
+    (repository / "decode/config.pbtxt").write_text(DECODE_CONFIG.format(groups=groups))
+    (repository / "jpeg/1").mkdir(parents=True)
+    (repository / "jpeg/config.pbtxt").write_text(JPEG_CONFIG)
 
 
 def photograph() -> bytes:
@@ -244,7 +255,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = "CPU" if options.cpu else torch.cuda.get_device_name(device)
     print(f"{name}, PyTorch {torch.__version__}, engine {options.engine}, {options.instances} instance(s)")
     with tempfile.TemporaryDirectory() as folder:
-        file = write_model(Path(folder, "repository"), not options.cpu, options)
+        repository = Path(folder, "repository")
+        file = write_model(
+            repository,
+            None if options.cpu else options.device,
+            most=max(options.sizes),
+            engine=options.engine,
+            delay=options.delay,
+            instances=options.instances,
+            batches_at_once=options.batches_at_once,
+        )
+        if options.jpeg:
+            write_jpeg_models(repository, options.jpeg)
         port = free_port()
         with torch.inference_mode():
             for size in options.sizes:
@@ -257,9 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if device.type != "cpu":
             torch.cuda.empty_cache()
         with (
-            rocserve_server(
-                Path(folder, "repository"), port, Path(folder, "log"), *options.flags, tree=Path(__file__).parents[1]
-            ),
+            rocserve_server(repository, port, Path(folder, "log"), *options.flags, tree=Path(__file__).parents[1]),
             Client(f"127.0.0.1:{port}") as client,
         ):
             client.wait_until_ready(READY_SECONDS, model=MODEL)

@@ -54,11 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 16, 32], help="of batches")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=8, help="in a round")
-    options = parser.parse_args(arguments, argparse.Namespace(delay=0, instances=1, batches_at_once=1, jpeg=False))
+    options = parser.parse_args(arguments)
     print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads, engine {options.engine}")
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder, "repository")
-        module = torch.export.load(write_model(repository, False, options)).module()
+        module = torch.export.load(
+            write_model(repository, None, most=max(options.sizes), engine=options.engine)
+        ).module()
         port = free_port()
         with rocserve_server(repository, port, Path(folder, "log"), tree=Path(__file__).parents[1]):
             with Client(address := f"127.0.0.1:{port}") as client:
