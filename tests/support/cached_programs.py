@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.cache.entry import CachedProgram, ProgramAbout
-from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
 
 GENEROUS = 1 << 30
 
@@ -44,12 +47,18 @@ def about(recipe: ProgramRecipe, model: str = "m") -> ProgramAbout:
     )
 
 
+def wait() -> None:
+    """While another process builds it."""
+
+
 def store(cache: ProgramCache, recipe: ProgramRecipe, content: bytes = b"program", model: str = "m") -> CachedProgram:
     """As a compiler does it."""
-    with cache.scratch() as folder:
-        file = folder / "compiled.mxr"
+
+    def build(file: Path) -> ProgramAbout:
         file.write_bytes(content)
-        return cache.store(recipe.key, file, about(recipe, model))
+        return about(recipe, model)
+
+    return cache.find_or_build(recipe.key, build, wait)
 
 
 def stored(cache: ProgramCache, recipe: ProgramRecipe, content: bytes = b"program", model: str = "m") -> str:
@@ -57,6 +66,45 @@ def stored(cache: ProgramCache, recipe: ProgramRecipe, content: bytes = b"progra
     program = store(cache, recipe, content, model)
     program.release()
     return program.key
+
+
+@contextmanager
+def being_built(cache: ProgramCache, key: str, waiting: Callable[[], None] = wait) -> Iterator[Path]:
+    """Within, this process builds a program, half of which is in the file; it fails in the end."""
+
+    class Given(Exception):
+        pass
+
+    begun, ended = threading.Event(), threading.Event()
+    files: list[Path] = []
+    problems: list[Exception] = []
+
+    def build(file: Path) -> ProgramAbout:
+        file.write_bytes(b"half")
+        files.append(file)
+        begun.set()
+        ended.wait()
+        raise Given
+
+    def run() -> None:
+        try:
+            cache.find_or_build(key, build, waiting)
+        except Given:
+            pass
+        except Exception as error:
+            problems.append(error)
+            begun.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    try:
+        if problems:
+            raise problems[0]
+        yield files[0]
+    finally:
+        ended.set()
+        thread.join()
 
 
 PREAMBLE = """
@@ -71,7 +119,7 @@ def start(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subp
 
     `before`: words in front of the interpreter's."""
     words = [*before, sys.executable, "-c", PREAMBLE + script, *map(str, arguments)]
-    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]), "PATH": "/usr/bin:/bin"}
     pipe = subprocess.PIPE
     return subprocess.Popen(words, env=environment, stdin=pipe, stdout=pipe, text=True)
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocserve.backends.migraphx.cache.entry import CachedProgram
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.cache.digests import file_digest
 from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobRunner

@@ -6,10 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from rocserve.backends.migraphx.cache.entry import CacheEntry
-from rocserve.backends.migraphx.cache.load_trials import LoadTrial, Outcome
-from rocserve.backends.migraphx.cache.opening import open_cache
-from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.load_trials import LoadTrial
+from rocserve.backends.migraphx.program_cache import CacheEntry, ProgramCache, open_cache
 from rocserve.cache.directory import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
@@ -37,7 +35,7 @@ def list_programs(settings: EngineSettings, out: TextIO | None = None, err: Text
     if entries:
         show(console, table("", _COLUMNS, [_row(entry, now) for entry in entries], left=5))
     for _, trial in cache.load_trials.entries():
-        if trial.quarantined:
+        if trial.crash:
             say(console, _quarantine(trial, now))
     say(console, _summary(cache, entries))
     return 0
@@ -77,7 +75,7 @@ def prune_programs(
     for entry in kept:
         say(console, f"kept {_named(entry)}: a process is using it")
     for trial in forgotten:
-        say(console, f"forgot that {trial.file} of model {trial.model} {_ended(trial)}: it is tried again")
+        say(console, f"forgot that {trial.file} of model {trial.model} crashed: it is tried again")
     for name in unknown:
         if not any(trial.model == name for trial in forgotten):
             say(console, f"nothing is kept of model {name}")
@@ -112,8 +110,8 @@ def _batch(entry: CacheEntry) -> str:
 
 def _quarantine(trial: LoadTrial, now: float) -> str:
     return (
-        f"not tried again until it changes: {trial.file} of model {trial.model}, which {_ended(trial)}"
-        f" {_age(now - trial.time)} (MIGraphX {trial.migraphx_version}): {' '.join(trial.text.split())}"
+        f"not tried again until it changes: {trial.file} of model {trial.model}, which crashed"
+        f" {_age(now - trial.time)} (MIGraphX {trial.migraphx_version}): {' '.join(trial.crash.split())}"
     )
 
 
@@ -160,7 +158,7 @@ def _forget(cache: ProgramCache, everything: bool, models: Sequence[str]) -> lis
     for key, trial in cache.load_trials.entries():
         if everything or trial.model in models:
             cache.load_trials.forget(key)
-            if trial.quarantined:
+            if trial.crash:
                 forgotten.append(trial)
     return forgotten
 
@@ -173,10 +171,6 @@ def _named(entry: CacheEntry) -> str:
     batch = _batch(entry)
     model = f" of model {entry.about.model}" if entry.about else ""
     return f"{entry.key[:_KEY_DIGITS]}{model}" + (f", batch {batch}" if batch != _UNKNOWN else "")
-
-
-def _ended(trial: LoadTrial) -> str:
-    return "crashed" if trial.outcome is Outcome.CRASHED else "was refused"
 
 
 def _count(number: int, noun: str) -> str:

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocserve.backends.gpus import visible_gpus
-from rocserve.backends.migraphx.cache.entry import CachedProgram
-from rocserve.backends.migraphx.cache.opening import open_cache
-from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
@@ -21,6 +18,7 @@ from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.migraphx.planning.environment import program_environment
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramCache, open_cache
 from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.cached_programs import GENEROUS, a_recipe, store, stored
+from support.cached_programs import GENEROUS, a_recipe, being_built, store, stored
 
-from rocserve.backends.migraphx.cache.entry import ABOUT_FILENAME
-from rocserve.backends.migraphx.cache.load_trials import Outcome, new_load_trial
-from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.load_trials import LoadTrial
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, ProgramCache
 from rocserve.cli import main
 from rocserve.core.byte_sizes import readable_size
 from rocserve.settings import EngineSettings
@@ -57,9 +56,9 @@ def fill(cache: ProgramCache) -> dict[str, str]:
         keys[name] = stored(cache, recipe, bytes(100_000), model=name.split()[0])
         used = time.time() - (3 - place) * HOUR - 60
         os.utime(cache.directory / "programs" / keys[name] / ABOUT_FILENAME, (used, used))
-    for outcome, text in ((Outcome.CRASHED, "MIGraphX ended by\nsignal 6 (SIGABRT)"), (Outcome.GOOD, "")):
-        trial = new_load_trial(outcome, text=text, model="mine", file="model.mxr", migraphx_version="2.14.0")
-        cache.load_trials.remember(outcome.value, dataclasses.replace(trial, time=time.time() - 2 * HOUR - 60))
+    for key, crash in (("crashed", "MIGraphX ended by\nsignal 6 (SIGABRT)"), ("good", "")):
+        trial = LoadTrial("mine", "model.mxr", "2.14.0", crash, time.time() - 2 * HOUR - 60)
+        cache.load_trials.remember(key, trial)
     return keys
 
 
@@ -115,7 +114,7 @@ def test_list_says_what_another_version_has_written(cache: ProgramCache, capsys:
 
 
 def test_list_says_what_is_being_compiled(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -> None:
-    with cache.lock(a_recipe().key, lambda: None):
+    with being_built(cache, a_recipe().key):
         run(cache, "list")
     assert capsys.readouterr().out == f"0 programs, 0 B in {cache.directory}; 1 program being compiled\n"
 
@@ -162,9 +161,9 @@ def test_prune_models(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -
 def test_prune_all(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache)
     held = store(cache, a_recipe("held"), model="held")
-    with cache.lock(a_recipe("being compiled").key, lambda: None), cache.scratch() as folder:
+    with being_built(cache, a_recipe("being compiled").key) as file:
         assert run(cache, "prune", "--all") == 0
-        assert folder.exists()
+        assert file.exists()
     output = capsys.readouterr().out
     assert f"kept {held.key[:12]} of model held, batch 1: a process is using it\n" in output
     assert "forgot that model.mxr of model mine crashed: it is tried again\n" in output

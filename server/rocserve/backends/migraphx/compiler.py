@@ -7,22 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocserve.backends.migraphx.cache.entry import CachedProgram, ProgramAbout
-from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult
 from rocserve.backends.migraphx.jobs.program_file import own_recipe, read_program_file
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
 from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
 from rocserve.jobs.runner import JobRunner
 
-_PROGRAM_FILENAME = "program.mxr"
 BEFOREHAND = "compile it beforehand with `rocserve compile`"
 """What else to do about the time limit than to raise it."""
 _SEARCH = "3"
 """Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
-
-
 _SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 
@@ -35,7 +31,8 @@ def _give_up() -> None:
 
 
 class ProgramCompiler:
-    """Of one model. `program` may be called on several threads, and by many processes that share a cache."""
+    """Compiles the programs of one model. `program` may be called on several threads, and by many processes that share
+    a cache."""
 
     def __init__(
         self,
@@ -72,35 +69,31 @@ class ProgramCompiler:
             JobError: it cannot be compiled, or that took too long or was called off.
             ServeError: the cache cannot take it.
         """
-        found = self._cache.find(recipe.key)
-        if found is not None:
-            return found
-        report_wait = report or self._runner.report
-        wait = self._waiting(recipe, "until other programs have been compiled on this machine", report_wait)
+
+        def build(file: Path) -> ProgramAbout:
+            with self._semaphore.acquired(low_priority, _give_up), self._own_program(recipe) as own:
+                job = CompileJob(self._model_name, str(self._model_folder), recipe, str(file), own)
+                result = self._runner.run(
+                    job,
+                    CompileResult,
+                    timeout_seconds=timeout_seconds,
+                    low_priority=low_priority,
+                    environment=self._variables(recipe.options),
+                    remedy=self._remedy,
+                    report=report,
+                )
+            return self._about(recipe, result)
+
+        wait_for_slot = self._waiting(recipe, "until other programs have been compiled on this machine", report)
         while True:
+            wait_for_other = self._waiting(recipe, "for another process that compiles it", report)
             try:
-                return self._found_or_compiled(recipe, timeout_seconds, low_priority, report)
+                return self._cache.find_or_build(recipe.key, build, wait_for_other)
             except _NoSlotFree:
-                wait()
+                wait_for_slot()
                 time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
-    def _found_or_compiled(
-        self,
-        recipe: ProgramRecipe,
-        timeout_seconds: float,
-        low_priority: bool,
-        report: Callable[[str], None] | None,
-    ) -> CachedProgram:
-        """Raises: _NoSlotFree: nothing was done, and the key has been let go of."""
-        wait = self._waiting(recipe, "for another process that compiles it", report or self._runner.report)
-        with self._cache.lock(recipe.key, wait):
-            found = self._cache.find(recipe.key)
-            if found is not None:
-                return found
-            with self._semaphore.acquired(low_priority, _give_up):
-                return self._compile(recipe, timeout_seconds, low_priority, report)
-
-    def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None]) -> Callable[[], None]:
+    def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None] | None) -> Callable[[], None]:
         title = f"{recipe.title} of model '{self._model_name}'"
         reported = False
 
@@ -108,31 +101,10 @@ class ProgramCompiler:
             nonlocal reported
             self._runner.check_called_off(f"waiting for {title}")
             if not reported:
-                report(f"{title}: waiting {what}")
+                (report or self._runner.report)(f"{title}: waiting {what}")
                 reported = True
 
         return wait
-
-    def _compile(
-        self,
-        recipe: ProgramRecipe,
-        timeout_seconds: float,
-        low_priority: bool,
-        report: Callable[[str], None] | None,
-    ) -> CachedProgram:
-        with self._cache.scratch() as folder, self._own_program(recipe) as own:
-            file = folder / _PROGRAM_FILENAME
-            job = CompileJob(self._model_name, str(self._model_folder), recipe, str(file), own)
-            result = self._runner.run(
-                job,
-                CompileResult,
-                timeout_seconds=timeout_seconds,
-                low_priority=low_priority,
-                environment=self._variables(recipe.options),
-                remedy=self._remedy,
-                report=report,
-            )
-            return self._cache.store(recipe.key, file, self._about(recipe, result))
 
     @contextmanager
     def _own_program(self, recipe: ProgramRecipe) -> Iterator[str]:

@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
-from rocserve.backends.migraphx.cache.entry import CachedProgram
 from rocserve.backends.migraphx.calibration.samples import read_calibration
 from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision
 from rocserve.backends.migraphx.configuration.parameters import compile_options
 from rocserve.backends.migraphx.installation import python_command
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
+from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.serving.layout import migraphx_name
 from rocserve.core.errors import ServeError
 from rocserve.tools.differences import Array, Difference, difference

@@ -9,11 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, about, cache_at, printed_lines, start, store, stored
+from support.cached_programs import (
+    GENEROUS,
+    a_recipe,
+    about,
+    being_built,
+    cache_at,
+    printed_lines,
+    start,
+    store,
+    stored,
+)
 
-from rocserve.backends.migraphx.cache.entry import ABOUT_FILENAME, PROGRAM_FILENAME
-from rocserve.backends.migraphx.cache.opening import open_cache
-from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, PROGRAM_FILENAME, ProgramCache, open_cache
 from rocserve.cache.directory import cache_directory
 from rocserve.settings import EngineSettings
 
@@ -64,26 +72,15 @@ def test_only_its_owner_can_read_or_write_it(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_how_a_program_came_in(cache: ProgramCache) -> None:
-    with pytest.raises(RuntimeError), cache.scratch() as folder:
-        (folder / "half.mxr").write_bytes(b"half")
-        raise RuntimeError
-    with cache.lock("key", lambda: None):
-        stored(cache, a_recipe())
-    assert [list((cache.directory / name).iterdir()) for name in ("scratch", "locks")] == [[], []]
+    with being_built(cache, a_recipe().key) as file:
+        assert file.is_relative_to(cache.directory / "programs")
+        assert cache.entries() == []
+    stored(cache, a_recipe())
+    assert list((cache.directory / "locks").iterdir()) == []
     assert len(list((cache.directory / "programs").iterdir())) == 1
 
 
-def test_a_file_from_elsewhere_is_copied(cache: ProgramCache, tmp_path: Path) -> None:
-    recipe = a_recipe()
-    mine = tmp_path / "mine.mxr"
-    mine.write_bytes(b"mine")
-    cache.store(recipe.key, mine, about(recipe))
-    mine.write_bytes(b"changed by its owner")
-    found = cache.find(recipe.key)
-    assert found is not None and found.path.read_bytes() == b"mine"
-
-
-def test_the_first_of_two_equal_programs_stays(cache: ProgramCache) -> None:
+def test_what_is_there_is_not_built_again(cache: ProgramCache) -> None:
     recipe = a_recipe()
     first = store(cache, recipe, b"first")
     second = store(cache, recipe, b"second")
@@ -123,7 +120,7 @@ def let_others_write(folder: Path) -> None:
         (let_others_write, "others may write to it"),
     ],
 )
-def test_a_damaged_program_is_removed_and_made_anew(
+def test_a_damaged_program_is_not_used_and_made_anew(
     cache: ProgramCache, warnings: list[str], damage: Callable[[Path], None], reason: str
 ) -> None:
     recipe = a_recipe()
@@ -132,14 +129,6 @@ def test_a_damaged_program_is_removed_and_made_anew(
     assert cache.find(key) is None
     assert len(warnings) == 1
     assert f"compiled program {key[:12]} in {cache.directory} is damaged, and not used: {reason}" in warnings[0]
-    assert not entry(cache, key).exists()
-    stored(cache, recipe)
-    assert cache.find(key) is not None
-
-
-def test_a_damaged_program_gives_way_to_one_that_is_stored(cache: ProgramCache) -> None:
-    recipe = a_recipe()
-    cut(entry(cache, stored(cache, recipe)))
     assert store(cache, recipe, b"sound").path.read_bytes() == b"sound"
 
 
@@ -204,8 +193,7 @@ def test_a_folder_that_vanishes_comes_back(cache: ProgramCache, tmp_path: Path) 
     cache.directory.rename(tmp_path / "away")
     assert cache.find(a_recipe().key) is None
     assert cache.entries() == [] and cache.prune(0) == []
-    with cache.lock(a_recipe().key, lambda: None):
-        stored(cache, a_recipe())
+    stored(cache, a_recipe())
     assert cache.find(a_recipe().key) is not None
 
 

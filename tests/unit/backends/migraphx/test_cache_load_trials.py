@@ -7,19 +7,15 @@ from pathlib import Path
 import pytest
 from support.cached_programs import cache_at, printed_lines, start
 
-from rocserve.backends.migraphx.binding.interface import ProgramTensor
-from rocserve.backends.migraphx.cache import load_trials as module
-from rocserve.backends.migraphx.cache.load_trials import LoadTrial, LoadTrials, Outcome, load_trial_key, new_load_trial
+from rocserve.backends.migraphx import load_trials as module
+from rocserve.backends.migraphx.load_trials import LoadTrial, LoadTrials, load_trial_key
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 
 HERE = ProgramEnvironment("2.14.0", "7.1.1", "gfx90a")
 
 
-def a_trial(outcome: Outcome = Outcome.CRASHED, text: str = "it crashed") -> LoadTrial:
-    tensor = ProgramTensor("x", "float", (1, 3))
-    return new_load_trial(
-        outcome, text=text, model="m", file="model.mxr", migraphx_version="2.14.0", inputs=[tensor], outputs=[tensor]
-    )
+def a_trial(crash: str = "it crashed") -> LoadTrial:
+    return LoadTrial("m", "model.mxr", "2.14.0", crash)
 
 
 def test_a_load_trial_is_found_again(tmp_path: Path) -> None:
@@ -29,8 +25,7 @@ def test_a_load_trial_is_found_again(tmp_path: Path) -> None:
     trial = a_trial()
     assert known.remember(key, trial)
     assert known.find(key) == trial
-    assert trial.quarantined and not a_trial(Outcome.GOOD).quarantined and a_trial(Outcome.REFUSED).quarantined
-    better = a_trial(Outcome.GOOD, "")
+    better = a_trial("")
     known.remember(key, better)
     assert known.entries() == [(key, better)]
     known.forget(key)
@@ -52,12 +47,11 @@ def test_a_changed_file_or_environment_is_tried_anew() -> None:
 
 def test_processes_share_load_trials(tmp_path: Path) -> None:
     script = """
-from rocserve.backends.migraphx.cache.load_trials import *
+from rocserve.backends.migraphx.load_trials import *
 known = cache_at(Path(sys.argv[1])).load_trials
 for turn in range(100):
-    trial = new_load_trial(Outcome.CRASHED, text=sys.argv[2] * 1000, model="m", file="f", migraphx_version="2")
-    assert known.remember("a" * 64, trial)
-    assert len(known.find("a" * 64).text) == 1000
+    assert known.remember("a" * 64, LoadTrial("m", "f", "2", sys.argv[2] * 1000))
+    assert len(known.find("a" * 64).crash) == 1000
 print("done")
 """
     processes = [start(script, tmp_path / "cache", text) for text in "xy"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.cached_programs import GENEROUS, a_recipe, cache_at, printed_lines, start, store, stored
 
-from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.program_cache import ProgramCache
 from rocserve.core.errors import ServeError, StatusCode
 
 SPARE_OPENED = """
@@ -44,8 +44,7 @@ def test_a_cache_that_is_only_read_is_used_and_new_programs_go_elsewhere(
     stored(cache_at(directory), a_recipe("old"), b"old")
     script = """
 print(cache.find(a_recipe("old").key).path.read_bytes().decode())
-with cache.lock(a_recipe("new").key, lambda: None):
-    print(store(cache, a_recipe("new"), b"new").path.read_bytes().decode())
+print(store(cache, a_recipe("new"), b"new").path.read_bytes().decode())
 print(cache.find(a_recipe("new").key).path.is_relative_to(sys.argv[2]))
 print(cache.load_trials.directory, cache.load_trials.spare, cache.tuning_folder)
 print(len(cache.entries()))
@@ -79,20 +78,16 @@ def test_a_full_disk_keeps_no_model_from_being_compiled(tmp_path: Path, mounting
     disk, spare = tmp_path / "disk", tmp_path / "spare"
     disk.mkdir()
     script = """
-with cache.scratch() as folder:
-    print(folder.is_relative_to(sys.argv[2]))
-    (folder / "x.mxr").write_bytes(bytes(3 << 20))
-    found = cache.store(a_recipe().key, folder / "x.mxr", about(a_recipe()))
+found = store(cache, a_recipe(), bytes(3 << 20))
 print(found.path.is_relative_to(sys.argv[2]), found.size_bytes)
 print(cache.find(a_recipe().key) == found)
 print(*warnings, sep="\\n")
 """
     small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
     lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
-    assert lines[:3] == ["True", f"True {3 << 20}", "True"]
-    assert "nothing can be compiled into" in lines[3]
-    assert "the disk has 2 MiB free, and a program may take 64 MiB; make room, or name" in lines[3]
-    assert f"cannot be kept in {disk}/cache: No space left on device" in lines[4]
+    assert lines[:2] == [f"True {3 << 20}", "True"]
+    assert f"nothing can be compiled into {disk}/cache: the disk has " in lines[2]
+    assert " MiB free, and a program may take 64 MiB; make room, or name" in lines[2]
 
 
 def test_a_full_cache_can_be_pruned(tmp_path: Path, mounting: Sequence[str]) -> None:
@@ -118,8 +113,7 @@ def test_where_nothing_can_be_written_it_is_said(tmp_path: Path, mounting: Seque
     disk.mkdir()
     script = """
 try:
-    with cache.scratch():
-        pass
+    stored(cache, a_recipe())
 except Exception as error:
     print(repr(error))
 """

@@ -8,28 +8,25 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, cache_at, printed_lines, start, stored
+from support.cached_programs import GENEROUS, a_recipe, being_built, cache_at, printed_lines, start, stored
 
 pytestmark = pytest.mark.long
 
 COMPILE = """
 folder, log = sys.argv[1:]
 cache, recipe = cache_at(Path(folder)), a_recipe()
+def build(file):
+    with open(log, "a") as lines:
+        lines.write("compiled\\n")
+    time.sleep(0.2)
+    file.write_bytes(b"x" * 100_000)
+    return about(recipe)
 sys.stdin.readline()
-with cache.lock(recipe.key, lambda: None):
-    found = cache.find(recipe.key)
-    if found is None:
-        with open(log, "a") as file:
-            file.write("compiled\\n")
-        time.sleep(0.2)
-        found = store(cache, recipe, b"x" * 100_000)
-print(found.path.stat().st_size)
+print(cache.find_or_build(recipe.key, build, wait).path.stat().st_size)
 """
 
 HOLD_THE_LOCK = """
-cache, recipe = cache_at(Path(sys.argv[1])), a_recipe()
-with cache.lock(recipe.key, lambda: None), cache.scratch() as folder:
-    (folder / "half.mxr").write_bytes(b"half")
+with being_built(cache_at(Path(sys.argv[1])), a_recipe().key):
     print("locked", flush=True)
     sys.stdin.readline()
 """
@@ -47,7 +44,7 @@ sys.stdin.readline()
 for turn in range(40):
     recipe = a_recipe(f"d{turn % 8}")
     content = str(turn % 8).encode() * 10_000
-    found = cache.find(recipe.key) or store(cache, recipe, content)
+    found = store(cache, recipe, content)
     assert found.path.read_bytes() == content, turn
     found.release()
 print("done")
@@ -69,24 +66,6 @@ def test_eight_that_want_the_same_program_compile_it_once(tmp_path: Path) -> Non
     assert log.read_text() == "compiled\n"
 
 
-def test_two_that_store_one_program_at_once_both_have_it(tmp_path: Path) -> None:
-    without_the_lock = """
-    folder = sys.argv[1]
-    cache = cache_at(Path(folder))
-    sys.stdin.readline()
-    for turn in range(50):
-        found = store(cache, a_recipe(f"d{turn}"), b"equal")
-        assert found.path.read_bytes() == b"equal"
-    print(len(cache.entries()))
-    """
-    script = "\n".join(line[4:] for line in without_the_lock.splitlines())
-    processes = [start(script, tmp_path / "cache") for _ in range(2)]
-    go(processes)
-    cache = cache_at(tmp_path / "cache")
-    assert len(cache.entries()) == 50
-    assert list((tmp_path / "cache/scratch").iterdir()) == []
-
-
 def test_a_killed_holder_frees_the_lock_and_its_remains_go(tmp_path: Path) -> None:
     cache = cache_at(tmp_path / "cache")
     key = a_recipe().key
@@ -94,8 +73,8 @@ def test_a_killed_holder_frees_the_lock_and_its_remains_go(tmp_path: Path) -> No
     assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
     assert cache.compiling() == [key]
     cache.prune(0)
-    scratch = cache.directory / "scratch"
-    assert [file.name for file in scratch.glob("*/*")] == ["half.mxr"], "what is being compiled stays"
+    programs = cache.directory / "programs"
+    assert [file.read_bytes() for file in programs.glob(".*/*")] == [b"half"], "what is being compiled stays"
 
     waited: list[str] = []
 
@@ -105,13 +84,20 @@ def test_a_killed_holder_frees_the_lock_and_its_remains_go(tmp_path: Path) -> No
             os.kill(holder.pid, signal.SIGKILL)
             holder.wait()
 
-    with cache.lock(key, waiting):
+    with being_built(cache, key, waiting):
         assert waited == ["asked"]
         assert cache.compiling() == [key]
     assert cache.compiling() == []
+
+
+def test_what_a_killed_process_has_left_goes(tmp_path: Path) -> None:
+    cache = cache_at(tmp_path / "cache")
+    holder = start(HOLD_THE_LOCK, cache.directory)
+    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+    holder.kill()
+    holder.wait()
     cache.prune(GENEROUS)
-    assert list(scratch.iterdir()) == []
-    assert list((cache.directory / "locks").iterdir()) == []
+    assert [path for name in ("programs", "locks") for path in (cache.directory / name).iterdir()] == []
 
 
 def test_a_wait_can_be_called_off(tmp_path: Path) -> None:
@@ -119,15 +105,15 @@ def test_a_wait_can_be_called_off(tmp_path: Path) -> None:
     holder = start(HOLD_THE_LOCK, cache.directory)
     assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
 
-    def enough() -> None:
-        raise TimeoutError("the worker ends")
-
-    try:
-        with cache.lock(a_recipe().key, enough):
-            raise AssertionError("it is locked")
-    except TimeoutError:
+    class CalledOff(Exception):
         pass
-    with cache.lock(a_recipe("another").key, enough):
+
+    def enough() -> None:
+        raise CalledOff
+
+    with pytest.raises(CalledOff), being_built(cache, a_recipe().key, enough):
+        pass
+    with being_built(cache, a_recipe("another").key, enough):
         pass
     go([holder])
 
@@ -158,8 +144,7 @@ def test_many_that_store_read_and_evict_always_read_what_was_stored(tmp_path: Pa
     assert go(processes) == [["done"]] * 4
     cache = cache_at(tmp_path / "cache", 60_000)
     assert sum(entry.size_bytes for entry in cache.entries()) <= 60_000
-    left = [path.name for folder in ("scratch", "locks") for path in (cache.directory / folder).iterdir()]
-    assert left == []
+    assert list((cache.directory / "locks").iterdir()) == []
 
 
 def test_storing_can_be_killed_at_any_moment(tmp_path: Path) -> None:
@@ -181,5 +166,5 @@ for turn in range(100_000):
         assert found is not None and found.path.read_bytes() == b"sound" * 2000
         found.release()
     cache.prune(0)
-    left = [path for folder in ("programs", "scratch", "locks") for path in (cache.directory / folder).iterdir()]
+    left = [path for folder in ("programs", "locks") for path in (cache.directory / folder).iterdir()]
     assert left == []

@@ -158,7 +158,7 @@ def test_a_compile_that_takes_too_long_is_stopped_and_leaves_nothing(bench: Benc
     assert error.text.endswith(
         "; raise compile_timeout_secs (0 = no limit), or compile it beforehand with `rocserve compile`"
     )
-    assert list((bench.cache.directory / "scratch").iterdir()) == []
+    assert list((bench.cache.directory / "programs").iterdir()) == []
 
 
 def test_a_compile_can_be_called_off(bench: Bench) -> None:
@@ -316,7 +316,7 @@ def test_a_model_that_is_refused_in_its_own_batch_size_too_keeps_its_error(bench
 OTHER_PROCESS = """
 import logging, sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from rocserve.backends.migraphx.cache.store import ProgramCache
+from rocserve.backends.migraphx.program_cache import ProgramCache
 from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.installation import find_installation

@@ -13,10 +13,10 @@ from rocserve.backends.free_memory import FreeMemory, free_gpu_memory, free_host
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.cache.entry import CachedProgram
 from rocserve.backends.migraphx.configuration.options import Precision, Target
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.core.byte_sizes import readable_size
 from rocserve.core.errors import ServeError, unavailable
 

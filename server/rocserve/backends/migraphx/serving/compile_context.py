@@ -10,8 +10,6 @@ from pathlib import Path
 from rocserve.backends.base import ModelSource
 from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError, Program
-from rocserve.backends.migraphx.cache.opening import open_cache
-from rocserve.backends.migraphx.cache.store import ProgramCache
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
@@ -20,6 +18,7 @@ from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.hints import with_hint
 from rocserve.backends.migraphx.planning.environment import program_environment
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.program_cache import ProgramCache, open_cache
 from rocserve.core.errors import unavailable
 from rocserve.jobs.runner import JobRunner
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import Program
-from rocserve.backends.migraphx.cache.load_trials import Outcome, load_trial_key, new_load_trial
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
+from rocserve.backends.migraphx.load_trials import LoadTrial, load_trial_key
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import OnnxGraph, read_onnx_graph
 from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory
@@ -97,38 +97,24 @@ class _ProgramFile:
         environment, target = self._context.environment, self._context.options.target.value
         key = load_trial_key(digest, environment, target)
         known = load_trials.find(key)
-        if known is not None and known.quarantined:
+        if known is not None and known.crash:
             raise invalid_argument(
                 f"{self._path.name} has ended MIGraphX's process before, and is not tried again until it changes:"
-                f" {known.text}"
+                f" {known.crash}"
             )
         if known is not None:
             return
+        trial = LoadTrial(self._name, self._path.name, environment.migraphx_version)
         job = ProbeJob(self._name, str(self._path))
         limit = self._context.serving.compile_timeout_seconds
         try:
-            result = self._context.runner.run(job, ProbeResult, timeout_seconds=limit)
+            self._context.runner.run(job, ProbeResult, timeout_seconds=limit)
         except JobError as error:
             # Another limit, or more memory, may change any other end.
             if error.kind is FailureKind.CRASHED:
-                crash = new_load_trial(
-                    Outcome.CRASHED,
-                    text=error.text,
-                    model=self._name,
-                    file=self._path.name,
-                    migraphx_version=environment.migraphx_version,
-                )
-                load_trials.remember(key, crash)
+                load_trials.remember(key, replace(trial, crash=error.text))
             raise
-        good = new_load_trial(
-            Outcome.GOOD,
-            model=self._name,
-            file=self._path.name,
-            migraphx_version=environment.migraphx_version,
-            inputs=result.inputs,
-            outputs=result.outputs,
-        )
-        load_trials.remember(key, good)
+        load_trials.remember(key, trial)
 
     def _runner(self, program: Program, layout: ProgramLayout) -> tuple[ProgramRunner, bool]:
         """And whether it takes batches: of any size, whatever the program's own."""

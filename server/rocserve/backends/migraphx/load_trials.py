@@ -5,52 +5,33 @@ A trial is of a file's bytes in an environment: a changed file, another MIGraphX
 
 from __future__ import annotations
 
-import contextlib
-import enum
 import hashlib
 import json
 import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.plain import from_json, to_json
 
 _MOST = 1000
-"""Load trials kept in a folder."""
-
-
-class Outcome(enum.Enum):
-    GOOD = "good"
-    """It was loaded and run."""
-    REFUSED = "refused"
-    """MIGraphX, or a check of ours, says why it cannot be."""
-    CRASHED = "crashed"
-    """It ended the process, or came to no end."""
+"""Load trials kept in a folder; the oldest go."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTrial:
-    outcome: Outcome
-    text: str
-    """Why it is not used; "" for good ones."""
     model: str
     file: str
     """The file's name."""
     migraphx_version: str
-    time: float
+    crash: str = ""
+    """How it ended the process, which is why it is not tried again; "" = it was loaded and run."""
+    time: float = field(default_factory=time.time)
     """In seconds since 1970."""
-    inputs: tuple[ProgramTensor, ...] = ()
-    outputs: tuple[ProgramTensor, ...] = ()
-
-    @property
-    def quarantined(self) -> bool:
-        """The file is not tried again."""
-        return self.outcome is not Outcome.GOOD
 
 
 def load_trial_key(digest: str, environment: ProgramEnvironment, target: str = "") -> str:
@@ -67,54 +48,35 @@ class LoadTrials:
     spare: Path | None = None
 
     def find(self, key: str) -> LoadTrial | None:
-        for folder in self._folders():
-            trial = _read(folder / key)
-            if trial is not None:
-                return trial
-        return None
+        return next(filter(None, (_read(folder / key) for folder in self._folders)), None)
 
     def remember(self, key: str, trial: LoadTrial) -> bool:
         """Whether it could be written down."""
-        for folder in self._folders():
-            try:
+        for folder in self._folders:
+            with suppress(OSError):
                 _replace(folder / key, to_json(trial))
-            except OSError:
-                continue
-            _forget_oldest(folder)
-            return True
+                for path in sorted(_files(folder), key=lambda path: path.stat().st_mtime)[:-_MOST]:
+                    path.unlink(missing_ok=True)
+                return True
         return False
 
     def entries(self) -> Sequence[tuple[str, LoadTrial]]:
         """Keys and load trials, the oldest first."""
         found: dict[str, LoadTrial] = {}
-        for folder in self._folders():
-            for path in _files(folder):
-                trial = _read(path)
-                if trial is not None:
-                    found.setdefault(path.name, trial)
+        for path in (path for folder in self._folders for path in _files(folder)):
+            trial = _read(path)
+            if trial is not None:
+                found.setdefault(path.name, trial)
         return sorted(found.items(), key=lambda entry: entry[1].time)
 
     def forget(self, key: str) -> None:
         """Raises: OSError: it cannot be removed."""
-        for folder in self._folders():
+        for folder in self._folders:
             (folder / key).unlink(missing_ok=True)
 
+    @property
     def _folders(self) -> Sequence[Path]:
         return (self.directory,) if self.spare is None else (self.directory, self.spare)
-
-
-def new_load_trial(
-    outcome: Outcome,
-    *,
-    text: str = "",
-    model: str,
-    file: str,
-    migraphx_version: str,
-    inputs: Sequence[ProgramTensor] = (),
-    outputs: Sequence[ProgramTensor] = (),
-) -> LoadTrial:
-    """A trial of now."""
-    return LoadTrial(outcome, text, model, file, migraphx_version, time.time(), tuple(inputs), tuple(outputs))
 
 
 def _files(folder: Path) -> Sequence[Path]:
@@ -141,12 +103,3 @@ def _replace(path: Path, content: bytes) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
-
-
-def _forget_oldest(folder: Path) -> None:
-    paths = _files(folder)
-    if len(paths) <= _MOST:
-        return
-    with contextlib.suppress(OSError):
-        for path in sorted(paths, key=lambda path: path.stat().st_mtime)[:-_MOST]:
-            path.unlink(missing_ok=True)
