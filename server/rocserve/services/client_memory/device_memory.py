@@ -35,6 +35,7 @@ class DeviceProcess:
         """Takes seconds. Raises: ServeError: UNAVAILABLE, it does not start, or finds no GPU."""
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        self._is_given_up = False
         memory = anonymous_file.create("rocserve:devices", _COPIED_AT_ONCE)
         self._memory = anonymous_file.map_to_write(memory)
         self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,7 +51,8 @@ class DeviceProcess:
 
     @property
     def has_ended(self) -> bool:
-        return self._process.poll() is not None
+        # The driver takes its time with one that was killed: its socket is closed long before.
+        return self._is_given_up or self._process.poll() is not None
 
     def open(self, handle: bytes, device: int, nbytes: int) -> int:
         """The number of what has been opened. Raises: ServeError: INVALID_ARGUMENT, the driver's reason."""
@@ -98,6 +100,7 @@ class DeviceProcess:
 
     def _ended(self, reason: object) -> ServeError:
         """One that has not answered in time is ended, for its next answer would be to another question."""
+        self._is_given_up = True
         self._process.kill()
         return unavailable(f"the process that opens the memory of GPUs has ended ({reason}); register the region again")
 
