@@ -83,7 +83,7 @@ def test_openapi_tells_what_is_served(http_server: RocserveProcess) -> None:
     for path, verbs in told["paths"].items():
         if path not in own:
             for verb in verbs:
-                destination = find_destination(verb.upper(), re.sub(r"{version}", "1", path))
+                destination = find_destination(verb.upper(), re.sub(r"{version}", "1", path).encode())
                 assert destination is not None, path
                 assert verb.upper() in getattr(destination.to, "verbs", {"POST"}), path
     names = {entry["$ref"].rpartition("/")[2] for verbs in told["paths"].values() for one in verbs.values()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.request_memory import Holding, RequestMemory
+from rocserve.core.request_memory import Holder, Holding, RequestMemory
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.errors import HttpError
 from rocserve.frontends.http.protocol import Request
 
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_INTEGER = re.compile(r"\s*([+-]?\d{1,18})")
 IDENTITY = "identity"
 _COMPRESSED = ("gzip", "deflate")
 _EITHER_FORMAT = zlib.MAX_WBITS | 32
@@ -86,7 +89,7 @@ _LONG_TO_DECOMPRESS = 1 << 10
 
 
 class BodyReader:
-    """Reads what a client sends. The holding of a request counts the bytes as they come; whoever made it gives them
+    """Reads what a client sends. The holder of a request counts the bytes as they come; whoever made it gives them
     back, also when nothing comes of the request."""
 
     def __init__(self, max_input_size: int, memory: RequestMemory, body_seconds: float = _BODY_SECONDS) -> None:
@@ -96,53 +99,53 @@ class BodyReader:
         self._memory = memory
         self._body_seconds = body_seconds
 
-    async def json_body(self, request: Request, holding: Holding) -> Buffer:
-        """A body that is JSON as a whole.
+    async def read_compressed(self, request: Request, holder: Holder) -> Buffer:
+        """The body of an inference request, in plain form; raises as `read` does."""
+        body = await self.read(request, holder)
+        if len(body) < _LONG_TO_DECOMPRESS:
+            plain = decompressed(body, self.max_input_size)
+        else:
+            plain = await asyncio.to_thread(decompressed, body, self.max_input_size)
+        self._memory.admit(holder, len(plain))
+        return plain
+
+    def json_length(self, header: str | None, body_length: int) -> int:
+        """How many bytes of an inference request's body are its JSON. What stands behind it is not bound here; a body
+        without JSON is.
+
+        Args:
+            header: HEADER_LENGTH as the client has sent it; None = all are.
+
+        Raises:
+            ServeError, HttpError: the header does not say, or so many bytes are too many.
+        """
+        length, limit = body_length, self.max_input_size
+        if header is not None:
+            found = _INTEGER.match(header)
+            if found is None:
+                raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
+            length = int(found[1])
+            if not 0 <= length <= body_length:
+                raise invalid_argument(f"inference header size should be in range (0, {body_length}), got: {header}")
+        if length > limit:
+            raise _json_too_large(length, limit)
+        if not length and body_length > limit:
+            raise invalid_argument(
+                f"Raw input has a byte_size ({body_length} bytes) that exceeds the maximum allowed value of {limit}"
+                " bytes. Use --http-max-input-size to increase the limit."
+            )
+        return length
+
+    async def read(self, request: Request, holder: Holder, limit: int | None = None) -> Buffer:
+        """A body of at most so many bytes; None = as JSON may have.
 
         Raises:
             ServeError: INVALID_ARGUMENT, it is too large; RESOURCE_EXHAUSTED, there is no memory for it.
             HttpError: it did not come.
         """
-        return await self._read(request, self.max_input_size, holding)
-
-    async def tensor_body(self, request: Request, encoding: str, is_json: bool, holding: Holding) -> Buffer:
-        """The body of an inference request, in plain form; raises as `json_body` does.
-
-        Args:
-            is_json: no tensor's bytes stand behind the JSON, so that the whole is bound as JSON is.
-        """
-        if encoding == IDENTITY:
-            return await self._read(request, self._limit(is_json), holding)
-        body = await self._read(request, self.max_input_size, holding)
-        if len(body) < _LONG_TO_DECOMPRESS:
-            plain = decompressed(body, self.max_input_size)
-        else:
-            plain = await asyncio.to_thread(decompressed, body, self.max_input_size)
-        self._memory.admit(holding, len(plain))
-        return plain
-
-    def whole_tensor_body(self, request: Request, is_json: bool, holding: Holding) -> Buffer:
-        """Of a request that is whole, and not compressed; raises as `json_body` does."""
-        return self._whole(request, self._limit(is_json), holding)
-
-    def check_size(self, body_length: int, json_length: int) -> None:
-        """What stands behind the JSON is not bound here; a body without JSON is.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, so many bytes are too many.
-        """
-        limit = self.max_input_size
-        if json_length > limit:
-            raise _json_too_large(json_length, limit)
-        if not json_length and body_length > limit:
-            raise invalid_argument(
-                f"Raw input has a byte_size ({body_length} bytes) that exceeds the maximum allowed value of {limit}"
-                " bytes. Use --http-max-input-size to increase the limit."
-            )
-
-    async def _read(self, request: Request, limit: int, holding: Holding) -> Buffer:
+        limit = self.max_input_size if limit is None else limit
         if request.is_whole:
-            return self._whole(request, limit, holding)
+            return self.whole(request, holder, limit)
         promised = request.headers.get("content-length")
         if promised is not None and int(promised) > limit:
             raise _too_large(int(promised), limit)
@@ -159,13 +162,14 @@ class BodyReader:
             ) from None
         finally:
             self._memory.release_part(part)
-        return self._whole(request, limit, holding)
+        return self.whole(request, holder, limit)
 
-    def _whole(self, request: Request, limit: int, holding: Holding) -> Buffer:
+    def whole(self, request: Request, holder: Holder, limit: int) -> Buffer:
+        """Of a request that is whole; raises as `read` does."""
         body = request.data
         if len(body) > limit:
             raise _too_large(len(body), limit)
-        self._memory.admit(holding, len(body))
+        self._memory.admit(holder, len(body))
         return body
 
     async def _collect(self, request: Request, limit: int, holding: Holding) -> None:
@@ -183,9 +187,6 @@ class BodyReader:
             if len(request.data) > limit:
                 raise _too_large(len(request.data), limit)
             self._memory.admit_part(holding, len(request.data) - holding.held_bytes)
-
-    def _limit(self, is_json: bool) -> int:
-        return self.max_input_size if is_json else LARGEST_BODY
 
     def _granted(self, nbytes: int) -> float:
         """Seconds for a body of which so much has come."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,18 +9,16 @@ from typing import Any
 from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument
 from rocserve.core.model_config import InputConfig
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.request_memory import Holding
 from rocserve.core.request_parameters import check_entries
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, InputHead, ParameterValue, RequestHead
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
 from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter, read_id
-from rocserve.frontends.http.inference import HandlerParts, origin_of
 from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.management import Place
 from rocserve.frontends.http.protocol import Request, Response
-from rocserve.frontends.http.responders import AnswerStream, Asked, Outcome
+from rocserve.frontends.http.responders import AnswerStream, HandlerParts, Outcome, request_deadline
 from rocserve.frontends.http.tensor_json import json_elements, raw_contents
 
 NESTED = "parameters"
@@ -155,29 +152,25 @@ class GenerateHandler:
         """
         if request.method != "POST":
             raise not_allowed(JSON)
-        began_ns = time.monotonic_ns()
-        deadline = self._parts.deadlines.of(request.headers)
+        deadline = request_deadline(request.headers, self._parts.timeout_seconds)
         models = self._parts.models
         config = models.find(place.model, place.version) or await models.ask(place.model, place.version)
         body: Buffer = b""
-        holding = Holding()
+        responder = AnswerStream(request, self._parts, deadline)
         try:
             if request.headers.get("content-encoding", "identity") not in ("", "identity"):
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
-            body = await self._parts.bodies.json_body(request, holding)
+            body = await self._parts.bodies.read(request, responder)
             parse = partial(parse_generate, config.name, place.version, config.max_batch_size, tuple(config.inputs))
             is_large = len(body) > LARGE_JSON
             generate_request = await self._parts.large.parse(parse, body) if is_large else parse(body)
-            generate_request.deadline = deadline
+            responder.hand_over(generate_request)
         except BaseException as error:
-            self._parts.memory.release(holding)
+            responder.release()
             if isinstance(error, ServeError):
                 self._parts.service.refuse(error, partial(id_of_refused, b"" if len(body) > LARGE_JSON else body))
             raise
-        responder = AnswerStream(Asked(origin_of(request, began_ns), self._parts.memory, holding, deadline))
-        is_complete = False
         try:
-            responder.hand_over(self._parts.service, generate_request)
             first = await responder.next()
             if responder.is_refused and isinstance(first, ServeError):
                 response: Response | None = error_response(self._parts.service.paths.without(first))
@@ -186,11 +179,11 @@ class GenerateHandler:
                 await _send_events(request, first, responder, self._parts.service.paths)
             else:
                 response = await _only_response(first, responder, self._parts.service.paths)
-            is_complete = True
             return response
+        except BaseException:
+            responder.cancel()
+            raise
         finally:
-            if not is_complete:
-                responder.cancel()
             responder.close()
 
 

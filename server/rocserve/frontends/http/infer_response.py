@@ -24,9 +24,11 @@ class AnswerForm:
     shared: Set[str] = frozenset()
     """Outputs that lie in the client's shared memory, so that only their heads are told."""
 
-    @property
-    def is_all_binary(self) -> bool:
-        return self.otherwise_binary and not self.binary
+    is_all_binary: bool = field(init=False)
+    """Whatever outputs there are."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_all_binary", self.otherwise_binary and not self.binary)
 
     def is_binary(self, output_name: str) -> bool:
         return self.binary.get(output_name, self.otherwise_binary)
@@ -39,17 +41,6 @@ JSON_ONLY = AnswerForm()
 REMEMBERED_TEXTS = 1024
 MANY_ELEMENTS = 10_000
 """From here on it takes milliseconds to write them as JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class InferBody:
-    json: bytes
-    tensors: list[Buffer]
-    """Those in binary form, in the order of the outputs."""
-
-    @property
-    def parts(self) -> list[Buffer]:
-        return [self.json, *self.tensors]
 
 
 def detached(response: InferResponse) -> InferResponse:
@@ -67,7 +58,7 @@ class InferBodyWriter:
         # Threads may both write what is new; the dict's own operations are atomic.
         self._texts: dict[tuple[ResponseHead, tuple[int, ...]], bytes] = {}
 
-    def write(self, response: InferResponse, form: AnswerForm) -> InferBody:
+    def write(self, response: InferResponse, form: AnswerForm) -> list[Buffer]:
         """See `infer_body`."""
         if response.parameters or form.shared:
             return infer_body(response, form)
@@ -77,17 +68,17 @@ class InferBodyWriter:
         key = (head, tuple(map(len, data)))
         text = self._texts.get(key)
         if text is None:
-            text = infer_body(replace(response, id=""), form).json
+            text = bytes(infer_body(replace(response, id=""), form)[0])
             if len(self._texts) >= REMEMBERED_TEXTS:
                 self._texts.clear()
             self._texts[key] = text
         if response.id:
             text = b'{"id":%b,%b' % (json_bytes(response.id), text[1:])
-        return InferBody(text, [each for each in data if len(each)])
+        return [text, *[each for each in data if len(each)]]
 
 
-def infer_body(response: InferResponse, form: AnswerForm) -> InferBody:
-    """The body; its binary tensors are the response's own memory.
+def infer_body(response: InferResponse, form: AnswerForm) -> list[Buffer]:
+    """The body: its JSON, then the tensors in binary form, which are the response's own memory.
 
     Raises:
         ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape.
@@ -113,12 +104,12 @@ def infer_body(response: InferResponse, form: AnswerForm) -> InferBody:
             told["data"] = json_elements(tensor)
         outputs.append(told)
     if not large:
-        return InferBody(json_bytes(head | {"outputs": outputs}), tensors)
+        return [json_bytes(head | {"outputs": outputs}), *tensors]
     texts = [json_bytes(told) for told in outputs]
     for index, tensor in large.items():
         # The object ends with its elements.
         texts[index] = b'%b,"data":[%b]}' % (texts[index][:-1], _elements(tensor))
-    return InferBody(b'%b,"outputs":[%b]}' % (json_bytes(head)[:-1], b",".join(texts)), tensors)
+    return [b'%b,"outputs":[%b]}' % (json_bytes(head)[:-1], b",".join(texts)), *tensors]
 
 
 def takes_long(response: InferResponse, form: AnswerForm) -> bool:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
-from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.errors import ServeError, deadline_exceeded, internal, unimplemented
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.body import IDENTITY, BodyReader, compressed, request_encoding, response_encoding
-from rocserve.frontends.http.deadlines import RequestDeadlines
-from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed
+from rocserve.frontends.http.body import (
+    HEADER_LENGTH,
+    IDENTITY,
+    LARGEST_BODY,
+    compressed,
+    request_encoding,
+    response_encoding,
+)
+from rocserve.frontends.http.errors import JSON, PLAIN, error_response, not_allowed
 from rocserve.frontends.http.form_data import form_boundary, form_parts
 from rocserve.frontends.http.infer_request import (
     InferRequestReader,
@@ -29,74 +30,34 @@ from rocserve.frontends.http.infer_request import (
 from rocserve.frontends.http.infer_response import (
     BINARY_ONLY,
     JSON_ONLY,
-    AnswerForm,
-    InferBody,
     InferBodyWriter,
     detached,
     takes_long,
 )
-from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
+from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.management import Place
-from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.raw_request import form_request, raw_request
-from rocserve.frontends.http.responders import Asked, Outcome, SingleAnswer
+from rocserve.frontends.http.responders import HandlerParts, HttpResponder, Outcome, request_deadline
+from rocserve.plane.loop import TimerHandle
 from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
-from rocserve.services.observation import RequestOrigin
+from rocserve.services.inference import NOT_FOR_DECOUPLED
 
-HEADER_LENGTH = "Inference-Header-Content-Length"
+_HEADER_LENGTH_KEY = HEADER_LENGTH.lower()
 _BINARY = "application/octet-stream"
-_INTEGER = re.compile(r"\s*([+-]?\d{1,18})")
 _ONE_PIECE = 128 << 10
 """Bytes up to which a body is put together, rather than sent part by part."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerParts:
-    """What inference requests are served with, those of generate too."""
-
-    service: Inference
-    models: Models
-    bodies: BodyReader
-    memory: RequestMemory
-    deadlines: RequestDeadlines
-    large: LargeBodies
-    run: Callable[[Request, Coroutine[Any, Any, Response | None]], None]
-    """Has a task answer, whose errors are told."""
-    failure: Callable[[Request, Exception], Response]
-    """The answer to a request that met a fault of the server."""
-
-
-@dataclass(slots=True)
-class _Intake:
-    """A request on its way to the scheduler."""
-
-    request: Request
-    place: Place
-    began_ns: int
-    deadline: float | None
-    encoding: str
-    header: str | None
-    """How many bytes of the body are its JSON, as the client says; None = all."""
-    config: ModelConfig
-    holding: Holding
-    boundary: bytes | None
-    """Between the parts of a form; None = the body is none."""
-    content_type: str = PLAIN
-    """Of the answer, if it is refused."""
-    json: Buffer = b""
 
 
 class InferHandler:
     """On the event loop. A request that is there as a whole, and its answer, cost no task."""
 
     def __init__(self, parts: HandlerParts, forwarding: HeaderForwarding | None) -> None:
-        self._parts = parts
-        self._forwarding = forwarding
-        self._heads = RequestHeads()
-        self._reader = InferRequestReader(self._heads)
-        self._writer = InferBodyWriter()
+        self.parts = parts
+        self.forwarding = forwarding
+        self.heads = RequestHeads()
+        self.reader = InferRequestReader(self.heads)
+        self.writer = InferBodyWriter()
 
     def answer(self, request: Request, place: Place) -> None:
         """Answers one infer request, at once or later.
@@ -107,189 +68,221 @@ class InferHandler:
         if request.method != "POST":
             raise not_allowed()
         try:
-            deadline = self._parts.deadlines.of(request.headers)
-            config = self._parts.models.find(place.model, place.version)
+            deadline = request_deadline(request.headers, self.parts.timeout_seconds)
+            config = self.parts.models.find(place.model, place.version)
             if config is not None:
-                self._begin(request, place, deadline, config)
+                InferCall(self, request, place, deadline, config).begin()
                 return
         except ServeError as error:
             self._refuse_unread(request, error)
             return
-        self._parts.run(request, self._ask(request, place, deadline))
+        self.parts.run(request, self._ask(request, place, deadline))
 
     async def _ask(self, request: Request, place: Place, deadline: float | None) -> None:
         try:
-            config = await self._parts.models.ask(place.model, place.version)
-            self._begin(request, place, deadline, config)
+            config = await self.parts.models.ask(place.model, place.version)
+            InferCall(self, request, place, deadline, config).begin()
         except ServeError as error:
             self._refuse_unread(request, error)
 
     def _refuse_unread(self, request: Request, error: ServeError) -> None:
-        self._parts.service.refuse(error, str)
+        self.parts.service.refuse(error, str)
         request.respond(error_response(error, PLAIN))
 
-    def _begin(self, request: Request, place: Place, deadline: float | None, config: ModelConfig) -> None:
+
+class InferCall(HttpResponder):
+    """One infer request of a client, from its head to its answer."""
+
+    takes_one = True
+
+    def __init__(
+        self, handler: InferHandler, request: Request, place: Place, deadline: float | None, config: ModelConfig
+    ) -> None:
         """Raises: ServeError, HttpError."""
         if config.decoupled:
             raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
+        super().__init__(request, handler.parts, deadline)
         headers = request.headers
-        intake = _Intake(
-            request,
-            place,
-            time.monotonic_ns(),
-            deadline,
-            request_encoding(headers.get("content-encoding")),
-            headers.get(HEADER_LENGTH.lower()),
-            config,
-            Holding(),
-            None if HEADER_LENGTH.lower() in headers else form_boundary(headers.get("content-type", "")),
-        )
-        if not request.is_whole or intake.encoding != IDENTITY or _may_be_large(intake):
-            self._parts.run(request, self._receive(intake))
+        self._handler = handler
+        self._place = place
+        self._config = config
+        self._encoding = request_encoding(headers.get("content-encoding"))
+        self._json_header = headers.get(_HEADER_LENGTH_KEY)
+        """How many bytes of the body are its JSON, as the client says; None = all."""
+        self._boundary = None if self._json_header is not None else form_boundary(headers.get("content-type", ""))
+        """Between the parts of a form; None = the body is none."""
+        self._refusal_type = PLAIN
+        """The content type of its answer, if it is refused."""
+        self._json: Buffer = b""
+        self._form = JSON_ONLY
+        self._timer: TimerHandle | None = None
+        self._is_answered = False
+        """Or nobody waits for its answer."""
+
+    def begin(self) -> None:
+        """Raises: HttpError."""
+        request = self.request
+        if not request.is_whole or self._encoding != IDENTITY or self._may_be_large(len(request.data)):
+            self._parts.run(request, self._receive())
             return
         try:
-            body = self._parts.bodies.whole_tensor_body(request, intake.header is None, intake.holding)
-            self._schedule(intake, *self._read(intake, body))
-        except ServeError as error:
-            self._refuse(intake, error)
-        except BaseException:
-            self._parts.memory.release(intake.holding)
-            raise
+            self._schedule(self._read(self._parts.bodies.whole(request, self, self._limit)))
+        except BaseException as error:
+            self._give_up(error)
 
-    async def _receive(self, intake: _Intake) -> None:
-        place = intake.place
+    async def _receive(self) -> None:
+        place, bodies, handler = self._place, self._parts.bodies, self._handler
         try:
-            body = await self._parts.bodies.tensor_body(
-                intake.request, intake.encoding, intake.header is None, intake.holding
-            )
-            length = self._json_length(intake, body)
-            if length > LARGE_JSON and intake.boundary is None:
+            if self._encoding == IDENTITY:
+                body = await bodies.read(self.request, self, self._limit)
+            else:
+                body = await bodies.read_compressed(self.request, self)
+            length = self._json_length(len(body))
+            if length > LARGE_JSON and self._boundary is None:
                 parse = partial(parse_infer_text, place.model, len(body) - length)
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
-                infer_request = self._reader.request(text, memoryview(body)[length:], place.model, place.version)
-                self._schedule(intake, infer_request, text.form)
+                self._form = text.form
+                self._schedule(handler.reader.request(text, memoryview(body)[length:], place.model, place.version))
             else:
-                self._schedule(intake, *self._read(intake, body))
-        except ServeError as error:
-            self._refuse(intake, error)
-        except BaseException:
-            self._parts.memory.release(intake.holding)
-            raise
+                self._schedule(self._read(body))
+        except BaseException as error:
+            self._give_up(error)
 
-    def _refuse(self, intake: _Intake, error: ServeError) -> None:
-        self._parts.memory.release(intake.holding)
-        self._parts.service.refuse(error, partial(id_of_refused, intake.json))
-        intake.request.respond(error_response(error, intake.content_type))
+    def _give_up(self, error: BaseException) -> None:
+        """Raises: what is no ServeError."""
+        self._end()
+        self._parts.memory.release(self)
+        if not isinstance(error, ServeError):
+            raise error
+        self._parts.service.refuse(error, partial(id_of_refused, self._json))
+        self.request.respond(error_response(error, self._refusal_type))
 
-    def _json_length(self, intake: _Intake, body: Buffer) -> int:
-        length = len(body) if intake.header is None else _header_length(intake.header, len(body))
-        self._parts.bodies.check_size(len(body), length)
-        intake.content_type = JSON
+    @property
+    def _limit(self) -> int:
+        """Bytes of the body: without tensors behind the JSON the whole is bound as JSON is."""
+        return self._parts.bodies.max_input_size if self._json_header is None else LARGEST_BODY
+
+    def _may_be_large(self, nbytes: int) -> bool:
+        """Whether its JSON may be so large that it is parsed elsewhere."""
+        header = self._json_header
+        return nbytes > LARGE_JSON and (header is None or len(header) > 6 or not header.isdecimal())
+
+    def _json_length(self, nbytes: int) -> int:
+        """Of a body of so many bytes; raises as BodyReader.json_length does."""
+        length = self._parts.bodies.json_length(self._json_header, nbytes)
+        self._refusal_type = JSON
         return length
 
-    def _read(self, intake: _Intake, body: Buffer) -> tuple[InferRequest, AnswerForm]:
+    def _read(self, body: Buffer) -> InferRequest:
         """Raises: ServeError, HttpError."""
-        place = intake.place
-        length = self._json_length(intake, body)
-        if intake.boundary is not None:
-            parts = form_parts(body, intake.boundary)
-            return form_request(parts, intake.config, place.version, self._heads), JSON_ONLY
+        place, handler = self._place, self._handler
+        length = self._json_length(len(body))
+        if self._boundary is not None:
+            parts = form_parts(body, self._boundary)
+            return form_request(parts, self._config, place.version, handler.heads)
         if not length:
-            return raw_request(body, intake.config, place.version, self._heads), BINARY_ONLY
-        intake.json = memoryview(body)[:length]
-        return self._reader.read(body, length, place.model, place.version)
+            self._form = BINARY_ONLY
+            return raw_request(body, self._config, place.version, handler.heads)
+        self._json = memoryview(body)[:length]
+        request, self._form = handler.reader.read(body, length, place.model, place.version)
+        return request
 
-    def _schedule(self, intake: _Intake, infer_request: InferRequest, form: AnswerForm) -> None:
+    def _schedule(self, infer_request: InferRequest) -> None:
         """Raises: ServeError."""
-        request, holding = intake.request, intake.holding
-        if intake.header is None:
+        request = self.request
+        if self._json_header is None:
             # Its tensors are no views on the body.
-            self._parts.memory.admit(holding, sum(map(len, infer_request.data)))
-        if self._forwarding is not None:
+            self._parts.memory.admit(self, sum(map(len, infer_request.data)))
+        if self._handler.forwarding is not None:
             pairs = ((name.decode("latin-1"), value) for name, value in request.header_pairs)
-            infer_request.head = self._forwarding.forward(infer_request.head, pairs)
-        infer_request.deadline = intake.deadline
-        asked = Asked(origin_of(request, intake.began_ns), self._parts.memory, holding, intake.deadline)
-        responder = SingleAnswer(asked, partial(self._answered, request, form))
-        request.on_gone = responder.leave
-        responder.hand_over(self._parts.service, infer_request)
+            infer_request.head = self._handler.forwarding.forward(infer_request.head, pairs)
+        if self._deadline is not None:
+            self._timer = self._parts.service.plane.call_at(self._deadline, self._expire)
+        request.on_gone = self.leave
+        self.hand_over(infer_request)
 
-    def _answered(self, request: Request, form: AnswerForm, responder: SingleAnswer, outcome: Outcome) -> None:
-        encoding = response_encoding(request.headers.get("accept-encoding"))
-        if isinstance(outcome, InferResponse) and (
-            encoding != IDENTITY or _is_large(outcome) or takes_long(outcome, form)
-        ):
-            self._parts.run(request, self._send(request, form, responder, detached(outcome), encoding))
-            return
+    def leave(self) -> None:
+        """The client has gone."""
+        self._end()
+        self.cancel()
+
+    def _end(self) -> None:
+        self._is_answered = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self.cancel()
+        self._answer(deadline_exceeded())
+
+    # What the scheduler calls.
+
+    def expect_many(self) -> None:
+        raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if not self._is_copied(response, final):
+            self.release()
+            self._answer(response)
+
+    def end(self) -> None:
+        self.fail(internal("expected a single response, got 0"))
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        self._note_failure(error)
+        self.release()
+        self._answer(error)
+
+    def _answer(self, outcome: Outcome) -> None:
+        if self._is_answered:
+            return  # The client has gone, or been told that its deadline has passed.
+        self._end()
+        request, parts = self.request, self._parts
         try:
             if isinstance(outcome, ServeError):
-                error = self._parts.service.paths.without(outcome)
-                response = error_response(error, JSON if responder.is_refused else PLAIN)
+                error = parts.service.paths.without(outcome)
+                response = error_response(error, JSON if self.is_refused else PLAIN)
+            elif (
+                "accept-encoding" in request.headers
+                or sum(map(len, outcome.data)) > _ONE_PIECE
+                or takes_long(outcome, self._form)
+            ):
+                parts.run(request, self._send(detached(outcome)))
+                return
             else:
-                body = self._writer.write(outcome, form)
-                responder.hold(sum(map(len, body.parts)))
-                response = Response(200, b"".join(body.parts), *_told(body))
+                # It is the connection's at once, and held by nobody else.
+                body = self._handler.writer.write(outcome, self._form)
+                response = Response(200, b"".join(body), *_content(body))
         except ServeError as error:
             response = error_response(error, PLAIN)
         except Exception as error:
-            response = self._parts.failure(request, error)
+            response = parts.failure(request, error)
         request.respond(response)
-        responder.close()
 
-    async def _send(
-        self, request: Request, form: AnswerForm, responder: SingleAnswer, outcome: InferResponse, encoding: str
-    ) -> Response | None:
-        """A large answer, or a compressed one."""
+    async def _send(self, outcome: InferResponse) -> Response | None:
+        """A large answer, or perhaps a compressed one."""
+        memory, write = self._parts.memory, self._handler.writer.write
+        encoding = response_encoding(self.request.headers.get("accept-encoding"))
         try:
-            responder.hold(sum(map(len, outcome.data)))
-            if takes_long(outcome, form):
-                body = await asyncio.to_thread(self._writer.write, outcome, form)
+            memory.admit_answer(self, sum(map(len, outcome.data)))
+            if takes_long(outcome, self._form):
+                body = await asyncio.to_thread(write, outcome, self._form)
             else:
-                body = self._writer.write(outcome, form)
-            responder.hold(sum(map(len, body.parts)))
-            parts, (content_type, headers) = body.parts, _told(body)
+                body = write(outcome, self._form)
+            memory.release_answer(self)
+            memory.admit_answer(self, sum(map(len, body)))
+            content_type, headers = _content(body)
             if encoding != IDENTITY:
-                parts = [await asyncio.to_thread(compressed, parts, encoding)]
+                body = [await asyncio.to_thread(compressed, body, encoding)]
                 headers = {**headers, "Content-Encoding": encoding}
-            await request.respond_in_parts(parts, content_type, headers)
+            await self.request.respond_in_parts(body, content_type, headers)
             return None
         except ServeError as error:
             return error_response(error, PLAIN)
         finally:
-            responder.close()
+            memory.release_answer(self)
 
 
-def _may_be_large(intake: _Intake) -> bool:
-    """Whether its JSON may be so large that it is parsed elsewhere."""
-    if len(intake.request.data) <= LARGE_JSON:
-        return False
-    return intake.header is None or len(intake.header) > 6 or not intake.header.isdecimal()
-
-
-def _is_large(outcome: InferResponse) -> bool:
-    return sum(map(len, outcome.data)) > _ONE_PIECE
-
-
-def _told(body: InferBody) -> tuple[str, Mapping[str, str]]:
+def _content(body: Sequence[Buffer]) -> tuple[str, Mapping[str, str]]:
     """Content type and headers of an answer."""
-    return (_BINARY, {HEADER_LENGTH: str(len(body.json))}) if body.tensors else (JSON, {})
-
-
-def origin_of(request: Request, began_ns: int) -> Callable[[], RequestOrigin]:
-    """Of a request whose body is there now; what it gives is made only for those who ask."""
-    received_ns = began_ns, time.monotonic_ns()
-    return lambda: RequestOrigin("HTTP", received_ns, request.headers, request.remote)
-
-
-def _header_length(header: str, body_length: int) -> int:
-    """How many bytes of a body are its JSON, as its client says."""
-    found = _INTEGER.match(header)
-    if found is None:
-        raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
-    length = int(found[1])
-    if not 0 <= length <= body_length:
-        raise ServeError(
-            StatusCode.INVALID_ARGUMENT,
-            f"inference header size should be in range (0, {body_length}), got: {header}",
-        )
-    return length
+    return (_BINARY, {HEADER_LENGTH: str(len(body[0]))}) if len(body) > 1 else (JSON, {})

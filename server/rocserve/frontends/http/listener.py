@@ -30,7 +30,7 @@ time for its own while others begin theirs without end, and those that have had 
 _FIRST_REQUEST_SECONDS = 1.0
 """What a client that has just connected, or begun a request, has for the rest of it when the server ends."""
 _LOOK_SECONDS = 0.02
-"""Between two looks whether there is such a client."""
+"""Between two looks whether there is still such a client, or a request in hand."""
 _CLOSE_SECONDS = 1.0
 """What connections and tasks have to end."""
 _WATCH_SECONDS = 1.0
@@ -118,7 +118,8 @@ class HttpListener:
             pass
         try:
             async with asyncio.timeout(grace_seconds):
-                await connections.wait_idle()
+                while any(each.is_in_hand for each in connections.open):  # noqa: ASYNC110 - rare
+                    await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
             pass
         self._watch.cancel()

@@ -46,6 +46,11 @@ def _lower_case(name: bytes) -> str:
     return name.decode("latin-1").lower()
 
 
+def path_of(target: bytes) -> str:
+    """As it was sent, percent-encoded, without the query."""
+    return target.partition(b"?")[0].decode("utf-8", "surrogateescape")
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     head_seconds: float = 10.0
@@ -107,8 +112,7 @@ class Request:
 
     @property
     def path(self) -> str:
-        """As it was sent, percent-encoded, without the query."""
-        return self.target.partition(b"?")[0].decode("utf-8", "surrogateescape")
+        return path_of(self.target)
 
     @property
     def remote(self) -> str:
@@ -248,24 +252,10 @@ class Connections:
         self.is_ending = False
         """No connection is taken any more."""
         self.on_made: Callable[[Connection], None] = lambda connection: None
-        self._idle = asyncio.Event()
-        """At the end: no request is in hand."""
         self.none_open = asyncio.Event()
         self.none_open.set()
-        self._in_hand = 0
         self._date = ""
         self._date_second = 0
-
-    def count(self, requests: int) -> None:
-        self._in_hand += requests
-        if self.is_ending and not self._in_hand:
-            self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Once `is_ending`: until no request is in hand."""
-        while self._in_hand:
-            self._idle.clear()
-            await self._idle.wait()
 
     def date(self) -> str:
         second = int(time.time())
@@ -287,7 +277,10 @@ class Connection(asyncio.Protocol):
         self.ends_at = math.inf
         """time.monotonic() seconds: an answer after that is the last."""
         self.loop = loop
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
+        self.is_closing = True
+        """Nothing more is read or written; nor has anything been, until it is made."""
+        self._reads = True
         self._parser = httptools.HttpRequestParser(self)
         self._arriving: Request | None = None
         """Whose head or body is being parsed."""
@@ -312,6 +305,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self.is_closing = False
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
         self._idle_since = self._head_since = time.monotonic()
@@ -322,14 +316,17 @@ class Connection(asyncio.Protocol):
         self.common.none_open.clear()
         self.common.on_made(self)
 
+    def eof_received(self) -> None:
+        """asyncio closes it then."""
+        self.is_closing = True
+
     def connection_lost(self, error: Exception | None) -> None:
         self.common.open.discard(self)
         if not self.common.open:
             self.common.none_open.set()
-        self._is_last = True
+        self._is_last = self.is_closing = True
         self._waiting.clear()
         if self._in_hand is not None:
-            self.common.count(-1)
             self._in_hand.leave()
             self._in_hand = None
         del self._parser  # It knows this: the two would stay until the next collection.
@@ -361,7 +358,8 @@ class Connection(asyncio.Protocol):
             self._refuse(str(error.__context__ if isinstance(error.__context__, _Refused) else error))
         if self._arriving is not None:
             self._arriving.wake()
-        self._begin_requests()
+        if self._waiting or self._fault is not None:
+            self._begin_requests()
         if self._waiting or (self._arriving is not None and self._arriving.unread_bytes > _READ_AHEAD):
             self._pause_reading()
 
@@ -415,7 +413,8 @@ class Connection(asyncio.Protocol):
             self._is_last = True
         if request.has_answer:
             self._wait_for_request()
-        request.wake()
+        elif request is self._in_hand:
+            request.wake()
 
     def _refuse(self, fault: str) -> None:
         if self._is_last and self._arriving is None:
@@ -443,7 +442,6 @@ class Connection(asyncio.Protocol):
             request = self._in_hand = self._waiting.popleft()
             self._idle_since = self._head_since = None
             self._begun_at = time.monotonic()
-            self.common.count(1)
             self.common.handle(request)
         else:
             self.loop.call_soon(self._begin_requests)
@@ -452,14 +450,12 @@ class Connection(asyncio.Protocol):
             refused = Request(self)
             refused.is_whole, self._in_hand = True, refused
             text, self._fault = self._fault, None
-            self.common.count(1)
             refused.respond(Response(400, f"400 Bad Request: {text}\n".encode(), "text/plain; charset=utf-8"))
 
     def end_request(self, request: Request) -> None:
         if self._in_hand is not request:
             return  # The connection has ended before.
         self._in_hand = None
-        self.common.count(-1)
         if not request.keeps_alive:
             self._is_last = True
             self._waiting.clear()
@@ -471,7 +467,8 @@ class Connection(asyncio.Protocol):
             request.data = b""
             self._head_since = self._idle_since
         self.read_on()
-        self._begin_requests()
+        if self._waiting or self._fault is not None:
+            self._begin_requests()
 
     def _wait_for_request(self) -> None:
         self._idle_since = time.monotonic()
@@ -479,9 +476,8 @@ class Connection(asyncio.Protocol):
 
     def _close(self, request: Request) -> None:
         """Once all is sent. Closed with something unread, the client would be told of a reset instead of its answer."""
-        assert self._transport is not None
         if (request.is_whole and request.method) or not self._transport.can_write_eof():
-            self._transport.close()
+            self.close()
         else:
             self._arriving = None
             self._idle_since = self._head_since = time.monotonic()
@@ -489,15 +485,17 @@ class Connection(asyncio.Protocol):
             self.read_on()
 
     def read_on(self) -> None:
-        if self._transport is not None and not self._waiting and not self.is_closing:
+        if not (self._reads or self._waiting or self.is_closing):
+            self._reads = True
             self._transport.resume_reading()
 
     def _pause_reading(self) -> None:
-        if self._transport is not None and not self.is_closing:
+        if self._reads and not self.is_closing:
+            self._reads = False
             self._transport.pause_reading()
 
     def write(self, data: Buffer) -> None:
-        if self._transport is not None and not self.is_closing:
+        if not self.is_closing:
             self._transport.write(data)
 
     def check_open(self) -> None:
@@ -518,12 +516,8 @@ class Connection(asyncio.Protocol):
     @property
     def descriptor(self) -> int:
         """-1 where it has been closed."""
-        connection = None if self._transport is None else self._transport.get_extra_info("socket")
+        connection = self._transport.get_extra_info("socket")
         return -1 if connection is None else int(connection.fileno())
-
-    @property
-    def is_closing(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
 
     @property
     def is_in_hand(self) -> bool:
@@ -555,9 +549,9 @@ class Connection(asyncio.Protocol):
         )
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+        self.is_closing = True
+        self._transport.close()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self.is_closing = True
+        self._transport.abort()

@@ -1,18 +1,23 @@
-"""From HTTP to whoever runs a request, and back to whoever waits for its answer."""
+"""Inference requests of HTTP: what they are served with, and who waits for their answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, unimplemented
+from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, invalid_argument
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.infer_response import detached
-from rocserve.plane.loop import TimerHandle
+from rocserve.frontends.http.large_bodies import LargeBodies
+from rocserve.frontends.http.models import Models
+from rocserve.frontends.http.protocol import Request, Response
 from rocserve.scheduling.responses import send_copied
-from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
+from rocserve.services.inference import Inference
 from rocserve.services.observation import ClientResponder, RequestOrigin
 
 BACKLOG_LIMIT_BYTES = 256 << 20
@@ -22,48 +27,81 @@ Outcome = InferResponse | ServeError
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that has come whole, and is about to be scheduled."""
+class HandlerParts:
+    """What inference requests are served with, those of generate too."""
 
-    origin: Callable[[], RequestOrigin]
+    service: Inference
+    models: Models
+    bodies: BodyReader
     memory: RequestMemory
-    holding: Holding
-    """Of the request; given back when it has been answered."""
-    deadline: float | None = None
-    """time.monotonic() seconds, after which the client is told that it has passed, whatever becomes of the request."""
+    timeout_seconds: float
+    """The longest that any request may take; 0 = as long as it takes."""
+    large: LargeBodies
+    run: Callable[[Request, Coroutine[Any, Any, Response | None]], None]
+    """Has a task answer, whose errors are told."""
+    failure: Callable[[Request, Exception], Response]
+    """The answer to a request that met a fault of the server."""
+
+
+OWN_HEADER = "X-Request-Timeout-Ms"
+ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
+"""Envoy tells those behind it so how long it waits for them."""
+_HEADERS = tuple((name, name.lower()) for name in (OWN_HEADER, ENVOY_HEADER))
+_MOST_DIGITS = 15
+"""Of milliseconds: thirty thousand years."""
+
+
+def request_deadline(headers: Mapping[str, str], timeout_seconds: float) -> float | None:
+    """Until when the client of a request waits whose head is there now, as its headers and the server's settings say:
+    time.monotonic() seconds, None = there is no end. The shortest counts.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, a header is no number.
+    """
+    seconds = [timeout_seconds] if timeout_seconds else []
+    for name, key in _HEADERS:
+        text = headers.get(key)
+        if text is not None:
+            if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text)):
+                raise invalid_argument(f"{name}: expected a whole number of milliseconds from 1 on, got '{text}'")
+            seconds.append(int(text) / 1000)
+    return time.monotonic() + min(seconds) if seconds else None
 
 
 class HttpResponder(ClientResponder):
-    """What the responders below have in common: where the request comes from, whether its client is still there, and
-    what memory the request and its answers hold. All is called on the plane's thread."""
+    """A request of HTTP from its head on: where it comes from, whether its client is still there, and (a Holder) what
+    memory its body takes. All is called on the plane's thread."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._deadline = asked.deadline
-        self._memory = asked.memory
-        self._request_holding = asked.holding
-        self._answer_holding = Holding()
-        self._service: Inference | None = None
-        """Once the request has been handed over."""
+    def __init__(self, request: Request, parts: HandlerParts, deadline: float | None) -> None:
+        """`deadline`: time.monotonic() seconds, after which the client is told that it has passed, whatever becomes of
+        the request."""
+        self.request = request
+        self.held_bytes = 0
+        self._parts = parts
+        self._deadline = deadline
+        self._began_ns = self._came_ns = time.monotonic_ns()
         self._callbacks: list[Callable[[], None]] = []
         self._is_gone = False
         self._is_scheduled = False
-        self._origin = asked.origin
         self.is_refused = False
         """Whether it failed before it was scheduled."""
 
-    def hand_over(self, service: Inference, request: InferRequest) -> None:
-        """Have the request scheduled. What is raised is the answer: no other follows."""
-        self._service = service
-        try:
-            service.infer(request, self)
-        except BaseException:
-            self._service = None
-            self.close()
-            raise
+    def hand_over(self, request: InferRequest) -> None:
+        """Have the request, whose body is there now, scheduled. What is raised is the answer: no other follows."""
+        self._came_ns = time.monotonic_ns()
+        request.deadline = self._deadline
+        self._parts.service.infer(request, self)
         self._is_scheduled = True
 
+    def release(self) -> None:
+        """The request's body is needed no more. The callbacks know the request, which knows this: such a ring would
+        keep the client's data until the next collection."""
+        self._callbacks.clear()
+        self._parts.memory.release(self)
+
     def origin(self) -> RequestOrigin:
-        return self._origin()
+        request = self.request
+        return RequestOrigin("HTTP", (self._began_ns, self._came_ns), request.headers, request.remote)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -71,17 +109,15 @@ class HttpResponder(ClientResponder):
             self._tell_gone()
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Nobody waits for the answer any more. Who says so may be in the middle of it."""
         self._is_gone = True
-        if self._service is not None:
-            self._service.plane.call_soon(self._tell_gone)
+        self._parts.service.plane.call_soon(self._tell_gone)
 
     def _is_copied(self, response: InferResponse, final: bool) -> bool:
         """Whether a response is being copied, for clients may read slowly, and will be sent once more."""
-        service = self._service
-        if service is None or not response.is_large or response.slot is None:
+        if not response.is_large or response.slot is None:
             return False
-        service.plane.work_off(send_copied(response, final, self))
+        self._parts.service.plane.work_off(send_copied(response, final, self))
         return True
 
     def _tell_gone(self) -> None:
@@ -89,89 +125,9 @@ class HttpResponder(ClientResponder):
         for callback in callbacks:
             callback()
 
-    def close(self) -> None:
-        """What answers there are have been sent, or nobody reads them."""
-        self._memory.release_answer(self._answer_holding)
-        if self._service is None:
-            self._memory.release(self._request_holding)
-
-    def _forget(self) -> None:
-        """The last answer is there. The callbacks know the request, which knows this: such a ring would keep the
-        client's data until the next collection."""
-        self._callbacks.clear()
-        self._memory.release(self._request_holding)
-
     def _note_failure(self, error: ServeError) -> None:
         if error.is_refusal or not self._is_scheduled:
             self.is_refused = True
-
-
-class SingleAnswer(HttpResponder):
-    """The responder of a request that has one response, which is handed to a callback."""
-
-    takes_one = True
-
-    def __init__(self, asked: Asked, answer: Callable[[SingleAnswer, Outcome], None]) -> None:
-        """`answer`: gets the response, whose tensors are valid until it returns, or the error; not called when the
-        client has gone."""
-        super().__init__(asked)
-        self._answer: Callable[[SingleAnswer, Outcome], None] | None = answer
-        self._timer: TimerHandle | None = None
-
-    def hand_over(self, service: Inference, request: InferRequest) -> None:
-        """See HttpResponder."""
-        if self._deadline is not None:
-            self._timer = service.plane.call_at(self._deadline, self._expire)
-        super().hand_over(service, request)
-
-    def expect_many(self) -> None:
-        raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
-
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        if not self._is_copied(response, final):
-            self._forget()
-            self._set(response)
-
-    def end(self) -> None:
-        self.fail(internal("expected a single response, got 0"))
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._note_failure(error)
-        self._forget()
-        self._set(error)
-
-    def leave(self) -> None:
-        """The client has gone."""
-        self.cancel()
-        self.close()
-
-    def close(self) -> None:
-        self._answer = None
-        if self._timer is not None:
-            self._timer.cancel()
-        super().close()
-
-    def _expire(self) -> None:
-        self.cancel()
-        self._set(deadline_exceeded())
-
-    def _set(self, outcome: Outcome) -> None:
-        answer, self._answer = self._answer, None
-        if answer is None:
-            return  # The client has gone, or been told that its deadline has passed.
-        if self._timer is not None:
-            self._timer.cancel()
-        answer(self, outcome)
-
-    def hold(self, nbytes: int) -> None:
-        """The answer takes so much now, in the form that it has.
-
-        Raises:
-            ServeError: RESOURCE_EXHAUSTED, there is no memory for it.
-        """
-        if self._answer_holding.held_bytes:
-            self._memory.release_answer(self._answer_holding)
-        self._memory.admit_answer(self._answer_holding, nbytes)
 
 
 class AnswerStream(HttpResponder):
@@ -179,8 +135,9 @@ class AnswerStream(HttpResponder):
 
     takes_one = False
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
+    def __init__(self, request: Request, parts: HandlerParts, deadline: float | None) -> None:
+        super().__init__(request, parts, deadline)
+        self._answers = Holding()
         self._queue: asyncio.Queue[Outcome | None] = asyncio.Queue()
         self._backlog_bytes = 0
         self._taken_bytes = 0
@@ -191,7 +148,7 @@ class AnswerStream(HttpResponder):
     async def next(self) -> Outcome | None:
         """The next response or error; None when no further one comes."""
         # The one before has been sent.
-        self._memory.release_answer(self._answer_holding, self._taken_bytes)
+        self._parts.memory.release_answer(self._answers, self._taken_bytes)
         self._taken_bytes = 0
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -206,8 +163,9 @@ class AnswerStream(HttpResponder):
         return outcome
 
     def close(self) -> None:
+        """What answers there are have been sent, or nobody reads them."""
         self._is_closed = True
-        super().close()
+        self._parts.memory.release_answer(self._answers)
 
     def expect_many(self) -> None: ...
 
@@ -215,17 +173,17 @@ class AnswerStream(HttpResponder):
         if self._is_copied(response, final):
             return
         if final:
-            self._forget()
+            self.release()
         self._put(detached(response), final)
 
     def end(self) -> None:
-        self._forget()
+        self.release()
         self._put(None, True)
 
     def fail(self, error: ServeError, final: bool = True) -> None:
         self._note_failure(error)
         if final:
-            self._forget()
+            self.release()
         self._put(error, final)
 
     def _put(self, outcome: Outcome | None, final: bool) -> None:
@@ -233,7 +191,7 @@ class AnswerStream(HttpResponder):
             return
         nbytes = _size(outcome)
         try:
-            self._memory.admit_answer(self._answer_holding, nbytes)
+            self._parts.memory.admit_answer(self._answers, nbytes)
             self._backlog_bytes += nbytes
             if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
                 raise _does_not_read()
@@ -250,7 +208,7 @@ class AnswerStream(HttpResponder):
         while not self._queue.empty():
             self._queue.get_nowait()
         self._backlog_bytes = 0
-        self._memory.release_answer(self._answer_holding)
+        self._parts.memory.release_answer(self._answers)
         self.cancel()
 
 

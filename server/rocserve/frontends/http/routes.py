@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http import amd, management
 from rocserve.frontends.http.management import ManagementRoute, Place
+from rocserve.frontends.http.protocol import path_of
 
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?(?:/(.+))?")
 _REPOSITORY = re.compile(r"/v2/repository(?:/([^/]+))?/(index|models/([^/]+)/(load|unload))")
@@ -53,12 +54,13 @@ class Destination:
     place: Place
 
 
-def find_destination(verb: str, path: str) -> Destination | None:
+def find_destination(verb: str, target: bytes) -> Destination | None:
     """None: there is nothing under this path. The verb may still be one that is not allowed there.
 
     Args:
-        path: as it was sent, percent-encoded, without the query.
+        target: as it was sent.
     """
+    path = path_of(target)
     fixed = _FIXED.get(path)
     if fixed is not None:
         return Destination(fixed, NOWHERE)
@@ -106,13 +108,13 @@ def _trace(verb: str) -> ManagementRoute:
     return management.TRACE["POST" if verb == "POST" else "GET"]
 
 
-def parse_message(verb: str, path: str, body: Buffer) -> bytes:
+def parse_message(verb: str, target: bytes, body: Buffer) -> bytes:
     """The message, serialised, that a body means at the URL of a management call.
 
     Raises:
         ServeError: it means none.
     """
-    destination = find_destination(verb, path)
+    destination = find_destination(verb, target)
     assert destination is not None and isinstance(destination.to, ManagementRoute)
     message: bytes = destination.to.request(destination.place, body).SerializeToString()
     return message

@@ -13,16 +13,16 @@ from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.cross_origin import CrossOrigin
-from rocserve.frontends.http.deadlines import RequestDeadlines
 from rocserve.frontends.http.errors import PLAIN, HttpError, error_response, not_allowed, not_found
 from rocserve.frontends.http.generate import GenerateHandler
-from rocserve.frontends.http.inference import HandlerParts, InferHandler
+from rocserve.frontends.http.inference import InferHandler
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
 from rocserve.frontends.http.management import GET_OR_HEAD, ManagementRoute, Place, health_response
 from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.page import Page, PageFile
 from rocserve.frontends.http.protocol import Request, Response
+from rocserve.frontends.http.responders import HandlerParts
 from rocserve.frontends.http.routes import InferenceUrl, find_destination, parse_message
 from rocserve.observability.failures import RequestFailures
 from rocserve.services.admin_calls import FORWARDING_HEADERS, Access, Peer
@@ -56,8 +56,16 @@ class HttpService:
         self._large = large
         self._bodies = BodyReader(settings.max_input_size, memory)
         forwarding = header_forwarding(settings.header_forward_pattern)
-        deadlines = RequestDeadlines(settings.request_timeout_seconds)
-        parts = HandlerParts(inference, models, self._bodies, memory, deadlines, self._large, self._run, self._failure)
+        parts = HandlerParts(
+            inference,
+            models,
+            self._bodies,
+            memory,
+            settings.request_timeout_seconds,
+            large,
+            self._run,
+            self._failure,
+        )
         self._infer = InferHandler(parts, forwarding)
         self._generate = GenerateHandler(parts)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
@@ -68,9 +76,8 @@ class HttpService:
     def handle(self, request: Request) -> None:
         """Answers a request, at once or later."""
         try:
-            if self._cors is not None and self._cors.answer(request):
-                return
-            self._answer(request)
+            if self._cors is None or not self._cors.answer(request):
+                self._answer(request)
         except Exception as error:
             request.respond(self._failure(request, error))
 
@@ -91,7 +98,7 @@ class HttpService:
             return self._failure(request, error)
 
     def _answer(self, request: Request) -> None:
-        destination = self._find_destination(request.method, request.path)
+        destination = self._find_destination(request.method, request.target)
         if destination is None:
             self._answer_page(request)
             return
@@ -129,9 +136,9 @@ class HttpService:
             raise not_allowed(route.content_type)
         holding = Holding()
         try:
-            body = await self._bodies.json_body(request, holding) if request.method == "POST" else b""
+            body = await self._bodies.read(request, holding) if request.method == "POST" else b""
             if len(body) > LARGE_JSON:
-                parse = partial(parse_message, request.method, request.path)
+                parse = partial(parse_message, request.method, request.target)
                 message = self._methods[route.method].request.FromString(await self._large.parse(parse, body))
             else:
                 message = route.request(place, body)

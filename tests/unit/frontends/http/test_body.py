@@ -37,7 +37,7 @@ async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: flo
 
     async def answer(request: Request) -> Response:
         try:
-            return Response(200, bytes(await bodies.json_body(request, Holding())), "text/plain")
+            return Response(200, bytes(await bodies.read(request, Holding())), "text/plain")
         except ServeError as error:
             return Response(200, error.text.encode(), "text/plain")
 
@@ -62,7 +62,7 @@ async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
 
     async def answer(request: Request) -> Response:
         try:
-            return Response(200, bytes(await bodies.json_body(request, Holding())), "text/plain")
+            return Response(200, bytes(await bodies.read(request, Holding())), "text/plain")
         except HttpError as error:
             return Response(error.status, error.text.encode(), "text/plain")
 
@@ -96,5 +96,5 @@ async def test_little_that_becomes_much_is_decompressed_on_another_thread(monkey
     plain = bytes(8 << 20)
     request: Any = SimpleNamespace(is_whole=True, data=gzip.compress(plain))
     reader = BodyReader(len(plain), RequestMemory())
-    assert await reader.tensor_body(request, "gzip", True, Holding()) == plain
+    assert await reader.read_compressed(request, Holding()) == plain
     assert threads != [threading.get_ident()]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.frontends.http.deadlines import RequestDeadlines
+from rocserve.frontends.http.responders import request_deadline
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from rocserve.frontends.http.deadlines import RequestDeadlines
     ],
 )
 def test_the_shortest_counts(timeout_seconds: float, headers: dict[str, str], seconds: float | None) -> None:
-    deadline = RequestDeadlines(timeout_seconds).of({name.lower(): value for name, value in headers.items()})
+    deadline = request_deadline({name.lower(): value for name, value in headers.items()}, timeout_seconds)
     if seconds is None:
         assert deadline is None
     else:
@@ -33,5 +33,5 @@ def test_the_shortest_counts(timeout_seconds: float, headers: dict[str, str], se
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1s", "\u0661", "9" * 30])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ServeError, match="expected a whole number of milliseconds from 1 on, got") as refused:
-        RequestDeadlines(0.0).of({"x-request-timeout-ms": text})
+        request_deadline({"x-request-timeout-ms": text}, 0.0)
     assert refused.value.code is StatusCode.INVALID_ARGUMENT

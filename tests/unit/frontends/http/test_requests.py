@@ -292,8 +292,8 @@ RESPONSE = InferResponse.of(
 
 
 def test_an_answer() -> None:
-    body = infer_body(RESPONSE, AnswerForm({"B": True}))
-    assert json.loads(body.json) == {
+    body, *tensors = infer_body(RESPONSE, AnswerForm({"B": True}))
+    assert json.loads(body) == {
         "id": "i",
         "model_name": "m",
         "model_version": "1",
@@ -303,13 +303,12 @@ def test_an_answer() -> None:
             {"name": "B", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}},
         ],
     }
-    assert body.parts[1:] == [b"\1\0\0\0b"]
+    assert tensors == [b"\1\0\0\0b"]
     shared = infer_body(replace(RESPONSE, id="", parameters={}), AnswerForm(shared={"A"}))
-    assert shared.json == (
+    assert shared == [
         b'{"model_name":"m","model_version":"1","outputs":[{"name":"A","datatype":"INT8","shape":[1,2]},'
         b'{"name":"B","datatype":"BYTES","shape":[1],"data":["b"]}]}'
-    )
-    assert shared.tensors == []
+    ]
 
 
 @pytest.mark.parametrize("form", [BINARY_ONLY, AnswerForm({"B": True}), AnswerForm({"B": True}, shared={"A"})])

@@ -6,6 +6,7 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,21 +14,17 @@ from support.hand_loop import HandLoop
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.model_config import InputConfig
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.request_memory import Holding, RequestMemory
-from rocserve.core.requests import InferRequest, InferResponse, RequestHead
+from rocserve.core.request_memory import RequestMemory
+from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http import responders
-from rocserve.frontends.http.responders import AnswerStream, Asked, HttpResponder, Outcome, SingleAnswer
-from rocserve.services.observation import RequestOrigin
-
-
-def origin() -> RequestOrigin:
-    return RequestOrigin("HTTP", (0, 0), {}, "127.0.0.1")
-
-
-def asked() -> Asked:
-    return Asked(origin, RequestMemory(), Holding())
+from rocserve.frontends.http.body import HEADER_LENGTH, BodyReader
+from rocserve.frontends.http.inference import InferCall, InferHandler
+from rocserve.frontends.http.management import Place
+from rocserve.frontends.http.protocol import Response
+from rocserve.frontends.http.responders import AnswerStream, HttpResponder
 
 
 def response(data: bytearray) -> InferResponse:
@@ -46,78 +43,95 @@ class Service:
         self._answer(responder)
 
 
-def hand_over(responder: HttpResponder, answer: Callable[[HttpResponder], None] = lambda responder: None) -> HandLoop:
-    """Have a request scheduled that `answer` is called for; the loop of the data plane."""
-    service: Any = Service(answer)
-    responder.hand_over(service, InferRequest(RequestHead("m", "", ()), "", []))
-    loop: HandLoop = service.plane
-    return loop
+def parts(answer: Callable[[HttpResponder], None] = lambda responder: None) -> Any:
+    """`answer` is called with each request that is scheduled."""
+    memory = RequestMemory()
+    return SimpleNamespace(service=Service(answer), memory=memory, bodies=BodyReader(1 << 20, memory))
 
 
-async def test_a_request_that_cannot_be_scheduled_has_no_other_answer() -> None:
+class Call(InferCall):
+    """A request of one input of three bytes, and the answers that its client gets."""
+
+    def __init__(self, answer: Callable[[HttpResponder], None] = lambda responder: None) -> None:
+        self.answers: list[Response] = []
+        request: Any = SimpleNamespace(
+            headers={HEADER_LENGTH.lower(): "0"}, is_whole=True, data=b"abc", respond=self.answers.append
+        )
+        inputs = [InputConfig("X", DataType.UINT8, (3,))]
+        config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=inputs)
+        self.memory = (given := parts(answer)).memory
+        self.plane: HandLoop = given.service.plane
+        super().__init__(InferHandler(given, None), request, Place("m"), None, config)
+
+
+def stream() -> AnswerStream:
+    request: Any = SimpleNamespace()
+    return AnswerStream(request, parts(), None)
+
+
+def test_a_request_that_cannot_be_scheduled_has_no_other_answer() -> None:
     def fail(responder: HttpResponder) -> None:
         raise KeyError("what")
 
-    request = asked()
-    request.memory.admit(request.holding, 10)
-    answer = Waiting(request)
+    call = Call(fail)
     with pytest.raises(KeyError):
-        hand_over(answer, fail)
-    answer.send(response(bytearray(b"a")))
-    assert not answer.came.done()
-    assert request.memory.used_bytes == 0
+        call.begin()
+    assert call.memory.used_bytes == 0
+    call.send(response(bytearray(b"a")))
+    assert call.answers == []
 
 
-class Waiting(SingleAnswer):
-    """Keeps its outcome."""
+def test_a_request_takes_memory_until_it_is_answered() -> None:
+    call = Call()
+    call.begin()
+    assert call.memory.used_bytes == 3
+    call.send(response(bytearray(b"a")))
+    assert call.memory.used_bytes == 0
+    assert [(answer.status, answer.content_type) for answer in call.answers] == [(200, "application/octet-stream")]
 
-    def __init__(self, asked: Asked) -> None:
-        self.came: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        super().__init__(asked, lambda responder, outcome: self.came.set_result(outcome))
 
-
-async def test_an_error_tells_whether_the_request_was_scheduled() -> None:
-    refused = Waiting(asked())
-    hand_over(refused, lambda responder: responder.fail(internal("no")))
-    failed = Waiting(asked())
-    hand_over(failed)
+def test_an_error_tells_whether_the_request_was_scheduled() -> None:
+    refused = Call(lambda responder: responder.fail(internal("no")))
+    refused.begin()
+    failed = Call()
+    failed.begin()
     failed.fail(internal("no"))
     assert [refused.is_refused, failed.is_refused] == [True, False]
-    assert isinstance(await refused.came, ServeError)
+    told = [call.answers[0].content_type for call in (refused, failed)]
+    assert told == ["application/json", "text/plain"]
 
 
-async def test_there_is_room_for_one_response_only() -> None:
-    answer = Waiting(asked())
+def test_there_is_room_for_one_response_only() -> None:
+    call = Call()
     with pytest.raises(ServeError, match="doesn't support models with decoupled transaction policy"):
-        answer.expect_many()
-    answer.end()
-    outcome = await answer.came
-    assert isinstance(outcome, ServeError)
-    assert outcome.text == "expected a single response, got 0"
+        call.expect_many()
+    call.end()
+    assert b"expected a single response, got 0" in call.answers[0].body
 
 
-async def test_a_client_that_has_gone() -> None:
-    answer = Waiting(asked())
-    plane = hand_over(answer)
+def test_a_client_that_has_gone() -> None:
+    call = Call()
+    call.begin()
     told: list[str] = []
-    answer.watch_cancellation(lambda: told.append("early"))
-    answer.leave()
+    call.watch_cancellation(lambda: told.append("early"))
+    call.leave()
     assert not told, "whoever says so may be in the middle of an answer"
-    plane.turn()
-    answer.watch_cancellation(lambda: told.append("late"))
-    answer.cancel()
-    plane.turn()
+    call.plane.turn()
+    call.watch_cancellation(lambda: told.append("late"))
+    call.cancel()
+    call.plane.turn()
     assert told == ["early", "late"]
+    assert call.memory.used_bytes == 3, "the model has it still"
     # What still comes is nobody's.
-    answer.send(response(bytearray(b"a")))
-    await asyncio.sleep(0)
-    assert not answer.came.done()
+    call.send(response(bytearray(b"a")))
+    assert call.answers == []
+    assert call.memory.used_bytes == 0
 
 
-@pytest.mark.parametrize("kind", [Waiting, AnswerStream])
+@pytest.mark.parametrize("make", [Call, stream])
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_waits_for_the_client_to_leave_is_let_go_with_the_answer(kind: type, fails: bool) -> None:
-    answer = kind(asked())
+async def test_what_waits_for_the_client_to_leave_is_let_go_with_the_answer(make: Any, fails: bool) -> None:
+    answer = make()
 
     def leave() -> None: ...
 
@@ -133,16 +147,16 @@ async def test_what_waits_for_the_client_to_leave_is_let_go_with_the_answer(kind
 
 
 async def test_a_stream_of_answers() -> None:
-    stream = AnswerStream(asked())
-    stream.expect_many()
+    answers = stream()
+    answers.expect_many()
 
     memory = bytearray(b"a")
-    stream.send(replace(response(memory), slot=memory), final=False)
+    answers.send(replace(response(memory), slot=memory), final=False)
     memory[:] = b"x"
-    stream.fail(internal("no"), final=False)
-    stream.end()
-    stream.end()
-    outcomes = [await stream.next() for _ in range(3)]
+    answers.fail(internal("no"), final=False)
+    answers.end()
+    answers.end()
+    outcomes = [await answers.next() for _ in range(3)]
     assert isinstance(outcomes[0], InferResponse)
     assert outcomes[0].outputs[0].data == b"a", "it is on memory of its own"
     assert isinstance(outcomes[1], ServeError)
@@ -151,16 +165,17 @@ async def test_a_stream_of_answers() -> None:
 
 async def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responders, "BACKLOG_LIMIT_BYTES", 10)
-    stream = AnswerStream(asked())
-    plane = hand_over(stream)
+    request: Any = SimpleNamespace()
+    given = parts()
+    answers = AnswerStream(request, given, None)
     cancelled: list[bool] = []
-    stream.watch_cancellation(lambda: cancelled.append(True))
+    answers.watch_cancellation(lambda: cancelled.append(True))
     for _ in range(5):
-        stream.send(response(bytearray(4)), final=False)
+        answers.send(response(bytearray(4)), final=False)
     await asyncio.sleep(0)
-    outcome = await stream.next()
+    outcome = await answers.next()
     assert isinstance(outcome, ServeError)
     assert outcome.code is StatusCode.RESOURCE_EXHAUSTED
-    assert await stream.next() is None
-    plane.turn()
+    assert await answers.next() is None
+    given.service.plane.turn()
     assert cancelled == [True]

@@ -39,7 +39,7 @@ from rocserve.frontends.http.routes import InferenceUrl, find_destination
     ],
 )
 def test_methods(path: str, method: str, place: Place) -> None:
-    destination = find_destination("GET", path)
+    destination = find_destination("GET", path.encode())
     assert destination is not None
     assert isinstance(destination.to, ManagementRoute)
     assert (destination.to.method, destination.place) == (method, place)
@@ -47,7 +47,7 @@ def test_methods(path: str, method: str, place: Place) -> None:
 
 @pytest.mark.parametrize("what", list(InferenceUrl))
 def test_inference(what: InferenceUrl) -> None:
-    destination = find_destination("POST", f"/v2/models/m/versions/2/{what.value}")
+    destination = find_destination("POST", f"/v2/models/m/versions/2/{what.value}".encode())
     assert destination is not None
     assert (destination.to, destination.place) == (what, Place("m", "2"))
 
@@ -69,4 +69,4 @@ def test_inference(what: InferenceUrl) -> None:
     ],
 )
 def test_nothing_there(path: str) -> None:
-    assert find_destination("GET", path) is None
+    assert find_destination("GET", path.encode()) is None
