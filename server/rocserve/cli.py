@@ -77,7 +77,9 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
 
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
     """The parser, and what runs the verbs that tools/verbs.py adds."""
-    from rocserve.flags import add_serve_flags, at_least, setting
+    from rocserve.flags import add_serve_flags
+    from rocserve.flags.arguments import at_least, for_argparse
+    from rocserve.settings.flag import setting
     from rocserve.tools.images.command import add_image_verbs
     from rocserve.tools.quantise.command import add_quantise_verb
     from rocserve.tools.verbs import add_model_verbs
@@ -131,7 +133,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
         "--header",
         action="append",
         default=[],
-        type=setting,
+        type=for_argparse(setting),
         metavar="NAME=VALUE",
         help="sent with each call, for servers with --grpc-restricted-protocol; repeatable",
     )

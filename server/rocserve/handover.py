@@ -78,9 +78,11 @@ class SupervisorLink:
         parts: dict[str, Any] = {
             name: replace(getattr(settings, name), port=port) for name, port in self._handover.ports.items()
         }
-        if settings.control_mode is ControlMode.EXPLICIT and (loaded := os.pread(self._loaded, _MOST_LOADED_BYTES, 0)):
-            parts["load_models"] = tuple(json.loads(loaded.partition(b"\n")[0]))
-        return replace(settings, exit_on_error=False, **parts)
+        repository = replace(settings.repository, ends_on_failure=False)
+        is_explicit = repository.control_mode is ControlMode.EXPLICIT
+        if is_explicit and (loaded := os.pread(self._loaded, _MOST_LOADED_BYTES, 0)):
+            repository = replace(repository, load_models=tuple(json.loads(loaded.partition(b"\n")[0])))
+        return replace(settings, exit_on_error=False, repository=repository, **parts)
 
     def note_loaded(self, models: Sequence[str]) -> None:
         """Have the next server load these, where models are loaded when somebody asks for it."""

@@ -47,8 +47,7 @@ from rocserve.repository.item_version import ItemVersionLoader
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.settings import RepositorySettings
-from rocserve.repository.single_model import SingleModel, WhatKind, find_single_model
+from rocserve.repository.single_model import find_single_model
 from rocserve.repository.summary import summary
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
@@ -69,6 +68,7 @@ from rocserve.services.readiness import Readiness
 from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
 from rocserve.settings import ControlMode, ServerSettings
+from rocserve.settings.repository import SingleModel, WhatKind
 from rocserve.start_table import print_sample, print_table
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
@@ -127,11 +127,11 @@ class Server:
         self._tables = ServingTableHolder()
         self._dispatcher = Dispatcher(self._tables, self._plane.work_off)
         self._client_regions = ClientRegions(FaultGuard())
-        self._paths = PrivatePaths((*settings.model_repositories, *settings.worker_load_folders))
+        self._paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self._fallbacks = FallbackCounter()
         self._custom_metrics = CustomMetrics()
         self._memory = RequestMemory(settings.max_request_memory or default_limit(host_memory_limit(Host())))
-        self._latencies, problems = read_latency_options(settings.metrics.config)
+        self._latencies, problems = read_latency_options(dict(settings.metrics.config))
         for problem in problems:
             log.warning("--metrics-config: %s; this is passed over", problem)
         registry, warnings = with_backend_config(discover_backends(), settings.backend_config)
@@ -142,9 +142,11 @@ class Server:
             mail=mail,
             dispatcher=self._dispatcher,
             limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
-            strict=settings.strict_model_config,
+            strict=settings.repository.strict_model_config,
             engines=settings.engines,
-            machine=ThisMachine(settings.engines, HostPolicies(settings.host_policies), settings.max_model_instances),
+            machine=ThisMachine(
+                settings.engines, HostPolicies(settings.host_policies), settings.repository.max_instances
+            ),
             fallbacks=self._fallbacks,
             cache=ResponseCache(settings.cache.size_bytes) if settings.cache.name else None,
             limiter=(
@@ -163,15 +165,15 @@ class Server:
             settings.residency,
             self._plane,
             self._dispatcher,
-            pinned=settings.load_models,
+            pinned=settings.repository.load_models,
             most_waiting=settings.max_queue_requests,
-            concurrent_loads=settings.load_thread_count,
+            concurrent_loads=settings.repository.concurrent_loads,
             log=log.getChild("repository"),
         )
         self._single = _single_model(settings, registry, log)
         self._repository = ModelRepository(
             replace(
-                _repository_settings(settings),
+                settings.repository,
                 single=self._single,
                 may_lack_models=bool(supervisor.takes_place_of),
             ),
@@ -325,14 +327,14 @@ class Server:
         print_table(self._repository.index(ready_only=False), table, sys.stdout)
         name = "" if self._single is None else self._single.name
         # Who has asked for images wants to send some.
-        model = table.models.get(f"{name}_image" if self._settings.preprocess else name)
+        model = table.models.get(f"{name}_image" if self._settings.repository.preprocess else name)
         if model is not None and model.latest is not None:
             addresses = front_ends.plain_addresses()
             print_sample(model.latest, table, addresses.get("http", ""), addresses.get("grpc", ""), sys.stdout)
         sys.stdout.flush()
 
     def _note_loaded(self) -> None:
-        if self._settings.control_mode is ControlMode.EXPLICIT:
+        if self._settings.repository.control_mode is ControlMode.EXPLICIT:
             self._supervisor.note_loaded(self._repository.wanted_models())
 
     async def _drain(self, front_ends: FrontEnds, ending: Ending, drain_seconds: float) -> None:
@@ -378,40 +380,11 @@ def _single_model(settings: ServerSettings, registry: BackendRegistry, log: logg
     if settings.what is None:
         return None
     # KServe tells by it what the model is called.
-    single = find_single_model(settings.what, settings.model_name or os.environ.get("MODEL_NAME", ""), registry)
+    single = find_single_model(
+        settings.what, settings.repository.model_name or os.environ.get("MODEL_NAME", ""), registry
+    )
     if single is None:
         log.info("'%s' is %s", settings.what, WhatKind.REPOSITORY.value)
     else:
         log.info("'%s' is %s; the model's name is '%s'", settings.what, single.kind.value, single.name)
     return single
-
-
-def _repository_settings(settings: ServerSettings) -> RepositorySettings:
-    return RepositorySettings(
-        roots=settings.model_repositories,
-        remotes=settings.remote_repositories,
-        remote_cache_bytes=settings.remote_cache_bytes,
-        preprocess=settings.preprocess,
-        labels=settings.labels,
-        control_mode=settings.control_mode,
-        poll_seconds=settings.poll_seconds,
-        settle_seconds=settings.settle_seconds,
-        allow_remote_files=settings.allow_remote_files,
-        allow_remote_models=settings.allow_remote_models,
-        allow_endpoints=(
-            settings.control_mode is ControlMode.EXPLICIT
-            if settings.allow_amd_endpoints is None
-            else settings.allow_amd_endpoints
-        ),
-        most_endpoints=settings.max_amd_endpoints,
-        worker_load_folders=settings.worker_load_folders,
-        model_namespacing=settings.model_namespacing,
-        load_models=settings.load_models,
-        max_versions=settings.max_model_versions,
-        max_folder_entries=settings.max_folder_entries,
-        concurrent_loads=settings.load_thread_count,
-        strict_model_config=settings.strict_model_config,
-        model_config_name=settings.model_config_name,
-        readiness=settings.readiness,
-        ends_on_failure=settings.exit_on_error,
-    )

@@ -1,13 +1,10 @@
-"""The flags of `rocserve serve`: tritonserver's names, and a few of our own.
+"""The flags of `rocserve serve`: tritonserver's names, and a few of our own, declared in settings/.
 
 A flag of tritonserver whose subject this version does not serve is refused with a message, unless it switches its
 subject off.
 """
 
-from rocserve.flags.flag import FlagError as FlagError
-from rocserve.flags.reading import FLAGS as FLAGS
 from rocserve.flags.reading import add_serve_flags as add_serve_flags
 from rocserve.flags.reading import settings_again as settings_again
 from rocserve.flags.reading import settings_from as settings_from
-from rocserve.flags.values import at_least as at_least
-from rocserve.flags.values import setting as setting
+from rocserve.flags.tls import FlagError as FlagError

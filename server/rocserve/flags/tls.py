@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 
-from rocserve.flags.flag import FlagError
 from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings
+
+
+class FlagError(Exception):
+    """The command line cannot be served; the text says why and what to do."""
 
 
 def check_tls(settings: ServerSettings) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocserve.flags.flag import FlagError
-from rocserve.flags.values import boolean
+from rocserve.flags.tls import FlagError
+from rocserve.settings.flag import boolean
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def _is_switched_off(subject: UnservedSubject, given: dict[str, Sequence[str]]) 
     value = given[subject.switch][-1]
     try:
         is_on = boolean(value)
-    except argparse.ArgumentTypeError as error:
+    except ValueError as error:
         raise FlagError(f"argument --{subject.switch}: {error}") from None
     if is_on:
         raise FlagError(

@@ -24,7 +24,7 @@ from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scan_runner import ScanRunner
-from rocserve.repository.settings import RepositorySettings
+from rocserve.settings import RepositorySettings
 
 ALL_MODELS = "*"
 _ATTEMPTS = 5

@@ -18,7 +18,8 @@ from rocserve.core.printable import printable_name
 from rocserve.repository.fingerprint import is_temporary, link_refusal
 from rocserve.repository.misplaced import advice_on_stray, model_filename
 from rocserve.repository.scan import ModelScan, scan_model
-from rocserve.repository.single_model import SingleModel, find_flat_file, is_model, is_one_model
+from rocserve.repository.single_model import find_flat_file, is_model, is_one_model
+from rocserve.settings.repository import SingleModel
 
 _YOUNG_SECONDS = 60.0
 """In which whoever makes a model's folder fills it."""

@@ -32,11 +32,11 @@ from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scan_loop import ScanLoop
 from rocserve.repository.scan_runner import ScanRunner
-from rocserve.repository.settings import ControlMode, ReadinessRule, RepositorySettings
-from rocserve.repository.single_model import WhatKind
 from rocserve.repository.watch import RepositoryWatch
 from rocserve.repository.worker_endpoints import WorkerEndpoints
 from rocserve.repository.worker_files import WorkerFiles
+from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings
+from rocserve.settings.repository import WhatKind
 
 _TIMER_SLACK_SECONDS = 0.01
 """Timers may fire a moment early."""

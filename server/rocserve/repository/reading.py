@@ -17,7 +17,7 @@ from rocserve.repository.content import ModelContent, make_content
 from rocserve.repository.load_parameters import LoadParameters
 from rocserve.repository.private_folder import PrivateFolder, link_file, write_files
 from rocserve.repository.scan import ModelScan, scan_model
-from rocserve.repository.settings import RepositorySettings
+from rocserve.settings import RepositorySettings
 
 _AS_IN_REPOSITORY = LoadParameters()
 

@@ -3,9 +3,7 @@ repository of models."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
@@ -14,28 +12,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.printable import printable_name
 from rocserve.repository.fingerprint import is_temporary
 from rocserve.repository.scan import CONFIG_FILENAMES
-
-
-class WhatKind(enum.Enum):
-    """In the words of the log."""
-
-    FILE = "a model file"
-    FILES = "a folder with a model's files"
-    MODEL = "a model folder"
-    REPOSITORY = "a model repository"
-
-
-@dataclass(frozen=True, slots=True)
-class SingleModel:
-    """The one model that is served."""
-
-    kind: WhatKind
-    folder: Path
-    file: str
-    """The file that was named; "" = the one that is found in the folder, at each scan anew."""
-    name: str
-    is_named: bool
-    """The name was given, and goes before that in a configuration."""
+from rocserve.settings.repository import SingleModel, WhatKind
 
 
 def find_single_model(what: Path, name: str, registry: BackendRegistry) -> SingleModel | None:

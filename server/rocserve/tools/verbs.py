@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocserve.flags import at_least
+from rocserve.flags.arguments import at_least
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.tools.command_line import CommandLine
 

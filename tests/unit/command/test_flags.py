@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import enum
 import os
 import re
@@ -11,19 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.flags import FLAGS, FlagError, add_serve_flags, settings_from
-from rocserve.repository.settings import ControlMode, ReadinessRule
+from rocserve.flags import FlagError, add_serve_flags, settings_from
+from rocserve.flags.arguments import FieldFlag, flags_of
 from rocserve.settings import (
+    CacheSettings,
+    ControlMode,
     EngineSettings,
-    GrpcSettings,
-    HttpSettings,
-    LogSettings,
-    MetricsSettings,
+    ReadinessRule,
     ResidencySettings,
     ServerSettings,
-    TimeLimits,
-    TraceSettings,
-    WorkerSettings,
 )
 
 
@@ -33,34 +28,18 @@ def settings(*arguments: str) -> ServerSettings:
     return settings_from(parser.parse_args(arguments))
 
 
-def default_of(target: str) -> object:
-    part, _, name = target.rpartition(".")
-    owner = {
-        "": ServerSettings,
-        "grpc": GrpcSettings,
-        "log": LogSettings,
-        "engines": EngineSettings,
-        "metrics": MetricsSettings,
-        "http": HttpSettings,
-        "trace": TraceSettings,
-        "limits": TimeLimits,
-        "residency": ResidencySettings,
-        "workers": WorkerSettings,
-    }[part]
-    return next(field.default for field in dataclasses.fields(owner) if field.name == name)
+FLAGS = tuple(flags_of(ServerSettings()))
 
 
-@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_the_help_tells_the_true_default(flag) -> None:
-    default = default_of(flag.target)
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names[0])
+def test_the_help_tells_the_true_default(flag: FieldFlag) -> None:
     stated = re.search(r"\(default (\S+)\)$", flag.help)
-    if default is dataclasses.MISSING or default in (None, "", ()):
+    if flag.default in (None, "", (), CacheSettings()):
         assert stated is None
     else:
-        value = default.value if isinstance(default, enum.Enum) else default
-        text = f"{value:g}" if isinstance(value, float) else str(value)
         assert stated is not None
-        assert stated[1] == (text.lower() if isinstance(value, bool) else text)
+        value = flag.default.value if isinstance(flag.default, enum.Enum) else flag.default
+        assert flag.flag.kind.read(stated[1]) in (value, flag.default)
 
 
 def test_room_for_models(tmp_path: Path) -> None:
@@ -82,10 +61,10 @@ def test_flags_become_settings(tmp_path: Path) -> None:
         "--grpc-keepalive-time=5000",
         "--log-verbose=1",
     )
-    assert given.model_repositories == (tmp_path,)
-    assert given.control_mode is ControlMode.EXPLICIT
-    assert given.load_models == ("a", "b")
-    assert given.readiness is ReadinessRule.ALWAYS
+    assert given.repository.roots == (tmp_path,)
+    assert given.repository.control_mode is ControlMode.EXPLICIT
+    assert given.repository.load_models == ("a", "b")
+    assert given.repository.readiness is ReadinessRule.ALWAYS
     assert given.grpc.reuse_port
     assert given.grpc.keepalive_time_ms == 5000
     assert given.log.verbose == 1
@@ -107,7 +86,7 @@ def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
     missing = tmp_path / "models"
     with pytest.raises(FlagError, match=f"--model-repository={missing}: there is no such folder"):
         settings(f"--model-repository={missing}")
-    assert settings(f"--model-repository={missing}", "--exit-on-error=false").model_repositories == (missing,)
+    assert settings(f"--model-repository={missing}", "--exit-on-error=false").repository.roots == (missing,)
 
 
 @pytest.mark.parametrize("subject", ["vertex-ai", "sagemaker"])
@@ -175,7 +154,7 @@ def test_older_flags_of_traces(tmp_path: Path) -> None:
 
 def test_folders_for_workers_must_be_there(tmp_path: Path) -> None:
     allowed = settings(f"--model-repository={tmp_path}", f"--allow-worker-load={tmp_path}")
-    assert allowed.worker_load_folders == (tmp_path,)
+    assert allowed.repository.worker_load_folders == (tmp_path,)
     with pytest.raises(FlagError, match=r"--allow-worker-load=.*none: there is no such folder"):
         settings(f"--model-repository={tmp_path}", f"--allow-worker-load={tmp_path / 'none'}")
 

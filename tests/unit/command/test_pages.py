@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from support.migraphx import CHECKOUT
 
-from rocserve.flags import FLAGS
+from rocserve.flags.arguments import flags_of
+from rocserve.settings import ServerSettings
 
 PAGES = sorted(
     path
@@ -65,6 +66,6 @@ def test_the_index_has_every_page() -> None:
     assert set(GUIDES) <= linked
 
 
-@pytest.mark.parametrize("flag", [name for flag in FLAGS for name in (flag.name, *flag.aliases)])
+@pytest.mark.parametrize("flag", [name for flag in flags_of(ServerSettings()) for name in flag.names])
 def test_the_page_for_operators_has_each_flag(flag: str) -> None:
     assert re.search(rf"`--{flag}[`=]", (CHECKOUT / "docs/guides/operations.md").read_text())

@@ -20,7 +20,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.repository.model_repository import ModelRepository
-from rocserve.repository.settings import ControlMode, RepositorySettings
+from rocserve.settings import ControlMode, RepositorySettings
 
 SETTLE_SECONDS = 0.2
 PATIENCE_SECONDS = 10.0

@@ -14,7 +14,7 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.repository import layout
 from rocserve.repository.scan import ModelScan, scan_model
-from rocserve.repository.settings import ControlMode
+from rocserve.settings import ControlMode
 
 from .conftest import FakeLoader, Folders, Served, Start
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from rocserve.backends.registry import discover_backends
 from rocserve.config.image_models import MadeModel
 from rocserve.repository.reading import ContentReader
-from rocserve.repository.settings import RepositorySettings
+from rocserve.settings import RepositorySettings
 
 
 async def test_workers_of_any_user_may_read_them() -> None:

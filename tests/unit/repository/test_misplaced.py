@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.repository.layout import RepositoryScanner
-from rocserve.repository.settings import ControlMode
+from rocserve.settings import ControlMode
 
 from .conftest import REGISTRY, Folders, Served, Start
 

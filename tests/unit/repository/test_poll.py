@@ -12,7 +12,7 @@ import pytest
 
 from rocserve.core.errors import ServeError
 from rocserve.repository import catalogue
-from rocserve.repository.settings import ReadinessRule
+from rocserve.settings import ReadinessRule
 
 from .conftest import SETTLE_SECONDS, FakeLoader, Folders, Served, Start
 

@@ -9,7 +9,7 @@ import pytest
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.repository.load_slots import OVERDUE_PER_SLOT, LoadSlots
-from rocserve.repository.settings import ControlMode
+from rocserve.settings import ControlMode
 
 from .conftest import PATIENCE_SECONDS, FakeLoader, Folders, Served, Start
 

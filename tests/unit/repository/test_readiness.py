@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rocserve.repository.settings import ReadinessRule
+from rocserve.settings import ReadinessRule
 
 from .conftest import FakeLoader, Folders, Served, Start
 

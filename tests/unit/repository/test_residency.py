@@ -21,8 +21,7 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.settings import ControlMode, RepositorySettings
-from rocserve.settings import ResidencySettings
+from rocserve.settings import ControlMode, RepositorySettings, ResidencySettings
 
 from .conftest import PATIENCE_SECONDS, REGISTRY, SETTLE_SECONDS, FakeLoader, FakeVersion, Folders, Served
 

@@ -11,7 +11,8 @@ import pytest
 from rocserve.backends.registry import discover_backends
 from rocserve.repository.layout import RepositoryScanner
 from rocserve.repository.scan import ModelScan
-from rocserve.repository.single_model import WhatKind, find_single_model
+from rocserve.repository.single_model import find_single_model
+from rocserve.settings.repository import WhatKind
 
 REGISTRY = discover_backends()
 

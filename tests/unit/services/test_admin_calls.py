@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.flags.values import admin_addresses
 from rocserve.frontends.grpc.guards import peer_of
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.admin_calls import ADMIN_METHODS, AdminCalls, Peer
 from rocserve.services.restrictions import PROTOCOLS
 from rocserve.settings import AdminAddresses
+from rocserve.settings.server import admin_addresses
 
 LOAD = "RepositoryModelLoad"
 

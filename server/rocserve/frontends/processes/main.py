@@ -131,7 +131,7 @@ class WayToServer:
             lambda reason: os._exit(0),
         )
         self.forwarding = Forwarding(memory, self._control)
-        paths = PrivatePaths((*settings.model_repositories, *settings.worker_load_folders))
+        paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self.inference = RemoteInference(
             task.link, plane, paths, task.log, on_gone=lambda: os._exit(0), on_exit=begin_exit
         )

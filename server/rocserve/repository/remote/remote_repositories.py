@@ -25,7 +25,7 @@ from rocserve.repository.remote.objects import WHOLE, StoreError
 from rocserve.repository.remote.remote_repository import RemoteRepository
 from rocserve.repository.remote.room import Room, use
 from rocserve.repository.remote.source import Source, beside
-from rocserve.repository.settings import ControlMode, RepositorySettings
+from rocserve.settings import ControlMode, RepositorySettings
 
 _END_SECONDS = 1.0
 """The thread is left behind then: what it writes has a temporary name."""

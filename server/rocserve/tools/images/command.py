@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rocserve.flags import at_least
+from rocserve.flags.arguments import at_least
 
 
 def add_image_verbs(verbs: Any) -> Mapping[str, Callable[[argparse.Namespace], int]]:

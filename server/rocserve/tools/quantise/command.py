@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rocserve.flags import at_least
+from rocserve.flags.arguments import at_least
 
 METHODS = ("dynamic", "static", "qat")
 

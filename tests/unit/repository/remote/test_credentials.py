@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rocserve.core.remote_places import parse_remote
 from rocserve.repository.remote.credentials import store_options
 from rocserve.repository.remote.objects import StoreError
-from rocserve.repository.remote.urls import parse_remote
 
 
 def test_aws_keys_of_the_environment_go_before_a_profile(tmp_path: Path) -> None:

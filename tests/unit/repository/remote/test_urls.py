@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.core.remote_places import StoreKind
-from rocserve.repository.remote.urls import parse_remote
+from rocserve.core.remote_places import StoreKind, parse_remote
 
 
 @pytest.mark.parametrize(

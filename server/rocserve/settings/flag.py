@@ -1,0 +1,159 @@
+"""Declares the flags of a command at the fields of frozen dataclasses: one line says a field's default, its flag, the
+values that it takes and its help. flags/arguments.py makes the parser of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+METADATA = "flag"
+"""Where a field's metadata have its Flag, or the title of a part's group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Reads the values of a flag."""
+
+    shown: str
+    """What stands for the value in the help."""
+    read: Callable[[str], Any]
+    """Raises ValueError with what was expected and what came."""
+    choices: tuple[str, ...] = ()
+    alone: str | None = None
+    """What the flag means without a value; None = it needs one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    kind: Kind
+    help: str
+    name: str = ""
+    """Without its dashes; "" = the field's, with dashes in it."""
+    repeatable: bool = False
+    aliases: tuple[str, ...] = ()
+    group: str = ""
+    """The help's; "" = that of the dataclass."""
+    others: tuple[Flag, ...] = ()
+    """Further flags of the same field; what is written last counts."""
+    make: Callable[[Any], Any] | None = None
+    """Makes the field's value of what was read, of a repeatable flag of all values; raises ValueError."""
+
+
+def flag(default: T, kind: Kind, help_text: str, **more: Any) -> T:
+    """A field of a dataclass, and its flag; `more` goes to Flag."""
+    return field(default=default, metadata={METADATA: Flag(kind, help_text, **more)})
+
+
+def part(default: Callable[[], T], group: str) -> T:
+    """A field that is a dataclass with flags of its own. `group`: of the help."""
+    return field(default_factory=default, metadata={METADATA: group})
+
+
+def boolean(text: str) -> bool:
+    if text.lower() in ("true", "1", "on"):
+        return True
+    if text.lower() in ("false", "0", "off"):
+        return False
+    raise ValueError(f"expected true or false, got '{text}'")
+
+
+LARGEST_INT32 = (1 << 31) - 1
+"""What gRPC's core can hold."""
+
+
+def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int | None = None) -> Kind:
+    """Numbers from `least` on; `most`: None = without an end."""
+
+    def read(text: str) -> Any:
+        try:
+            value = of(text)
+        except ValueError:
+            raise ValueError(f"expected a number, got '{text}'") from None
+        # Also of what is no number, such as "nan", which is not less than anything.
+        if not value >= least:
+            raise ValueError(f"expected at least {least:g}, got '{text}'")
+        if most is not None and value > most:
+            raise ValueError(f"expected at most {most}, got '{text}'")
+        return value
+
+    return Kind(shown, read)
+
+
+def text(shown: str) -> Kind:
+    return Kind(shown, str)
+
+
+def one_of(choices: Iterable[str]) -> Kind:
+    return Kind("", str, tuple(choices))
+
+
+def byte_size(text: str) -> int:
+    """A number of bytes, or of KiB, MiB, GiB or TiB: 512M, 16G."""
+    found = re.fullmatch(r"([0-9]+)([KMGT]?)", text, re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise ValueError(f"expected a size such as 512M or 16G, got '{text}'")
+    return int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ")
+
+
+def setting(text: str) -> tuple[str, str]:
+    """`name=value`."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ValueError(f"expected SETTING=VALUE, got '{text}'")
+    return name, value
+
+
+def scoped_setting(text: str) -> tuple[str, str, str]:
+    """`scope,name=value`, or `name=value` for the scope ""."""
+    first, separator, rest = text.partition(",")
+    if separator and "=" not in first:
+        return (first, *setting(rest))
+    return ("", *setting(text))
+
+
+def setting_of(form: str, shown: str) -> Kind:
+    """`scope,name=value`, without which it makes no sense. `form`: what the error shows."""
+
+    def read(text: str) -> tuple[str, str, str]:
+        scope, _, rest = text.partition(",")
+        name, equals, value = rest.partition("=")
+        if "=" in scope or not (scope and name and equals):
+            raise ValueError(f"expected {form}, got '{text}'")
+        return scope, name, value
+
+    return Kind(shown, read)
+
+
+def regular_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"expected a regular expression, got '{text}': {error}") from None
+    return text
+
+
+BOOLEAN = Kind("true|false", boolean, alone="true")
+PORT = number("PORT", 0, most=65535)
+COUNT = number("N", 0, most=LARGEST_INT32)
+AMOUNT = number("N", 0)
+POSITIVE = number("N", 1)
+MESSAGE_BYTES = number("N", 1, most=LARGEST_INT32)
+SECONDS = number("SECONDS", 0, float)
+POSITIVE_SECONDS = number("SECONDS", 0.001, float)
+MILLISECONDS = number("MS", 0, most=LARGEST_INT32)
+POSITIVE_MILLISECONDS = number("MS", 1, most=LARGEST_INT32)
+FILE = Kind("FILE", Path)
+FILE_OR_NONE = Kind("FILE", lambda text: Path(text) if text else None)
+"""None for no text, as charts write what is left out."""
+FOLDER = Kind("DIR", Path)
+ABSOLUTE_FOLDER = Kind("DIR", lambda text: str(Path(text).expanduser().absolute()))
+"""As workers and their children are told of it."""
+BYTE_SIZE = Kind("SIZE", byte_size)
+SETTING = Kind("SETTING=VALUE", setting)
+REGULAR_EXPRESSION = Kind("REGEX", regular_expression)

@@ -1,0 +1,286 @@
+"""What the front ends are told: HTTP, gRPC, metrics, traces and the log."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rocserve.settings.flag import (
+    BOOLEAN,
+    COUNT,
+    FILE_OR_NONE,
+    MESSAGE_BYTES,
+    MILLISECONDS,
+    PORT,
+    POSITIVE,
+    POSITIVE_MILLISECONDS,
+    POSITIVE_SECONDS,
+    REGULAR_EXPRESSION,
+    SECONDS,
+    SETTING,
+    Flag,
+    Kind,
+    flag,
+    one_of,
+    scoped_setting,
+    text,
+)
+
+T = TypeVar("T")
+
+RESTRICTED_PROTOCOLS = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RestrictedProtocols:
+    """Methods that are only for clients that send a header."""
+
+    protocols: tuple[str, ...]
+    """Of RESTRICTED_PROTOCOLS, Triton's names."""
+    header: str
+    value: str = ""
+    file: Path | None = None
+    """Holds the value in place of `value`; it may change while the server runs."""
+
+
+def restricted_protocols(text: str) -> RestrictedProtocols:
+    """`protocol,protocol:header=value`; or `header@file=path` or `header@env=name`, where the value is to be found. No
+    header's name has an `@`, and no value means anything but itself."""
+    names, separator, header = text.partition(":")
+    protocols = tuple(name.strip() for name in names.split(","))
+    place, equals, value = header.partition("=")
+    key, at, source = place.partition("@")
+    if not separator or not equals or not key or not all(protocols) or (at and source not in ("file", "env")):
+        # Not the text itself, which may hold a secret.
+        raise ValueError(
+            "expected PROTOCOL[,PROTOCOL...]:HEADER=VALUE, HEADER@file=PATH or HEADER@env=NAME in place of HEADER=VALUE"
+        )
+    unknown = [name for name in protocols if name not in RESTRICTED_PROTOCOLS]
+    if unknown:
+        raise ValueError(
+            f"unknown restricted protocol '{unknown[0]}', expected one of {', '.join(RESTRICTED_PROTOCOLS)}"
+        )
+    if source == "file":
+        return RestrictedProtocols(protocols, key, file=Path(value))
+    if source == "env":
+        name, value = value, os.environ.get(value, "")
+        if not value:
+            raise ValueError(f"the environment variable '{name}' is not there, or empty")
+    return RestrictedProtocols(protocols, key, value)
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """Of web pages, as browsers write them."""
+    found = tuple(text.split(","))
+    for origin in found:
+        if origin != "*" and not re.fullmatch(r"https?://[a-z0-9.:\[\]-]+", origin):
+            raise ValueError(
+                f"expected origins such as https://app.example.com or http://localhost:3000, or *, got '{origin}'"
+            )
+    return found
+
+
+_RESTRICTED = Kind("PROTOCOLS:HEADER=VALUE", restricted_protocols)
+_RESTRICTED_HELP = "serve these only to clients that send the header; repeatable"
+_FORWARD_HELP = "headers whose names match this regular expression become parameters of the request"
+_SSL_HELP = "serve TLS only"
+_MUTUAL_HELP = "serve TLS only, to clients that show a certificate"
+
+
+def tls(default: T, kind: Kind, help_text: str, name: str = "") -> T:
+    return flag(default, kind, help_text, name=name, group="TLS")
+
+
+def connection(default: T, kind: Kind, help_text: str, name: str = "") -> T:
+    return flag(default, kind, help_text, name=name, group="connections")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    allow: bool = flag(True, BOOLEAN, "serve HTTP/REST", name="allow-http")
+    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on", name="http-address")
+    port: int = flag(8000, PORT, "the port to listen on; 0 = any free one", name="http-port")
+    reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-http-port")
+    thread_count: int = flag(
+        8, POSITIVE, "taken as tritonserver takes it; the event loop serves HTTP", name="http-thread-count"
+    )
+    max_input_size: int = flag(
+        64 << 20, POSITIVE, "bytes of a request's body, decompressed", name="http-max-input-size"
+    )
+    request_timeout_seconds: float = flag(
+        0.0,
+        SECONDS,
+        "how long an inference request may take, also one without a deadline of its own; 0 = as long as it takes",
+        name="http-request-timeout-secs",
+    )
+    keepalive_seconds: float = flag(
+        75.0, POSITIVE_SECONDS, "how long a connection may stay without a request", name="http-keepalive-timeout-secs"
+    )
+    restricted: tuple[RestrictedProtocols, ...] = flag(
+        (), _RESTRICTED, _RESTRICTED_HELP, repeatable=True, name="http-restricted-api"
+    )
+    header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP, name="http-header-forward-pattern")
+    allow_ui: bool = flag(True, BOOLEAN, "serve the page at / and what it asks")
+    cors_origins: tuple[str, ...] = flag(
+        (),
+        Kind("ORIGIN,...", origins),
+        "whose pages' scripts may ask, e.g. https://app.example.com, or * (default none but the server's own)",
+        name="http-cors-origins",
+    )
+    use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP, name="http-use-ssl")
+    use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP, name="http-use-ssl-mutual")
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings:
+    allow: bool = flag(True, BOOLEAN, "serve gRPC", name="allow-grpc")
+    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on", name="grpc-address")
+    port: int = flag(8001, PORT, "the port to listen on; 0 = any free one", name="grpc-port")
+    reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-grpc-port")
+    response_compression_level: str = flag(
+        "none",
+        one_of(("none", "low", "medium", "high")),
+        "how hard to compress responses",
+        name="grpc-infer-response-compression-level",
+    )
+    max_message_bytes: int = flag(
+        (1 << 31) - 1, MESSAGE_BYTES, "the largest message, either way", name="grpc-max-message-bytes"
+    )
+    message_timeout_seconds: float = flag(
+        60.0,
+        SECONDS,
+        "time from a call's beginning until its message has come whole; 0 = any",
+        name="grpc-message-timeout-secs",
+    )
+    restricted: tuple[RestrictedProtocols, ...] = flag(
+        (), _RESTRICTED, _RESTRICTED_HELP, repeatable=True, name="grpc-restricted-protocol"
+    )
+    header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP, name="grpc-header-forward-pattern")
+    use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP, name="grpc-use-ssl")
+    use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP, name="grpc-use-ssl-mutual")
+    server_cert: Path | None = tls(
+        None, FILE_OR_NONE, "the server's certificate chain, of all ports, PEM", name="grpc-server-cert"
+    )
+    server_key: Path | None = tls(
+        None, FILE_OR_NONE, "the server's private key, of all ports, PEM", name="grpc-server-key"
+    )
+    root_cert: Path | None = tls(
+        None, FILE_OR_NONE, "what clients' certificates are checked against, PEM", name="grpc-root-cert"
+    )
+    keepalive_time_ms: int = connection(
+        7_200_000, POSITIVE_MILLISECONDS, "pause in the traffic at which the server pings", name="grpc-keepalive-time"
+    )
+    keepalive_timeout_ms: int = connection(
+        20_000,
+        POSITIVE_MILLISECONDS,
+        "wait for the answer to a ping before the connection is ended",
+        name="grpc-keepalive-timeout",
+    )
+    keepalive_permit_without_calls: bool = connection(
+        False, BOOLEAN, "ping connections without calls too", name="grpc-keepalive-permit-without-calls"
+    )
+    http2_max_pings_without_data: int = connection(
+        2,
+        COUNT,
+        "pings that the server sends without data between them; 0 = no limit",
+        name="grpc-http2-max-pings-without-data",
+    )
+    http2_min_recv_ping_interval_without_data_ms: int = connection(
+        300_000,
+        MILLISECONDS,
+        "least pause between a client's pings without data",
+        name="grpc-http2-min-recv-ping-interval-without-data",
+    )
+    http2_max_ping_strikes: int = connection(
+        2,
+        COUNT,
+        "pings that come too soon before the connection is ended; 0 = no limit",
+        name="grpc-http2-max-ping-strikes",
+    )
+    max_connection_age_ms: int = connection(
+        0, MILLISECONDS, "the same in milliseconds for gRPC alone; 0 = as that says", name="grpc-max-connection-age"
+    )
+    max_connection_idle_ms: int = connection(
+        3_600_000,
+        MILLISECONDS,
+        "time without calls after which a connection is ended; 0 = never",
+        name="grpc-max-connection-idle",
+    )
+    max_connection_age_grace_ms: int = connection(
+        0,
+        MILLISECONDS,
+        "time that its calls then have to finish; 0 = as long as they take",
+        name="grpc-max-connection-age-grace",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    allow: bool = flag(True, BOOLEAN, "serve metrics over HTTP, at /metrics", name="allow-metrics")
+    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on", name="metrics-address")
+    port: int = flag(8002, PORT, "the port to listen on; 0 = any free one", name="metrics-port")
+    interval_ms: int = flag(
+        2000, POSITIVE_MILLISECONDS, "how often the gauges of GPUs and CPUs are read", name="metrics-interval-ms"
+    )
+    gpu: bool = flag(True, BOOLEAN, "metrics of GPUs", name="allow-gpu-metrics")
+    cpu: bool = flag(True, BOOLEAN, "metrics of the processors and of memory", name="allow-cpu-metrics")
+    config: tuple[tuple[str, str], ...] = flag(
+        (),
+        SETTING,
+        "which latencies are told how: counter_latencies, summary_latencies or histogram_latencies=true|false,"
+        " summary_quantiles=0.5:0.05,...; repeatable",
+        repeatable=True,
+        name="metrics-config",
+    )
+    use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP, name="metrics-use-ssl")
+    use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP, name="metrics-use-ssl-mutual")
+
+
+def _older_trace_flag(name: str, mode: str, setting: str) -> Flag:
+    """One of tritonserver's from before --trace-config."""
+    kind = Kind("VALUE", lambda text: (mode, setting, text))
+    scope = f"{mode}," if mode else ""
+    return Flag(kind, f"the same as --trace-config={scope}{setting}=VALUE", name, repeatable=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    values: tuple[tuple[str, str, str], ...] = flag(
+        (),
+        Kind("[MODE,]SETTING=VALUE", scoped_setting),
+        "how requests are traced: mode, level, rate, count, and of a mode its own: triton,file=trace.json or"
+        " opentelemetry,url=http://localhost:4318/v1/traces; repeatable",
+        repeatable=True,
+        others=(
+            _older_trace_flag("trace-file", "triton", "file"),
+            _older_trace_flag("trace-level", "", "level"),
+            _older_trace_flag("trace-rate", "", "rate"),
+            _older_trace_flag("trace-count", "", "count"),
+            _older_trace_flag("trace-log-frequency", "triton", "log-frequency"),
+        ),
+        name="trace-config",
+    )
+    """Mode ("" = of all modes), setting, value, in the order written."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    info: bool = flag(True, BOOLEAN, "write information", name="log-info")
+    warning: bool = flag(True, BOOLEAN, "write warnings", name="log-warning")
+    error: bool = flag(True, BOOLEAN, "write errors", name="log-error")
+    verbose: int = flag(0, COUNT, "write details from 1 on", name="log-verbose")
+    format: str = flag("default", one_of(("default", "ISO8601")), "how a line begins", name="log-format")
+    file: Path | None = flag(None, FILE_OR_NONE, "write to this file, not to standard error", name="log-file")
