@@ -281,7 +281,8 @@ class HeapReader:
         self._descriptor = descriptor
         self._shift = _shift_of(descriptor, shares)
         self._mask = (1 << self._shift) - 1
-        self._count = shares * _class_count(self._shift)
+        self._classes = _class_count(self._shift)
+        self._count = shares * self._classes
         self._parts: dict[int, memoryview] = {}
         self.on_closed: dict[object, Callable[[], None]] = {}
         """Called when the file is let go of, under the keys of those who want to know."""
@@ -299,7 +300,12 @@ class HeapReader:
             raise ValueError(f"a tensor of {nbytes} bytes at byte {offset} lies outside of its heap")
         if nbytes > _CHECKED_FROM and os.lseek(self._descriptor, offset, os.SEEK_HOLE) < offset + nbytes:
             raise ValueError(f"a tensor of {nbytes} bytes at byte {offset} was not written to its end")
-        return self._part(offset >> self._shift)[start:end]
+        index = offset >> self._shift
+        return (self._parts.get(index) or self._part(index))[start:end]
+
+    def slot_bytes(self, offset: int) -> int:
+        """What a slot takes of memory."""
+        return SMALLEST_SLOT << (offset >> self._shift) % self._classes
 
     def offset_of(self, data: Buffer) -> int | None:
         """Where a view that this has given lies; None: it is no such view."""

@@ -90,18 +90,19 @@ class RingReader:
     """The taking side of a ring. One thread at a time."""
 
     def __init__(self, own: memoryview, other_words: memoryview, ring: memoryview, number: int) -> None:
-        self._own_words, self._other_words = own, other_words
-        self._posted_at, self._taken_at = _word(_POSTED, number), _word(_TAKEN, number)
+        self._own_words, self.other_words = own, other_words
+        self.posted_at, self._taken_at = _word(_POSTED, number), _word(_TAKEN, number)
         self._ring = ring
         self._size = len(ring)
-        self._taken = 0
+        self.taken = 0
+        """There is mail while it is not what `other_words` say at `posted_at`: a loop looks without a call."""
 
     def has_mail(self) -> bool:
-        return self._other_words[self._posted_at] != self._taken
+        return self.other_words[self.posted_at] != self.taken
 
     def take(self) -> bytes:
         """All that has come since the last call, whole entries in the order of posting. Raises: LinkBroken."""
-        posted, taken = self._other_words[self._posted_at], self._taken
+        posted, taken = self.other_words[self.posted_at], self.taken
         if posted == taken:
             return b""
         count = posted - taken
@@ -117,7 +118,7 @@ class RingReader:
             entries = bytes(self._ring[start:]) + bytes(self._ring[: end - self._size])
         if not KEEPS_STORE_ORDER:
             fence()
-        self._own_words[self._taken_at] = self._taken = posted
+        self._own_words[self._taken_at] = self.taken = posted
         return entries
 
 

@@ -183,7 +183,8 @@ class PlaneLoop:
     def run(self) -> None:
         """The thread's work; a process that does nothing else has its main thread do it, without `start`."""
         self.thread = threading.get_ident()
-        empty_turns = turns = looks = 0
+        empty_turns = turns = 0
+        looks = self._spin
         readers, read_epoll = self._readers, self._readers_epoll.poll
         soon, ends, long, timers = self._soon, self._ends, self._long, self._timers
         monotonic = time.monotonic
@@ -214,12 +215,14 @@ class PlaneLoop:
                 self.work_off(long.popleft())
                 busy = True
             if busy:
-                empty_turns = 0
+                empty_turns, looks = 0, self._spin
                 self._last_came_at = now
                 continue
-            if not empty_turns:
-                looks = self._looks(self._spin)
             empty_turns += 1
+            if empty_turns <= looks:
+                continue
+            if looks == self._spin:
+                looks = self._looks(looks)
             if empty_turns > looks:
                 self._sleep()
                 # What did not come while it slept need not be looked for.
@@ -244,7 +247,10 @@ class PlaneLoop:
         ends = list(self._ends)
         self._ends.clear()
         for callback in ends:
-            self._call(callback)
+            try:
+                callback()
+            except Exception as error:
+                self._report(error)
 
     def _looks(self, least: int) -> int:
         """Turns without anything before the one after which there is nothing."""

@@ -70,7 +70,10 @@ class BatchWriter:
             ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them.
         """
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
-        fresh = {form: next(self._numbers) for form in {member[0] for member in members} if form not in forms}
+        fresh: dict[RequestForm, int] = {}
+        for member in members:
+            if member[0] not in forms and member[0] not in fresh:
+                fresh[member[0]] = next(self._numbers)
         if fresh:
             forms = {**forms, **fresh}
         count = len(members) + len(fresh)
@@ -89,7 +92,9 @@ class BatchWriter:
                 flags, place = PLACED, data.offset
                 placed.append(data)
             else:
-                of_member, nbytes = form.places.pieces(data)
+                of_member, nbytes = form.places.packed(data), form.places.end
+                if of_member is None:
+                    of_member, nbytes = form.places.pieces(data)
                 pieces += of_member
                 end += nbytes
             table.append(pack(REQUEST, flags, 0, forms[form], number, place, len(details) | end << 32))

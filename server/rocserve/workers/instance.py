@@ -7,8 +7,8 @@ messages. All calls are made on the data plane's thread, unless said otherwise.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
+import mmap
 import os
 import socket
 import time
@@ -113,6 +113,7 @@ class Instance:
         """Those of them whose inputs, or those of one before them, are still being copied: one may name the forms of
         another."""
         self._to_return: list[int] = []
+        self._bytes_to_return = 0
         self.requests: InstanceRequests | None = None
         """Where the model sees each request for itself."""
         self._attach(start_call)
@@ -196,7 +197,7 @@ class Instance:
             raise WorkerGone(self._gone_text) from None
         batch = self._writer.write(members, is_grouped, on_outcome)
         self._sent[batch.id] = batch
-        self._mail.expect(self)
+        self._mail.expected[self] = self.inbox
         self._unposted.append(batch)
         if batch.large:
             self.plane.work_off(self._write_large(batch))
@@ -239,33 +240,30 @@ class Instance:
         """Handle what has come."""
         if not self._listening:
             return
+        requests = self.requests
         try:
-            self._handle(self.inbox.take())
+            messages = ENTRY.iter_unpack(self.inbox.take())
+            for kind, flags, count, number, a, b, c in messages:
+                if kind == DONE:
+                    self._take_done(number, (a, b, c), next(messages, None))
+                elif kind == LAYOUT:
+                    self.results.layouts.define(number, a, b)
+                    self.give_place(a)
+                elif requests is None:
+                    raise ValueError(f"a message of kind {kind}, which it may not send here")
+                elif kind == RESPONSE:
+                    requests.take_response(flags, count, number, a, b, c)
+                elif kind == CALL:
+                    requests.take_call(number, a, b, c)
+                elif kind == RETURN:
+                    requests.take_returns((a, b, c)[:count])
+                    self._mail.trimmer.trim_later(self.inputs)
+                else:
+                    raise ValueError(f"a message of kind {kind}, which it may not send here")
             if len(self._to_return) > _MOST_UNRETURNED:
                 raise ValueError(f"{len(self._to_return)} places, and takes none back")
         except (ValueError, LinkBroken) as error:
             self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
-
-    def _handle(self, entries: bytes) -> None:
-        """Raises: ValueError."""
-        requests, messages = self.requests, ENTRY.iter_unpack(entries)
-        for kind, flags, count, number, a, b, c in messages:
-            if kind == DONE:
-                self._take_done(number, (a, b, c), next(messages, None))
-            elif kind == LAYOUT:
-                self.results.layouts.define(number, a, b)
-                self.give_place(a)
-            elif requests is None:
-                raise ValueError(f"a message of kind {kind}, which it may not send here")
-            elif kind == RESPONSE:
-                requests.take_response(flags, count, number, a, b, c)
-            elif kind == CALL:
-                requests.take_call(number, a, b, c)
-            elif kind == RETURN:
-                requests.take_returns((a, b, c)[:count])
-                self._mail.trimmer.trim_later(self.inputs)
-            else:
-                raise ValueError(f"a message of kind {kind}, which it may not send here")
 
     def _take_done(self, batch_id: int, times: tuple[int, int, int], following: tuple[int, ...] | None) -> None:
         """A batch has ended; `following` is the entry that tells how."""
@@ -286,25 +284,27 @@ class Instance:
         del self._sent[batch_id]
         self._mail.trimmer.trim_later(self.inputs)
         self.has_answered = True
-        self.guarded(functools.partial(batch.on_outcome, outcome))
+        self.guarded(batch.on_outcome, outcome)
 
     def slot(self, place: int) -> Slot:
         """A slot that the worker has back when nobody holds this any more."""
         return Slot(self.give_place, place, self._reader)
 
-    def guarded(self, callback: Callable[[], None]) -> None:
+    def guarded(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call back, and log what that raises."""
         try:
-            callback()
+            callback(*arguments)
         except Exception:
             self._log.exception("an answer of model '%s' could not be handled", self._model_name)
 
     # What has been read
 
     def give_place(self, place: int) -> None:
-        """A slot of the worker's has been read."""
+        """A slot of the worker's has been read. It is told so once they take a page together, for it has more."""
         self._to_return.append(place)
-        self._mail.return_later(self)
+        self._bytes_to_return += self._reader.slot_bytes(place)
+        if self._bytes_to_return >= mmap.PAGESIZE:
+            self._mail.return_later(self)
 
     def return_places(self) -> None:
         """Tell the worker which of its slots have been read."""
@@ -317,6 +317,7 @@ class Instance:
             self._returns.post(return_entries(self._to_return[: 3 * entries]))
             # Before it posts more, the worker takes what is there: the rest follows then.
             del self._to_return[: 3 * entries]
+            self._bytes_to_return = 0
 
     # Its watch; from any thread
 
@@ -372,7 +373,7 @@ class Instance:
             now = time.monotonic_ns()
             was_inside = place < self.batches_at_once and batch.posted and self._work.is_taken(batch.posted)
             reason = error if was_inside else WorkerGone(self._gone_text)
-            self.guarded(functools.partial(batch.on_outcome, BatchOutcome(reason, (now, now, now))))
+            self.guarded(batch.on_outcome, BatchOutcome(reason, (now, now, now)))
         # They know the instance: left in it, they would keep it until the garbage collector comes by.
         requests, self.requests = self.requests, None
         if requests is not None:

@@ -30,17 +30,13 @@ class InstanceMail:
         """`looks`: that a worker looks for a batch before it sleeps."""
         self.looks_of_workers = looks
         self.plane = plane
-        self._expected: dict[Instance, RingReader] = {}
-        """What each has posted."""
+        self.expected: dict[Instance, RingReader] = {}
+        """Those that have something to answer, and where they post it."""
         self._others: dict[Instance, RingReader] = {}
         """Of those that may speak unasked, and do so rarely."""
         self._polls = 0
         self._returning: dict[Instance, None] = {}
         self.trimmer = HeapTrimmer(plane)
-
-    def expect(self, instance: Instance) -> None:
-        """It has something to answer."""
-        self._expected[instance] = instance.inbox
 
     def listen(self, instance: Instance) -> None:
         """It may speak unasked; for that too it does not ring while the loop is awake."""
@@ -51,7 +47,7 @@ class InstanceMail:
         self._returning[instance] = None
 
     def forget(self, instance: Instance) -> None:
-        self._expected.pop(instance, None)
+        self.expected.pop(instance, None)
         self._others.pop(instance, None)
         self._returning.pop(instance, None)
 
@@ -61,12 +57,15 @@ class InstanceMail:
         self._polls += 1
         if not self._polls % _POLLS_BETWEEN_OTHERS:
             self._look_at_others()
-        if self._expected:
-            for instance in [instance for instance, inbox in self._expected.items() if inbox.has_mail()]:
-                busy = True
-                instance.take_mail()
-                if not instance.is_expected:
-                    self._expected.pop(instance, None)
+        answered: list[Instance] = []
+        for instance, inbox in self.expected.items():
+            if inbox.other_words[inbox.posted_at] != inbox.taken:
+                answered.append(instance)
+        for instance in answered:
+            busy = True
+            instance.take_mail()
+            if not instance.is_expected:
+                self.expected.pop(instance, None)
         if self._returning:
             returning, self._returning = self._returning, {}
             for instance in returning:
@@ -76,11 +75,11 @@ class InstanceMail:
     def has_mail(self) -> bool:
         """See Source."""
         self._look_at_others()
-        return any(inbox.has_mail() for inbox in self._expected.values())
+        return any(inbox.has_mail() for inbox in self.expected.values())
 
     def _look_at_others(self) -> None:
         for instance in [instance for instance, inbox in self._others.items() if inbox.has_mail()]:
-            self._expected[instance] = instance.inbox
+            self.expected[instance] = instance.inbox
 
     def let_go(self, heap: Heap) -> None:
         """Close a heap once what has been asked of the data plane is done. From any thread."""

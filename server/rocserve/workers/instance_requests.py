@@ -6,7 +6,6 @@ All calls are made on the data plane's thread, unless said otherwise.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections import deque
@@ -200,7 +199,7 @@ class InstanceRequests:
         if final:
             self.close_requests((request,))
         if on_answer is not None:
-            self._instance.guarded(functools.partial(on_answer, answer, final))
+            self._instance.guarded(on_answer, answer, final)
 
     def _tensors(self, layout: int, place: int, details: int) -> tuple[tuple[Tensor, ...], bytes]:
         """Views of tensors in a slot, and what is said beside them. Raises: ValueError."""
@@ -241,7 +240,7 @@ class InstanceRequests:
         lost = RequestLost(error.code, error.text)
         requests, self._open = self._open, {}
         for on_answer in requests.values():
-            self._instance.guarded(functools.partial(on_answer, lost, True))
+            self._instance.guarded(on_answer, lost, True)
         calls, self._calls = self._calls, {}
         for opened in calls.values():
             self._instance.guarded(opened.cancelled)

@@ -130,7 +130,7 @@ def test_an_end_that_lies_is_found_out(pair: Pair, lie: int) -> None:
     """Of how much it posted and of how much it took."""
     honest = pair.first_end()
     reader, writer = honest.readers[0], honest.writers[1]
-    pair.hostile[reader._posted_at] = lie
+    pair.hostile[reader.posted_at] = lie
     with pytest.raises(LinkBroken, match=f"says {lie} bytes where 0 were taken"):
         reader.take()
     pair.hostile[writer._taken_at] = lie
@@ -140,9 +140,9 @@ def test_an_end_that_lies_is_found_out(pair: Pair, lie: int) -> None:
 
 def test_an_end_cannot_take_back_what_it_posted(pair: Pair) -> None:
     reader = pair.first_end().readers[0]
-    pair.hostile[reader._posted_at] = 3 * ENTRY_BYTES
+    pair.hostile[reader.posted_at] = 3 * ENTRY_BYTES
     assert len(reader.take()) == 3 * ENTRY_BYTES
-    pair.hostile[reader._posted_at] = ENTRY_BYTES
+    pair.hostile[reader.posted_at] = ENTRY_BYTES
     with pytest.raises(LinkBroken):
         reader.take()
 
