@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, DimensionRange, ProgramTensor
 from rocserve.core.errors import invalid_argument
 from rocserve.tools.measuring.messages import MeasuredInput
 
@@ -14,7 +13,7 @@ def program_input(tensor: ProgramTensor, varying: int | None = None) -> Measured
     Raises:
         ServeError: INVALID_ARGUMENT, arrays cannot hold its datatype.
     """
-    dtype = numpy_dtype(tensor.datatype)
+    dtype = NUMPY_DTYPES.get(tensor.datatype)
     if dtype is None:
         raise invalid_argument(f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}, which no array holds")
     shape = tuple(

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.backends.migraphx.binding import loaded_library
-from rocserve.backends.migraphx.binding.guarded import is_compiled
-from rocserve.backends.migraphx.binding.loaded_library import loaded_core
-from rocserve.backends.migraphx.binding.messages import Messages
+from rocserve.backends.migraphx.binding import interface
+from rocserve.backends.migraphx.binding.interface import Binding, is_compiled, loaded_version
 
 HEAD = b"\x85\xa7version\x07\xb0migraphx_version\xa62.14.0\xa7targets\x90"
 
@@ -47,19 +45,25 @@ def test_the_version_is_that_of_the_loaded_library(
         "7f00-7f01 r-xp 00000000 fd:00 12 /usr/lib/libmigraphx_c.so.3.0\n"
         f"7f02-7f03 r--p 00000000 fd:00 13                         {file}\n"
     )
-    monkeypatch.setattr(loaded_library, "_MAPS", maps)
-    assert loaded_core() == (file, version)
+    monkeypatch.setattr(interface, "_MAPS", maps)
+    assert loaded_version() == version
 
 
 def test_a_process_without_it() -> None:
-    assert loaded_core() == ("", "")
+    assert loaded_version() == ""
+
+
+class SilentBinding(Binding):
+    """A binding that only writes."""
+
+    check_target = _parse_onnx = _parse_tensorflow = _load = None  # type: ignore[assignment]
 
 
 def test_messages_are_taken_once_and_bounded() -> None:
-    messages = Messages()
-    messages.add("one\n\n  \ntwo")
-    assert messages.take() == ["one", "two"]
-    assert messages.take() == []
-    messages.add("\n".join(str(number) for number in range(5000)))
-    taken = messages.take()
+    binding = SilentBinding()
+    binding.add_message("one\n\n  \ntwo")
+    assert binding.take_messages() == ["one", "two"]
+    assert binding.take_messages() == []
+    binding.add_message("\n".join(str(number) for number in range(5000)))
+    taken = binding.take_messages()
     assert (len(taken), taken[-1]) == (1000, "4999")

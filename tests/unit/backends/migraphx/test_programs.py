@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rocserve.backends.migraphx.binding.interface import Array, CompileFlags, DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor
 from rocserve.backends.migraphx.serving.programs import (
     DynamicRunner,
@@ -52,15 +51,6 @@ class DoublingProgram:
         assert array.flags.c_contiguous
         self.given.append(array.copy())
         self.addresses.append(array.ctypes.data)
-
-    def quantize_fp16(self) -> None: ...
-    def quantize_bf16(self) -> None: ...
-    def quantize_int8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None: ...
-    def quantize_fp8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None: ...
-    def compile(self, target: str, flags: CompileFlags) -> None: ...
-    def save(self, path: Path) -> None: ...
-    def text(self) -> str:
-        return ""
 
 
 def layout(*shape: int, channels_last: bool = False) -> ProgramLayout:

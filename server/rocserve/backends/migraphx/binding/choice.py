@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rocserve.backends.migraphx.binding.c_api.binding import CBinding
-from rocserve.backends.migraphx.binding.guarded import GuardedBinding
+from rocserve.backends.migraphx.binding.c_api import CBinding
 from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError
 from rocserve.backends.migraphx.binding.module import ModuleBinding
 from rocserve.backends.migraphx.installation import MigraphxInstallation
@@ -33,5 +32,5 @@ def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Bi
             " 'binding' out to have the way that there is"
         )
     if wanted == "c_api" or (wanted == "auto" and installation.library):
-        return GuardedBinding(CBinding(installation.library))
-    return GuardedBinding(ModuleBinding(installation.module_folder))
+        return CBinding(installation.library)
+    return ModuleBinding(installation.module_folder)

@@ -1,19 +1,53 @@
-"""What rocserve needs of MIGraphX. Two classes implement it; one suite of tests runs over both.
+"""What rocserve needs of MIGraphX. Two bindings implement it; one suite of tests runs over both.
 
-An implementation prevents what would end the process or give wrong numbers (a second compile, an empty program, int8
-without calibration, arrays that are gone, inputs of another shape) before it calls MIGraphX.
+What would end the process or give wrong numbers (a second compile, an empty program, int8 without calibration, inputs
+of another shape) is refused here, before a binding calls MIGraphX.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import abc
+import collections
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+_NUMPY = {
+    "bool": np.bool_,
+    "half": np.float16,
+    "float": np.float32,
+    "double": np.float64,
+    "uint8": np.uint8,
+    "int8": np.int8,
+    "uint16": np.uint16,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint32": np.uint32,
+    "uint64": np.uint64,
+    # numpy has no names for the rest: arrays hold their bits.
+    "fp8e4m3fnuz": np.uint8,
+    "fp8e4m3fn": np.uint8,
+    "fp8e5m2": np.uint8,
+    "bf16": np.uint16,
+    "fp8e5m2fnuz": np.uint8,
+}
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
+"""The arrays that hold MIGraphX's datatypes, by the names it prints (without "_type"), as it numbers them from its bool
+on. Not among them: what arrays cannot hold (tuples, four-bit numbers)."""
+AS_BITS = frozenset({"fp8e4m3fnuz", "fp8e4m3fn", "fp8e5m2", "bf16", "fp8e5m2fnuz"})
+
+_OUTPUT_BUFFER = "#output_"
+"""Is in the names of the parameters that a program compiled without offload_copy has for its outputs."""
+_MOST_MESSAGES = 1000
+"""Lines kept until they are taken; the oldest go."""
 
 
 class MigraphxError(Exception):
@@ -26,6 +60,9 @@ class DimensionRange:
 
     least: int
     most: int
+
+
+Dimension = int | DimensionRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,43 +105,63 @@ class CompileFlags:
     exhaustive_tune: bool = False
 
 
-class Program(Protocol):
-    """A MIGraphX program. One call at a time. Every method may raise MigraphxError."""
+class Program(abc.ABC):
+    """A MIGraphX program. Calls on several threads wait for each other. Every method may raise MigraphxError."""
 
-    @property
-    def is_compiled(self) -> bool: ...
+    def __init__(self, compiled: bool) -> None:
+        """What the methods below that subclasses have need is there already."""
+        self.is_compiled = compiled
+        self._lock = threading.Lock()
+        self._read_tensors()
 
-    @property
-    def parameters(self) -> Mapping[str, ProgramTensor]:
-        """The inputs, without what a program compiled with offload_copy=False has beside them: `extra_parameters`."""
+    def _read_tensors(self) -> None:
+        """Reads what the program takes and gives; compiling changes it."""
+        tensors = self._read_parameters()
+        self.parameters: Mapping[str, ProgramTensor] = {
+            tensor.name: tensor for tensor in tensors if _OUTPUT_BUFFER not in tensor.name
+        }
+        """The inputs."""
+        self.extra_parameters = tuple(tensor.name for tensor in tensors if _OUTPUT_BUFFER in tensor.name)
+        """Buffers for outputs ("main:#output_0"): the program was compiled without offload_copy."""
+        self.outputs = tuple(self._read_outputs())
 
-    @property
-    def outputs(self) -> Sequence[ProgramTensor]: ...
-
-    @property
-    def extra_parameters(self) -> Sequence[str]:
-        """Parameters that are buffers for outputs ("main:#output_0"): the program was compiled without offload_copy."""
-
-    def quantize_fp16(self) -> None: ...
-
-    def quantize_bf16(self) -> None: ...
-
-    def quantize_int8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
-        """`calibration`: one mapping a run, of all inputs in their exact shapes; at least one."""
-
-    def quantize_fp8(self, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
-        """As `quantize_int8`."""
+    def quantize(self, kind: str, target: str = "", calibration: Sequence[Mapping[str, Array]] = ()) -> None:
+        """
+        Args:
+            kind: fp16, bf16, or, with a target and calibration, int8 or fp8.
+            calibration: one mapping a run, of all inputs in their exact shapes; at least one.
+        """
+        with self._lock:
+            self._require_uncompiled("quantised any more")
+            if kind in ("int8", "fp8"):
+                _check_calibration(kind, calibration, self.parameters)
+            self._quantize(kind, target, calibration)
 
     def compile(self, target: str, flags: CompileFlags) -> None:
         """`target`: gpu, cpu or ref."""
+        with self._lock:
+            self._require_uncompiled("compiled again")
+            self._compile(target, flags)
+            self.is_compiled = True
+            self._read_tensors()
 
-    def save(self, path: Path) -> None: ...
+    def save(self, path: Path) -> None:
+        if not path.parent.is_dir():
+            raise MigraphxError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}")
+        with self._lock:
+            self._save(path)
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         """Inputs C-contiguous in the exact shape and datatype (bf16 as uint16, the fp8s as uint8: their bits).
 
         The outputs are the caller's own: copied, never views on MIGraphX's memory or on the inputs.
         """
+        with self._lock:
+            self._require_ready(inputs)
+            try:
+                return [view.copy() for view in self._run(inputs)]
+            finally:
+                self._drop_results()
 
     def run_into(self, inputs: Mapping[str, Array], outputs: Sequence[Array | None]) -> None:
         """The same, into C-contiguous arrays of the caller's, which must have the outputs' shapes and datatypes.
@@ -112,38 +169,282 @@ class Program(Protocol):
         An array with fewer rows (of the first dimension) than its output gets the first of them; one that is None gets
         nothing.
         """
+        with self._lock:
+            self._require_ready(inputs)
+            _check_outputs(outputs, self.outputs)
+            try:
+                for number, (array, view) in enumerate(zip(outputs, self._run(inputs), strict=True)):
+                    if array is not None:
+                        _copy_into(array, view, number)
+            finally:
+                self._drop_results()
 
     def text(self) -> str:
         """The program as MIGraphX prints it: an instruction a line; compiled, with its fused kernels."""
+        with self._lock:
+            return self._text()
+
+    def _require_uncompiled(self, what: str) -> None:
+        if self.is_compiled:
+            raise MigraphxError(f"the program is compiled already: it cannot be {what}; parse the model anew")
+        if not self.outputs:
+            raise MigraphxError("the program is empty: the model has no outputs")
+
+    def _require_ready(self, inputs: Mapping[str, Array]) -> None:
+        if not self.is_compiled:
+            raise MigraphxError("the program must be compiled before it runs")
+        if self.extra_parameters:
+            raise MigraphxError(
+                "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU's memory, "
+                "which rocserve does not give it; compile it with offload_copy on"
+            )
+        _check_inputs(inputs, self.parameters)
+
+    @abc.abstractmethod
+    def _read_parameters(self) -> Sequence[ProgramTensor]:
+        """All of them, by name, buffers for outputs too."""
+
+    @abc.abstractmethod
+    def _read_outputs(self) -> Sequence[ProgramTensor]: ...
+
+    @abc.abstractmethod
+    def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None: ...
+
+    @abc.abstractmethod
+    def _compile(self, target: str, flags: CompileFlags) -> None: ...
+
+    @abc.abstractmethod
+    def _save(self, path: Path) -> None: ...
+
+    @abc.abstractmethod
+    def _run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        """Runs the program; views of its outputs, on MIGraphX's memory or an input's, until `_drop_results`."""
+
+    @abc.abstractmethod
+    def _drop_results(self) -> None: ...
+
+    @abc.abstractmethod
+    def _text(self) -> str: ...
 
 
-class Binding(Protocol):
-    """One way to MIGraphX. Made by `binding/choice.py`. Every method may raise MigraphxError."""
+class Binding(abc.ABC):
+    """One way to MIGraphX. Every method may raise MigraphxError."""
 
-    @property
-    def name(self) -> str:
-        """c_api or module."""
+    name: ClassVar[str]
+    """c_api or module."""
+    releases_gil: ClassVar[bool]
+    library: str
+    """The file that it is loaded from."""
+    migraphx_version: str
+    """E.g. "2.14.0", of the library itself; "" where it cannot be told."""
 
-    @property
-    def migraphx_version(self) -> str:
-        """E.g. "2.14.0", of the library itself; "" where it cannot be told."""
+    def __init__(self) -> None:
+        self._messages: collections.deque[str] = collections.deque(maxlen=_MOST_MESSAGES)
 
-    @property
-    def library(self) -> str:
-        """The file that it is loaded from."""
+    def parse_onnx(self, path: Path, options: OnnxOptions) -> Program:
+        _check_file(path)
+        _check_shapes(options.input_shapes)
+        if options.default_dimension < 1:
+            raise MigraphxError(f"dimensions without a shape must be 1 or more, not {options.default_dimension}")
+        return _parsed(self._parse_onnx(path, options), options.input_shapes)
 
-    @property
-    def releases_gil(self) -> bool: ...
-
-    def check_target(self, target: str) -> None:
-        """Raises: MigraphxError: the target's library cannot be loaded."""
-
-    def parse_onnx(self, path: Path, options: OnnxOptions) -> Program: ...
-
-    def parse_tensorflow(self, path: Path, options: TensorflowOptions) -> Program: ...
+    def parse_tensorflow(self, path: Path, options: TensorflowOptions) -> Program:
+        _check_file(path)
+        _check_shapes(options.input_shapes)
+        if options.batch_size < 1:
+            raise MigraphxError(f"the batch size must be 1 or more, not {options.batch_size}")
+        return _parsed(self._parse_tensorflow(path, options), options.input_shapes)
 
     def load(self, path: Path) -> Program:
         """A program from a .mxr file."""
+        _check_file(path)
+        return self._load(path, is_compiled(path))
 
     def take_messages(self) -> Sequence[str]:
         """What MIGraphX has written meanwhile that was no error (warnings, progress), line by line."""
+        taken = []
+        while self._messages:
+            taken.append(self._messages.popleft())
+        return taken
+
+    def add_message(self, text: str) -> None:
+        """On any thread."""
+        self._messages.extend(line for line in text.splitlines() if line.strip())
+
+    @abc.abstractmethod
+    def check_target(self, target: str) -> None:
+        """Raises: MigraphxError: the target's library cannot be loaded."""
+
+    @abc.abstractmethod
+    def _parse_onnx(self, path: Path, options: OnnxOptions) -> Program: ...
+
+    @abc.abstractmethod
+    def _parse_tensorflow(self, path: Path, options: TensorflowOptions) -> Program: ...
+
+    @abc.abstractmethod
+    def _load(self, path: Path, compiled: bool) -> Program: ...
+
+
+def _parsed(program: Program, shapes: Iterable[str]) -> Program:
+    """MIGraphX ignores shapes for inputs that the model does not have."""
+    for name in shapes:
+        if name not in program.parameters:
+            inputs = names_text(program.parameters)
+            raise MigraphxError(f"a shape is given for input '{name}', but the model's inputs are {inputs}")
+    return program
+
+
+def _copy_into(array: Array, view: Array, number: int) -> None:
+    if array.shape != view.shape and array.shape[1:] == view.shape[1:] and array.ndim:
+        view = view[: len(array)]
+    if array.shape != view.shape:
+        raise MigraphxError(
+            f"output {number} has the shape {shape_text(view.shape)}, but the array given for it "
+            f"{shape_text(array.shape)}"
+        )
+    np.copyto(array, view)
+
+
+def _check_file(path: Path) -> None:
+    """An empty ONNX file would be a program that aborts when compiled; of unreadable ones MIGraphX says little."""
+    try:
+        if not path.is_file():
+            raise MigraphxError(f"there is no file {str(path)!r}")
+        with path.open("rb") as file:
+            empty = not file.read(1)
+    except OSError as error:
+        raise MigraphxError(f"the file {str(path)!r} cannot be read: {error.strerror}") from None
+    if empty:
+        raise MigraphxError(f"the file {str(path)!r} is empty (0 bytes)")
+
+
+def _check_shapes(shapes: Mapping[str, Sequence[Dimension]]) -> None:
+    """Shapes to parse a model with; a dimension of 0 aborts when it runs."""
+    for name, shape in shapes.items():
+        for least, most in map(bounds, shape):
+            if least < 1 or most < least:
+                raise MigraphxError(
+                    f"input '{name}' cannot have the shape {shape_text(shape)}: dimensions are 1 or more, "
+                    "the most not below the least"
+                )
+
+
+def _check_calibration(
+    kind: str, samples: Sequence[Mapping[str, Array]], parameters: Mapping[str, ProgramTensor]
+) -> None:
+    """Without samples the numbers are wrong, with a wrong name too; a wrong shape aborts."""
+    if not samples:
+        raise MigraphxError(f"{kind} needs calibration data: give it at least one sample of the model's inputs")
+    for parameter in parameters.values():
+        if any(isinstance(dimension, DimensionRange) for dimension in parameter.shape):
+            raise MigraphxError(
+                f"{kind} needs fixed shapes, but input '{parameter.name}' has the shape {shape_text(parameter.shape)}"
+            )
+    for number, sample in enumerate(samples):
+        try:
+            _check_inputs(sample, parameters)
+        except MigraphxError as error:
+            raise MigraphxError(f"calibration sample {number}: {error}") from None
+
+
+def _check_inputs(inputs: Mapping[str, Array], parameters: Mapping[str, ProgramTensor]) -> None:
+    if inputs.keys() != parameters.keys():
+        known = f"the program's inputs are {names_text(parameters)}"
+        for name in inputs:
+            if name not in parameters:
+                raise MigraphxError(f"unexpected input '{name}': {known}")
+        missing = next(name for name in parameters if inputs.get(name) is None)
+        raise MigraphxError(f"input '{missing}' is missing: {known}")
+    for name, parameter in parameters.items():
+        _check_array("input '{}'", name, inputs[name], parameter.datatype, parameter.shape)
+
+
+def _check_outputs(arrays: Sequence[Array | None], outputs: Sequence[ProgramTensor]) -> None:
+    """Arrays to run into. Of outputs whose shape varies, only what is known beforehand is checked."""
+    if len(arrays) != len(outputs):
+        raise MigraphxError(f"the program has {len(outputs)} outputs, but {len(arrays)} arrays are given for them")
+    for number, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
+        if array is None:
+            continue
+        shape = output.shape
+        if isinstance(array, np.ndarray) and array.ndim and shape and len(array) < bounds(shape[0])[1]:
+            shape = (len(array), *shape[1:])
+        _check_array("the array for output {}", number, array, output.datatype, shape)
+        if not array.flags.writeable:
+            raise MigraphxError(f"the array for output {number} cannot be written")
+
+
+def _check_array(title: str, name: object, array: Array, datatype: str, shape: Sequence[Dimension]) -> None:
+    """`title`: how errors call it, with a place for its name."""
+    dtype = NUMPY_DTYPES.get(datatype)
+    if (
+        isinstance(array, np.ndarray)
+        and array.dtype == dtype
+        and (array.shape == shape or _fits(array.shape, shape))
+        and array.flags.c_contiguous
+    ):
+        return
+    what = title.format(name)
+    if not isinstance(array, np.ndarray):
+        raise MigraphxError(f"{what} must be a numpy array, not {type(array).__name__}")
+    if dtype is None:
+        raise MigraphxError(f"{what} is of MIGraphX's type {datatype}, which no array can hold")
+    if array.dtype != dtype:
+        bits = f", the bits of {datatype}" if datatype in AS_BITS else ""
+        raise MigraphxError(f"{what} must be of dtype {dtype.name}{bits}; it is of {array.dtype}")
+    if not _fits(array.shape, shape):
+        raise MigraphxError(f"{what} must have the shape {shape_text(shape)}; it has {shape_text(array.shape)}")
+    raise MigraphxError(f"{what} must be C-contiguous (numpy.ascontiguousarray makes it so)")
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[Dimension]) -> bool:
+    if len(shape) != len(wanted):
+        return False
+    return all(least <= size <= most for size, (least, most) in zip(shape, map(bounds, wanted), strict=True))
+
+
+def bounds(dimension: Dimension) -> tuple[int, int]:
+    return (dimension, dimension) if isinstance(dimension, int) else (dimension.least, dimension.most)
+
+
+def shape_text(shape: Sequence[Dimension]) -> str:
+    """E.g. [1..8, 3]."""
+    return "[" + ", ".join(str(d) if isinstance(d, int) else f"{d.least}..{d.most}" for d in shape) + "]"
+
+
+def names_text(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"
+
+
+_HEAD = 1 << 20
+"""Bytes. The file begins with its version and targets; the contexts of the targets come before the program."""
+_KEY = b"\xa8contexts"
+"""As msgpack writes the key (8 letters)."""
+_EMPTY_ARRAY = 0x90
+
+
+def is_compiled(path: Path) -> bool:
+    """Whether the program has contexts, which compiling gives it. True where the file does not tell.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    found = head.find(_KEY)
+    after = found + len(_KEY)
+    return found < 0 or after >= len(head) or head[after] != _EMPTY_ARRAY
+
+
+_MAPS = Path("/proc/self/maps")
+_CORE = re.compile(r"/libmigraphx\.so\.(\d+)")
+_MAJOR, _MINOR = 1_000_000, 1_000
+"""libmigraphx.so.2014000 is of version 2.14.0."""
+
+
+def loaded_version() -> str:
+    """Of the libmigraphx.so.* that is mapped into this process, e.g. "2.14.0"; "" where its file's number says nothing,
+    or there is none."""
+    match = _CORE.search(_MAPS.read_text(errors="surrogateescape"))
+    number = int(match[1]) if match else 0
+    return f"{number // _MAJOR}.{number % _MAJOR // _MINOR}.{number % _MINOR}" if number >= _MAJOR else ""

@@ -24,8 +24,7 @@ import numpy as np
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource
 from rocserve.backends.contained_paths import path_within
-from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
-from rocserve.backends.migraphx.binding.interface import ProgramTensor
+from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, ProgramTensor
 from rocserve.backends.migraphx.calibration.source import calibration_data, calibration_pipeline
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.core.datatypes import DataType, datatype_of
@@ -152,7 +151,7 @@ def read_calibration(
 
 
 def _calibration_input(tensor: ProgramTensor, recipe: ProgramRecipe) -> CalibrationInput:
-    dtype = numpy_dtype(tensor.datatype)
+    dtype = NUMPY_DTYPES.get(tensor.datatype)
     if dtype is None:
         raise invalid_argument(
             f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}: it cannot be calibrated"

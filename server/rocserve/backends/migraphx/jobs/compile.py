@@ -143,14 +143,7 @@ class _Compilation:
             self._report("reading the calibration data")
             calibration = self._calibration(program)
         self._report(f"quantising to {self._precision.value}")
-        if self._precision is Precision.FP16:
-            program.quantize_fp16()
-        elif self._precision is Precision.BF16:
-            program.quantize_bf16()
-        elif self._precision is Precision.INT8:
-            program.quantize_int8(self._target, calibration)
-        else:
-            program.quantize_fp8(self._target, calibration)
+        program.quantize(self._precision.value, self._target, calibration)
 
     def _calibration(self, program: Program) -> Sequence[Mapping[str, Array]]:
         folder = Path(self._job.model_folder)

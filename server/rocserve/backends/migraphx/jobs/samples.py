@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, DimensionRange, ProgramTensor
 from rocserve.core.errors import invalid_argument
 
 Array = np.ndarray[Any, Any]
@@ -48,7 +47,7 @@ class Samples:
         return made
 
     def _array(self, datatype: str, shape: tuple[int, ...]) -> Array:
-        dtype = numpy_dtype(datatype)
+        dtype = NUMPY_DTYPES.get(datatype)
         if dtype is None:
             raise invalid_argument(f"an input is of MIGraphX's type {datatype}, which no request can bring")
         if datatype == "bf16":

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from rocserve.backends.free_memory import FreeMemory, free_gpu_memory, free_host_memory
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.binding.datatypes import numpy_dtype
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import Precision, Target
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
@@ -151,7 +150,7 @@ def _planned_bytes(tensor: PlannedTensor, batch: int) -> int:
 def _tensor_bytes(tensors: Iterable[ProgramTensor]) -> int:
     total = 0
     for tensor in tensors:
-        dtype = numpy_dtype(tensor.datatype)
+        dtype = NUMPY_DTYPES.get(tensor.datatype)
         sizes = (size.most if isinstance(size, DimensionRange) else size for size in tensor.shape)
         total += math.prod(sizes) * (dtype.itemsize if dtype else 0)
     return total

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper
 from support import migraphx_models as models
 from support.migraphx_programs import ProgramFactory, onnx_runtime
 
-from rocserve.backends.migraphx.binding.guarded import GuardedProgram
 from rocserve.backends.migraphx.binding.interface import (
     CompileFlags,
     DimensionRange,
@@ -253,19 +252,18 @@ def test_threads_on_one_program_wait_for_each_other(factory: ProgramFactory, mon
     expected = [program.run(each)[0] for each in inputs]
     wrong: list[int] = []
     under_way, most = 0, 0
-    assert isinstance(program, GuardedProgram)
-    bare_run = program._bare.run
+    unwatched = program._run
 
     def run(*arguments: Any) -> Any:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         time.sleep(0.001)  # whoever does not wait comes in now
-        result = bare_run(*arguments)
+        views = unwatched(*arguments)
         under_way -= 1
-        return result
+        return views
 
-    monkeypatch.setattr(program._bare, "run", run)
+    monkeypatch.setattr(program, "_run", run)
 
     def work(number: int) -> None:
         for _ in range(20):

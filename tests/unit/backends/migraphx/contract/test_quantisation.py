@@ -33,10 +33,10 @@ def relative_error(got: Array, expected: Array) -> float:
 
 
 QUANTISED: dict[str, tuple[Quantise, float]] = {
-    "fp16": (lambda program: program.quantize_fp16(), 0.01),
-    "bf16": (lambda program: program.quantize_bf16(), 0.08),
-    "int8": (lambda program: program.quantize_int8("ref", SAMPLES), 0.03),
-    "fp8": (lambda program: program.quantize_fp8("ref", SAMPLES), 0.11),
+    "fp16": (lambda program: program.quantize("fp16"), 0.01),
+    "bf16": (lambda program: program.quantize("bf16"), 0.08),
+    "int8": (lambda program: program.quantize("int8", "ref", SAMPLES), 0.03),
+    "fp8": (lambda program: program.quantize("fp8", "ref", SAMPLES), 0.11),
 }
 
 
@@ -49,15 +49,15 @@ def test_a_quantised_network_is_near_the_whole_one(factory: ProgramFactory, kind
 
 def test_two_quantisations_one_after_the_other(factory: ProgramFactory) -> None:
     def quantise(program: Program) -> None:
-        program.quantize_fp16()
-        program.quantize_int8("ref", SAMPLES)
+        program.quantize("fp16")
+        program.quantize("int8", "ref", SAMPLES)
 
     assert 0 < relative_error(mini_resnet(factory, quantise), mini_resnet(factory)) < 0.05
 
 
 def test_a_quantised_program_is_saved_and_loaded(factory: ProgramFactory) -> None:
     program = factory.parse(models.mini_resnet(), ROWS)
-    program.quantize_int8("ref", SAMPLES)
+    program.quantize("int8", "ref", SAMPLES)
     program.compile("ref", CompileFlags(fast_math=False, exhaustive_tune=False))
     program.save(factory.folder / "int8.mxr")
     loaded = factory.binding.load(factory.folder / "int8.mxr")

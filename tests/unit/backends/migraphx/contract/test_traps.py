@@ -49,10 +49,10 @@ def test_a_program_is_compiled_once(compiled: Program) -> None:
 
 def test_a_program_is_quantised_before_it_is_compiled(compiled: Program) -> None:
     expected = "the program is compiled already: it cannot be quantised any more; parse the model anew"
-    assert refusal(compiled.quantize_fp16) == expected
-    assert refusal(compiled.quantize_bf16) == expected
-    assert refusal(lambda: compiled.quantize_int8("ref", [RIGHT])) == expected
-    assert refusal(lambda: compiled.quantize_fp8("ref", [RIGHT])) == expected
+    assert refusal(lambda: compiled.quantize("fp16")) == expected
+    assert refusal(lambda: compiled.quantize("bf16")) == expected
+    assert refusal(lambda: compiled.quantize("int8", "ref", [RIGHT])) == expected
+    assert refusal(lambda: compiled.quantize("fp8", "ref", [RIGHT])) == expected
 
 
 def test_a_program_from_a_file_is_known_to_be_compiled(
@@ -78,7 +78,7 @@ def test_an_empty_program_is_not_compiled(factory: ProgramFactory, content: byte
     program = factory.parse(content)
     expected = "the program is empty: the model has no outputs"
     assert refusal(lambda: program.compile("ref", CompileFlags())) == expected
-    assert refusal(program.quantize_fp16) == expected
+    assert refusal(lambda: program.quantize("fp16")) == expected
     program.save(factory.folder / "empty.mxr")
     loaded = factory.binding.load(factory.folder / "empty.mxr")
     assert refusal(lambda: loaded.compile("ref", CompileFlags())) == expected
@@ -116,8 +116,8 @@ def test_paths_of_any_letters(factory: ProgramFactory, compiled: Program) -> Non
 
 def test_int8_and_fp8_want_calibration(parsed: Program) -> None:
     expected = "needs calibration data: give it at least one sample of the model's inputs"
-    assert refusal(lambda: parsed.quantize_int8("ref", [])) == f"int8 {expected}"
-    assert refusal(lambda: parsed.quantize_fp8("ref", [])) == f"fp8 {expected}"
+    assert refusal(lambda: parsed.quantize("int8", "ref", [])) == f"int8 {expected}"
+    assert refusal(lambda: parsed.quantize("fp8", "ref", [])) == f"fp8 {expected}"
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
@@ -132,14 +132,13 @@ def test_int8_and_fp8_want_calibration(parsed: Program) -> None:
     ids=["shape", "name", "dtype", "missing"],
 )
 def test_a_wrong_calibration_sample(parsed: Program, kind: str, sample: Mapping[str, Array], expected: str) -> None:
-    quantize = parsed.quantize_int8 if kind == "int8" else parsed.quantize_fp8
-    assert refusal(lambda: quantize("ref", [RIGHT, sample])) == f"calibration sample 1: {expected}"
+    assert refusal(lambda: parsed.quantize(kind, "ref", [RIGHT, sample])) == f"calibration sample 1: {expected}"
 
 
 def test_int8_wants_fixed_shapes(factory: ProgramFactory) -> None:
     program = factory.parse(models.mlp(), x=(DimensionRange(1, 8), 16))
     expected = "int8 needs fixed shapes, but input 'x' has the shape [1..8, 16]"
-    assert refusal(lambda: program.quantize_int8("ref", [RIGHT])) == expected
+    assert refusal(lambda: program.quantize("int8", "ref", [RIGHT])) == expected
 
 
 def test_calibration_arrays_that_nobody_else_holds(factory: ProgramFactory) -> None:
@@ -150,7 +149,7 @@ def test_calibration_arrays_that_nobody_else_holds(factory: ProgramFactory) -> N
     def quantised(keep: bool) -> Array:
         program = factory.parse(model, 2)
         held = [models.random_inputs(model, 2, seed) for seed in range(4)] if keep else None
-        program.quantize_int8("ref", held or [models.random_inputs(model, 2, seed) for seed in range(4)])
+        program.quantize("int8", "ref", held or [models.random_inputs(model, 2, seed) for seed in range(4)])
         program.compile("ref", CompileFlags())
         return program.run(inputs)[0]
 

@@ -6,12 +6,11 @@ import ctypes
 import re
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from ctypes import POINTER, c_bool, c_char_p, c_int, c_size_t, c_void_p
 from typing import Any
 
 from rocserve.backends.migraphx.binding.interface import MigraphxError
-from rocserve.backends.migraphx.binding.messages import Messages
 from rocserve.backends.standard_error import StandardErrorCapture
 
 _HANDLE = c_void_p
@@ -124,32 +123,28 @@ PROTOTYPES: Mapping[str, tuple[Any, ...]] = {
 """What each takes, by its name without "migraphx_"."""
 
 
-def declare(library: ctypes.CDLL) -> Mapping[str, Any]:
-    """The functions by their names without "migraphx_"; an older MIGraphX does not have them all."""
-    functions = {}
-    for name, takes in PROTOTYPES.items():
-        function = getattr(library, f"migraphx_{name}", None)
-        if function is not None:
-            function.argtypes = takes
-            function.restype = c_int
-            functions[name] = function
-    return functions
-
-
 class Library:
     """Safe on several threads; each call releases the GIL."""
 
-    def __init__(self, path: str) -> None:
-        """
+    def __init__(self, path: str, add_message: Callable[[str], None] = lambda text: None) -> None:
+        """`add_message`: takes what MIGraphX writes that is no error.
+
         Raises:
             MigraphxError: the library cannot be loaded into this process.
         """
         try:
-            self._functions = declare(ctypes.CDLL(path))
+            library = ctypes.CDLL(path)
         except OSError as error:
             raise MigraphxError(f"MIGraphX's C library cannot be loaded: {error}") from None
+        self._functions: dict[str, Any] = {}
+        for name, takes in PROTOTYPES.items():
+            # An older MIGraphX does not have them all.
+            function = getattr(library, f"migraphx_{name}", None)
+            if function is not None:
+                function.argtypes, function.restype = takes, c_int
+                self._functions[name] = function
         self._errors = StandardErrorCapture()
-        self._messages = Messages()
+        self._add_message = add_message
         # MIGraphX writes an error in pieces: those of calls that overlap could not be told apart.
         self._speaking = threading.RLock()
 
@@ -187,7 +182,7 @@ class Library:
         if status:
             raise self._error(name, status, text)
         if text:
-            self._messages.add(text)
+            self._add_message(text)
 
     def new(self, name: str, destroy: str, *arguments: Any) -> Handle:
         """Calls a function that gives out a handle of the caller's, with the handle first."""
@@ -207,9 +202,6 @@ class Library:
         self.call(name, ctypes.byref(number), *arguments)
         return number.value
 
-    def take_messages(self) -> Sequence[str]:
-        return self._messages.take()
-
     def _error(self, name: str, status: int, text: str) -> MigraphxError:
         """What MIGraphX wrote before the error is kept as messages, the error is told without the function's name."""
         before, *messages = text.split(f"migraphx_{name}: Error: ")
@@ -220,7 +212,7 @@ class Library:
             before, messages = "", [text]
         # The error of a run on another thread may have just begun.
         words = next((words.strip() for words in reversed(messages) if words.strip()), "")
-        self._messages.add(before)
+        self._add_message(before)
         return MigraphxError(words or f"MIGraphX gave up without a word (migraphx_{name}, status {status})")
 
 
@@ -238,8 +230,3 @@ class Handle:
     @property
     def pointer(self) -> int:
         return self._as_parameter_
-
-    def destroy(self) -> None:
-        """Now; nothing may use it afterwards."""
-        self._finalizer()
-        self._as_parameter_ = 0

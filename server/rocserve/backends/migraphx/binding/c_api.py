@@ -1,0 +1,371 @@
+"""MIGraphX through its C API (libmigraphx_c.so.3) with ctypes: any Python, and the GIL is released during each call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from ctypes import byref, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.migraphx.binding.c_library import Handle, Library
+from rocserve.backends.migraphx.binding.interface import (
+    NUMPY_DTYPES,
+    Array,
+    Binding,
+    CompileFlags,
+    Dimension,
+    DimensionRange,
+    MigraphxError,
+    OnnxOptions,
+    Program,
+    ProgramTensor,
+    TensorflowOptions,
+    bounds,
+    loaded_version,
+)
+
+_IN_ORDER = tuple(NUMPY_DTYPES)
+_LATEST_BOOL = 4
+"""As a number of MIGraphX's; types have been added before it (2 in 7.1, 1 in older ones)."""
+_STANDARD_OUTPUT = 1
+_PRINTING = threading.Lock()
+"""Standard output is the process's: one program is printed at a time."""
+
+
+class CBinding(Binding):
+    """Safe on several threads; every call releases the GIL."""
+
+    name = "c_api"
+    releases_gil = True
+
+    def __init__(self, path: str) -> None:
+        """
+        Raises:
+            MigraphxError: the library cannot be loaded into this process.
+        """
+        super().__init__()
+        self._library = Library(path, self.add_message)
+        self._shapes = Shapes(self._library)
+        self.library = path
+        self.migraphx_version = loaded_version()
+
+    def check_target(self, target: str) -> None:
+        self._library.new("target_create", "target_destroy", target.encode())
+
+    def _parse_onnx(self, path: Path, options: OnnxOptions) -> CProgram:
+        handle = self._library.new("onnx_options_create", "onnx_options_destroy")
+        self._library.call("onnx_options_set_default_dim_value", handle, options.default_dimension)
+        self._set_onnx_shapes(handle, options.input_shapes)
+        return self._program("parse_onnx", path, handle)
+
+    def _parse_tensorflow(self, path: Path, options: TensorflowOptions) -> CProgram:
+        handle = self._library.new("tf_options_create", "tf_options_destroy")
+        self._library.call("tf_options_set_nhwc", handle, options.nhwc)
+        self._library.call("tf_options_set_default_dim_value", handle, options.batch_size)
+        for name, shape in options.input_shapes.items():
+            sizes = _size_array(shape)
+            self._library.call("tf_options_set_input_parameter_shape", handle, name.encode(), sizes, len(shape))
+        if options.output_names:
+            names = (ctypes.c_char_p * len(options.output_names))(*(name.encode() for name in options.output_names))
+            self._library.call("tf_options_set_output_names", handle, names, len(names))
+        return self._program("parse_tf", path, handle)
+
+    def _load(self, path: Path, compiled: bool) -> CProgram:
+        options = self._library.new("file_options_create", "file_options_destroy")
+        return self._program("load", path, options, compiled)
+
+    def _program(self, function: str, path: Path, options: Handle, compiled: bool = False) -> CProgram:
+        handle = self._library.new(function, "program_destroy", os.fsencode(path), options)
+        return CProgram(self._library, self._shapes, handle, compiled)
+
+    def _set_onnx_shapes(self, options: Handle, shapes: Mapping[str, Sequence[Dimension]]) -> None:
+        """MIGraphX takes either fixed shapes or such that vary: with one that varies, all are given as varying."""
+        fixed = {name: [size for size in shape if isinstance(size, int)] for name, shape in shapes.items()}
+        if all(len(fixed[name]) == len(shape) for name, shape in shapes.items()):
+            for name, sizes in fixed.items():
+                self._library.call(
+                    "onnx_options_set_input_parameter_shape", options, name.encode(), _size_array(sizes), len(sizes)
+                )
+            return
+        for name, shape in shapes.items():
+            dimensions = self._shapes.create_dynamic(shape)
+            self._library.call("onnx_options_set_dyn_input_parameter_shape", options, name.encode(), dimensions)
+
+
+class Shapes:
+    """Shapes of MIGraphX's in plain numbers and back. Safe on several threads."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._first = self._number_of_bool()
+
+    def tensor(self, name: str, shape: int) -> ProgramTensor:
+        """`shape`: a handle; it is only read."""
+        number = ctypes.c_int()
+        self._library.call("shape_type", byref(number), shape)
+        index = number.value - self._first
+        datatype = _IN_ORDER[index] if 0 <= index < len(_IN_ORDER) else f"number {number.value}"
+        return ProgramTensor(name, datatype, self._dimensions(shape))
+
+    def strides(self, shape: int) -> tuple[int, ...]:
+        """In elements."""
+        return self._sizes("shape_strides", shape)
+
+    def create(self, datatype: str, lengths: Sequence[int]) -> Handle:
+        """Of values that lie close together, last dimension first; without lengths a single value."""
+        number = self._first + _IN_ORDER.index(datatype)
+        if not lengths:
+            return self._library.new("shape_create_scalar", "shape_destroy", number)
+        return self._library.new("shape_create", "shape_destroy", number, _size_array(lengths), len(lengths))
+
+    def create_dynamic(self, dimensions: Sequence[Dimension]) -> Handle:
+        handles = [self._dynamic_dimension(*bounds(dimension)) for dimension in dimensions]
+        pointers = (ctypes.c_void_p * len(handles))(*(handle.pointer for handle in handles))
+        return self._library.new(
+            "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(handles)
+        )  # which copies them
+
+    def _dimensions(self, shape: int) -> tuple[Dimension, ...]:
+        varies = ctypes.c_bool()
+        self._library.call("shape_dynamic", byref(varies), shape)
+        if varies.value:
+            dimensions = self._library.new("shape_dyn_dims", "dynamic_dimensions_destroy", shape)
+            count = self._library.size("dynamic_dimensions_size", dimensions)
+            found = (self._library.borrowed("dynamic_dimensions_get", dimensions, index) for index in range(count))
+            return tuple(map(self._range, found))
+        lengths = self._sizes("shape_lengths", shape)
+        # A single value without a dimension is {1} with the stride 0 to MIGraphX.
+        return () if lengths == (1,) and self.strides(shape) == (0,) else lengths
+
+    def _range(self, dimension: int) -> Dimension:
+        """The C API does not give a dimension's bounds, but compares: those that its memory begins with are tried."""
+        least, most = (ctypes.c_size_t * 2).from_address(dimension)
+        equal = ctypes.c_bool()
+        if least <= most:
+            tried = self._dynamic_dimension(least, most)
+            self._library.call("dynamic_dimension_equal", byref(equal), tried, dimension)
+        if not equal.value:
+            raise MigraphxError("the bounds of a dimension that varies cannot be told through MIGraphX's C API")
+        return least if least == most else DimensionRange(least, most)
+
+    def _dynamic_dimension(self, least: int, most: int) -> Handle:
+        return self._library.new("dynamic_dimension_create_min_max", "dynamic_dimension_destroy", least, most)
+
+    def _sizes(self, name: str, shape: int) -> tuple[int, ...]:
+        values = ctypes.POINTER(ctypes.c_size_t)()
+        count = ctypes.c_size_t()
+        self._library.call(name, byref(values), byref(count), shape)
+        return tuple(values[: count.value]) if count.value else ()
+
+    def _number_of_bool(self) -> int:
+        """Half, float and double, which follow it, are known by their sizes."""
+        for first in range(1, _LATEST_BOOL + 1):
+            if [self._bytes(first + offset) for offset in range(4)] == [1, 2, 4, 8]:
+                return first
+        raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
+
+    def _bytes(self, number: int) -> int:
+        return self._library.size("shape_bytes", self._library.new("shape_create_scalar", "shape_destroy", number))
+
+
+class CProgram(Program):
+    """A program of the C API."""
+
+    def __init__(self, library: Library, shapes: Shapes, handle: Handle, compiled: bool) -> None:
+        self._library = library
+        self._shapes = shapes
+        self._handle = handle
+        self._given = c_void_p()
+        """The results of the latest run."""
+        super().__init__(compiled)
+
+    def _read_parameters(self) -> Sequence[ProgramTensor]:
+        found = self._library.new("program_get_parameter_shapes", "program_parameter_shapes_destroy", self._handle)
+        names = (ctypes.c_char_p * self._library.size("program_parameter_shapes_size", found))()
+        self._library.call("program_parameter_shapes_names", names, found)
+        return [
+            self._shapes.tensor(
+                name.decode(errors="replace"), self._library.borrowed("program_parameter_shapes_get", found, name)
+            )
+            for name in sorted(filter(None, names))
+        ]
+
+    def _read_outputs(self) -> Sequence[ProgramTensor]:
+        found = self._library.new("program_get_output_shapes", "shapes_destroy", self._handle)
+        count = self._library.size("shapes_size", found)
+        return [self._shapes.tensor("", self._library.borrowed("shapes_get", found, index)) for index in range(count)]
+
+    def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
+        """The samples' arrays are in the caller's hands, and so alive, until this returns."""
+        if not calibration:
+            self._library.call(f"quantize_{kind}", self._handle)
+            return
+        options = self._library.new(f"quantize_{kind}_options_create", f"quantize_{kind}_options_destroy")
+        for sample in calibration:
+            arguments = _Arguments(self._library, self._shapes, self.parameters)
+            arguments.bind(sample)
+            self._library.call(f"quantize_{kind}_options_add_calibration_data", options, arguments.handle)
+        self._library.call(f"quantize_{kind}", self._handle, self._target(target), options)
+
+    def _compile(self, target: str, flags: CompileFlags) -> None:
+        options = self._library.new("compile_options_create", "compile_options_destroy")
+        self._library.call("compile_options_set_offload_copy", options, flags.offload_copy)
+        self._library.call("compile_options_set_fast_math", options, flags.fast_math)
+        if flags.exhaustive_tune:
+            self._library.call("compile_options_set_exhaustive_tune_flag", options, True)
+        self._library.call("program_compile", self._handle, self._target(target), options)
+
+    def _save(self, path: Path) -> None:
+        options = self._library.new("file_options_create", "file_options_destroy")
+        self._library.call("save", self._handle, os.fsencode(path), options)
+
+    def _run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        self._arguments.bind(inputs)
+        self._library.call("program_run", byref(self._given), self._handle, self._arguments.handle)
+        return self._results.views(self._given)
+
+    def _drop_results(self) -> None:
+        if self._given:
+            self._results.destroy(self._given)
+            self._given = c_void_p()
+
+    @functools.cached_property
+    def _arguments(self) -> _Arguments:
+        return _Arguments(self._library, self._shapes, self.parameters)
+
+    @functools.cached_property
+    def _results(self) -> _Results:
+        return _Results(self._library, self._shapes, self.outputs)
+
+    def _text(self) -> str:
+        """The C API prints to standard output, which is exchanged meanwhile."""
+        flush = ctypes.CDLL(None).fflush
+        with _PRINTING, tempfile.TemporaryFile() as file:
+            flush(None)
+            kept = _kept_output()
+            os.dup2(file.fileno(), _STANDARD_OUTPUT)
+            try:
+                self._library.call("program_print", self._handle)
+            finally:
+                flush(None)
+                os.dup2(kept, _STANDARD_OUTPUT)
+                os.close(kept)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+    def _target(self, name: str) -> Handle:
+        return self._library.new("target_create", "target_destroy", name.encode())
+
+
+class _Arguments:
+    """What a program runs on: arguments that share the arrays' memory. An array at the same place costs nothing again.
+
+    MIGraphX does not keep the arrays alive, nor does this: they must live until the call that takes `handle` is over.
+    """
+
+    def __init__(self, library: Library, shapes: Shapes, tensors: Mapping[str, ProgramTensor]) -> None:
+        self._shapes = shapes
+        self._tensors = tensors
+        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._made: dict[str, tuple[tuple[int, ...], Handle]] = {}
+        """The latest shape of each."""
+        # These fail for bad handles only, and where memory is out.
+        self._create = library.function("argument_create")
+        self._add = library.function("program_parameters_add")
+        self._destroy = library.function("argument_destroy")
+        self.handle = library.new("program_parameters_create", "program_parameters_destroy")
+
+    def bind(self, arrays: Mapping[str, Array]) -> None:
+        for name, array in arrays.items():
+            place = (array.__array_interface__["data"][0], array.shape)
+            if self._bound.get(name) != place:
+                self._bind(name, *place)
+                self._bound[name] = place
+
+    def _bind(self, name: str, address: int, lengths: tuple[int, ...]) -> None:
+        argument = c_void_p()
+        # It copies the shape, and is copied by the parameters, where an earlier one of this name goes.
+        status = self._create(byref(argument), self._shape(name, lengths), address)
+        if not status:
+            status = self._add(self.handle, name.encode(), argument)
+            self._destroy(argument)
+        if status:
+            raise MigraphxError(f"input '{name}' could not be given to MIGraphX")
+
+    def _shape(self, name: str, lengths: tuple[int, ...]) -> Handle:
+        made = self._made.get(name)
+        if made is None or made[0] != lengths:
+            made = self._made[name] = (lengths, self._shapes.create(self._tensors[name].datatype, lengths))
+        return made[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How an output lies in MIGraphX's memory: strides in bytes, the memory as a type of ctypes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...]
+    memory: Any
+
+
+class _Results:
+    """What runs of one program gave, as arrays on MIGraphX's memory."""
+
+    def __init__(self, library: Library, shapes: Shapes, outputs: Sequence[ProgramTensor]) -> None:
+        self._shapes = shapes
+        self._fixed = [all(isinstance(size, int) for size in output.shape) for output in outputs]
+        self._layouts: list[_Layout | None] = [None] * len(outputs)
+        # These fail for bad handles only.
+        self._get = library.function("arguments_get")
+        self._buffer = library.function("argument_buffer")
+        self._shape = library.function("argument_shape")
+        self.destroy = library.function("arguments_destroy")
+        self._argument, self._place = c_void_p(), c_void_p()
+
+    def views(self, arguments: c_void_p) -> Sequence[Array]:
+        """`arguments`: the handle that a run gave; the views are good as long as it is."""
+        return [self._view(arguments, index) for index in range(len(self._layouts))]
+
+    def _view(self, arguments: c_void_p, index: int) -> Array:
+        argument, buffer = self._argument, self._place
+        self._get(byref(argument), arguments, index)
+        self._buffer(byref(buffer), argument)
+        layout = self._layouts[index]
+        if layout is None or not self._fixed[index]:
+            layout = self._layouts[index] = self._layout(argument)
+        memory = layout.memory.from_address(buffer.value or 0)
+        return np.ndarray(layout.shape, layout.dtype, memory, strides=layout.strides)
+
+    def _layout(self, argument: c_void_p) -> _Layout:
+        shape = c_void_p()
+        self._shape(byref(shape), argument)
+        tensor = self._shapes.tensor("", shape.value or 0)
+        dtype = NUMPY_DTYPES.get(tensor.datatype)
+        if dtype is None:
+            raise MigraphxError(f"an output is of MIGraphX's type {tensor.datatype}, which no array can hold")
+        sizes = tuple(size for size in tensor.shape if isinstance(size, int))  # what ran has one shape
+        strides = self._shapes.strides(shape.value or 0)[: len(sizes)]
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        memory = ctypes.c_char * (extent * dtype.itemsize if all(sizes) else 0)
+        return _Layout(sizes, dtype, tuple(stride * dtype.itemsize for stride in strides), memory)
+
+
+def _kept_output() -> int:
+    """A copy of standard output; where it is closed, one that leads nowhere."""
+    try:
+        return os.dup(_STANDARD_OUTPUT)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _size_array(sizes: Sequence[int]) -> ctypes.Array[ctypes.c_size_t]:
+    return (ctypes.c_size_t * len(sizes))(*sizes)
