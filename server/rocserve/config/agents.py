@@ -6,9 +6,8 @@ There is one, Triton's `checksum`: its parameters name files and the digests tha
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
-from rocserve.config.paths import resolve_within
+from rocserve.config.model_folder import ModelFolder
 from rocserve.core.errors import invalid_argument, unimplemented
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -26,7 +25,7 @@ def check_agents_known(message: ModelConfig) -> None:
             )
 
 
-def run_agents(message: ModelConfig, folder: Path, roots: tuple[Path, ...]) -> None:
+def run_agents(message: ModelConfig, folder: ModelFolder) -> None:
     """Let the agents look at the files of a model's folder.
 
     Raises:
@@ -40,13 +39,13 @@ def run_agents(message: ModelConfig, folder: Path, roots: tuple[Path, ...]) -> N
                 raise invalid_argument(f"failed to parse key: {key}; expected MD5:<path in the model's folder>")
             if algorithm.lower() != _MD5:
                 raise unimplemented(f"Unsupported checksum algorithm: {algorithm}; expected MD5")
-            found = _digest(name, folder, roots)
+            found = _digest(name, folder)
             if found != wanted:
                 raise invalid_argument(f"Mismatched MD5 hash for file {name}, expect: {wanted}, got: {found}")
 
 
-def _digest(name: str, folder: Path, roots: tuple[Path, ...]) -> str:
-    path = resolve_within(folder, name, roots, f"file of agent '{CHECKSUM}'")
+def _digest(name: str, folder: ModelFolder) -> str:
+    path = folder.resolve(name, f"file of agent '{CHECKSUM}'")
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import BackendRegistry
+from rocserve.config.model_folder import Listing, ModelFolder
 from rocserve.config.pbtxt import suggest
-from rocserve.config.versions import find_versions
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -43,7 +43,9 @@ class UnknownBackend(ServeError):
     """`backend` names none that there is: the configuration can be read, but no version of the model be loaded."""
 
 
-def choose_backend(message: ModelConfig, registry: BackendRegistry, folder: Path, *, strict: bool) -> BackendSpec:
+def choose_backend(
+    message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, *, strict: bool
+) -> BackendSpec:
     """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there.
 
     Args:
@@ -82,20 +84,22 @@ def model_filenames(message: ModelConfig, backend: BackendSpec) -> tuple[str, ..
     return (message.default_model_filename,) if message.default_model_filename else backend.model_filenames
 
 
-def matching_files(version_folder: Path, filenames: Iterable[str]) -> tuple[str, ...]:
-    """The files (or folders, for models that are one) of the first name that matches any; hidden ones never do."""
-    present = _visible_names(version_folder)
+def matching_files(place: Listing, filenames: Iterable[str]) -> tuple[str, ...]:
+    """The files (or folders, for models that are one) of the first name that matches any; no pattern matches hidden
+    ones."""
     for filename in filenames:
         if any(character in filename for character in "*?["):
-            matches = tuple(name for name in present if fnmatchcase(name, filename))
+            matches = tuple(name for name in place.visible if fnmatchcase(name, filename))
         else:
-            matches = (filename,) if (version_folder / filename).exists() else ()
+            matches = (filename,) if place.has(filename) else ()
         if matches:
             return matches
     return ()
 
 
-def fill_backend_fields(message: ModelConfig, backend: BackendSpec, folder: Path, filenames: Iterable[str]) -> None:
+def fill_backend_fields(
+    message: ModelConfig, backend: BackendSpec, folder: ModelFolder, filenames: Iterable[str]
+) -> None:
     """Write `platform`, `backend` and, where one file is the model, `default_model_filename` where they are empty."""
     if not backend.answers_requests:
         # Triton leaves that of Python models empty, as they may say one of their own.
@@ -103,7 +107,7 @@ def fill_backend_fields(message: ModelConfig, backend: BackendSpec, folder: Path
     message.backend = message.backend or backend.name
     if message.default_model_filename:
         return
-    for place in _model_places(folder):
+    for place in folder.places:
         matches = matching_files(place, filenames)
         if len(matches) == 1:
             message.default_model_filename = matches[0]
@@ -119,22 +123,22 @@ _SHOWN_NAMES = 20
 """Of a folder's files, in a text."""
 
 
-def describe_files(folder: Path) -> str:
+def describe_files(place: Listing) -> str:
     """What lies in a folder, for errors."""
-    names = _visible_names(folder)
+    names = place.visible
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(names[:_SHOWN_NAMES]) + more or "no files"
 
 
-def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: Path) -> BackendSpec:
+def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: ModelFolder) -> BackendSpec:
     reason = f"must specify 'platform' or 'backend' for '{message.name}'"
     if message.default_model_filename:
         candidates = [spec for spec in registry.backends if _names_file(spec, message.default_model_filename)]
         where = f"default_model_filename '{message.default_model_filename}'"
     else:
-        place = _model_places(folder)[0]
+        place = folder.places[0]
         candidates = _backends_of_folder(place, registry)
-        where = f"the files in {place.name}/ ({describe_files(place)})"
+        where = f"the files in {place.path.name}/ ({describe_files(place)})"
     if len(candidates) == 1:
         return candidates[0]
     known = "; ".join(f"{spec.name}: {', '.join(spec.model_filenames)}" for spec in registry.backends)
@@ -145,33 +149,19 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: P
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
 
 
-def _backends_of_folder(version_folder: Path, registry: BackendRegistry) -> list[BackendSpec]:
+def _backends_of_folder(place: Listing, registry: BackendRegistry) -> list[BackendSpec]:
     """Backends with a model file by its exact name; when there is none, those whose pattern matches one file."""
     exact = [
         spec
         for spec in registry.backends
-        if matching_files(version_folder, [name for name in spec.model_filenames if "*" not in name])
+        if matching_files(place, [name for name in spec.model_filenames if "*" not in name])
     ]
-    return exact or [
-        spec for spec in registry.backends if len(matching_files(version_folder, spec.model_filenames)) == 1
-    ]
-
-
-def _model_places(folder: Path) -> list[Path]:
-    """The version folders, highest first; without any, the model's folder itself (a model mounted without versions)."""
-    return [folder / str(version) for version in reversed(find_versions(folder))] or [folder]
+    return exact or [spec for spec in registry.backends if len(matching_files(place, spec.model_filenames)) == 1]
 
 
 def _names_file(spec: BackendSpec, filename: str) -> bool:
     suffix = Path(filename).suffix
     return suffix.lower() in spec.file_endings or any(Path(known).suffix == suffix for known in spec.model_filenames)
-
-
-def _visible_names(folder: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    except OSError:
-        return []
 
 
 def _unknown_backend(message: ModelConfig, registry: BackendRegistry, backend: str, written: str) -> ServeError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -23,14 +24,13 @@ from rocserve.config.backend_choice import (
 )
 from rocserve.config.completion import adopt, autofill, fill_from_model, normalise
 from rocserve.config.labels import read_labels
-from rocserve.config.paths import resolve_within
+from rocserve.config.model_folder import Listing, ModelFolder
 from rocserve.config.plain import to_plain, version_policy, with_scalars
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature
 from rocserve.config.sources import Dialect, WrittenConfig, WrittenModel, read_written_config
 from rocserve.config.unsupported import check_supported
 from rocserve.config.validation import check_loadable, check_model_config, check_readable
-from rocserve.config.versions import ignored_versions
 from rocserve.config.warmup import check_warmup, check_warmup_fits
 from rocserve.core import model_config as plain
 from rocserve.core.errors import ServeError, invalid_argument
@@ -66,6 +66,11 @@ class ModelDefinition:
     """Where its file is, if that is not a version folder."""
     refusal: ServeError | None = None
     """Why no version of it can be loaded; `config` then tells its name and version policy alone."""
+
+    @property
+    def files(self) -> ModelFolder:
+        """The folder as it is now."""
+        return ModelFolder(self.folder, self.repository)
 
     @property
     def serialized(self) -> bytes:
@@ -117,12 +122,11 @@ def read_model_definitions(
         folder, name, registry, strict, default_instance_kind, repository, namespace, request, flat, renames, preprocess
     )
     written = read_written_config(
-        folder,
+        reading.files,
         name,
         config_name=config_name,
         strict=strict,
         override_json=None if request is None else request.json,
-        roots=reading.roots,
         is_alone=flat is not None and flat.is_alone,
     )
     return reading.define_all(written, keep_refused=keep_refused)
@@ -213,23 +217,19 @@ def find_model_file(definition: ModelDefinition, version_folder: Path, architect
     # ROCm adds features to the name: gfx90a:sramecc+:xnack-.
     own = definition.config.cc_model_filenames.get(architecture.split(":")[0])
     filenames = definition.model_filenames if own is None else (own,)
-    matches = matching_files(version_folder, filenames)
+    place = Listing(version_folder)
+    matches = matching_files(place, filenames)
     expected = " or ".join(filenames)
     if len(matches) != 1:
-        found = f"{len(matches)} that match: {', '.join(matches)}" if matches else describe_files(version_folder)
+        found = f"{len(matches)} that match: {', '.join(matches)}" if matches else describe_files(place)
         raise invalid_argument(
             f"unable to find the model file of '{definition.name}' in version folder {version_folder.name}: expected"
             f" {expected}, found {found}. Rename the file or set default_model_filename"
         )
-    return resolve_within(
-        version_folder,
-        matches[0],
-        _roots(definition.folder, definition.repository),
-        f"model file of '{definition.name}'",
-    )
+    return definition.files.resolve(matches[0], f"model file of '{definition.name}'", str(version_folder))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Reading:
     """What is the same for all models of a folder."""
 
@@ -245,9 +245,9 @@ class _Reading:
     renames: bool = False
     preprocess: str = ""
 
-    @property
-    def roots(self) -> tuple[Path, ...]:
-        return _roots(self.folder, self.repository)
+    @cached_property
+    def files(self) -> ModelFolder:
+        return ModelFolder(self.folder, self.repository)
 
     def define_all(self, written: WrittenConfig, *, keep_refused: bool) -> tuple[ModelDefinition, ...]:
         first, *others = written.models
@@ -272,7 +272,7 @@ class _Reading:
             message.parameters[PREPROCESS].string_value = self.preprocess
         filenames = model.model_filenames or (model_filenames(message, backend) if backend else ())
         if backend is not None:
-            fill_backend_fields(message, backend, self.folder, filenames)
+            fill_backend_fields(message, backend, self.files, filenames)
         normalise(message, backend, self.default_kind)
         check_readable(message)
         check_agents_known(message)
@@ -286,7 +286,7 @@ class _Reading:
                 parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
             ),
             backend=backend,
-            warnings=warnings + ignored_versions(self.folder),
+            warnings=warnings + self.files.ignored_versions,
             model_filenames=filenames,
             dialect=written.dialect,
             source=written.source,
@@ -304,8 +304,8 @@ class _Reading:
         message, backend = definition.message, definition.backend
         check_loadable(message)
         warnings = check_supported(message, backend)
-        check_warmup(message, self.folder, self.roots)
-        run_agents(message, self.folder, self.roots)
+        check_warmup(message, self.files)
+        run_agents(message, self.files)
         name = backend.name if backend else ENSEMBLE_PLATFORM
         return replace(
             definition,
@@ -332,13 +332,9 @@ class _Reading:
         if message.platform == ENSEMBLE_PLATFORM or (unnamed and message.HasField("ensemble_scheduling")):
             return None, None
         try:
-            return choose_backend(message, self.registry, self.folder, strict=self.strict), None
+            return choose_backend(message, self.registry, self.files, strict=self.strict), None
         except UnknownBackend as error:
             return None, error.with_traceback(None)
-
-
-def _roots(folder: Path, repository: Path | None) -> tuple[Path, ...]:
-    return (folder,) if repository is None else (folder, repository)
 
 
 def _copy(message: ModelConfig) -> ModelConfig:

@@ -10,12 +10,13 @@ import importlib.resources
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.datatypes import type_number
 from rocserve.config.labels import read_names
+from rocserve.config.model_folder import ModelFolder
 from rocserve.config.pbtxt import format_model_config, suggest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
@@ -99,15 +100,14 @@ class _Postprocess:
     is_detector: bool
 
 
-def class_names(config: PlainConfig, folder: Path, roots: tuple[Path, ...]) -> tuple[str, ...]:
-    """The names of a model's classes: those of its output, else labels.txt in its folder, which links may lead out of
-    into `roots`; else none.
+def class_names(config: PlainConfig, folder: ModelFolder) -> tuple[str, ...]:
+    """The names of a model's classes: those of its output, else labels.txt in its folder; else none.
 
     Raises:
         ServeError: INVALID_ARGUMENT, the file cannot be used.
     """
     own = next((output.labels for output in config.outputs if output.labels), ())
-    return own or read_names(folder, LABELS_FILENAME, roots)
+    return own or read_names(folder, LABELS_FILENAME)
 
 
 def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[MadeModel, ...]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
-from rocserve.config.paths import resolve_within
+from rocserve.config.model_folder import ModelFolder
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InitialState, ModelConfig
@@ -14,11 +13,8 @@ from rocserve.core.model_config import InitialState, ModelConfig
 INITIAL_STATE_FOLDER = "initial_state"
 
 
-def read_initial_states(config: ModelConfig, folder: Path, roots: tuple[Path, ...]) -> Mapping[str, bytes]:
+def read_initial_states(config: ModelConfig, folder: ModelFolder) -> Mapping[str, bytes]:
     """By the state's input name, what its `initial_state` names in the model's folder; none for zeros.
-
-    Args:
-        roots: links may lead into these only.
 
     Raises:
         ServeError: INVALID_ARGUMENT, a file is missing, elsewhere, or too short.
@@ -27,15 +23,15 @@ def read_initial_states(config: ModelConfig, folder: Path, roots: tuple[Path, ..
     if batching is None:
         return {}
     return {
-        state.input_name: _content(initial, folder / INITIAL_STATE_FOLDER, roots)
+        state.input_name: _content(initial, folder)
         for state in batching.states
         for initial in state.initial_states
         if initial.data_file
     }
 
 
-def _content(initial: InitialState, folder: Path, roots: tuple[Path, ...]) -> bytes:
-    path = resolve_within(folder, initial.data_file, roots, f"initial state '{initial.name}'")
+def _content(initial: InitialState, folder: ModelFolder) -> bytes:
+    path = folder.resolve(initial.data_file, f"initial state '{initial.name}'", INITIAL_STATE_FOLDER)
     try:
         content = path.read_bytes()
     except OSError as error:

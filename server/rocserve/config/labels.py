@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS
-from rocserve.config.paths import resolve_within
+from rocserve.config.model_folder import ModelFolder
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -17,23 +17,23 @@ def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]
         ServeError: INVALID_ARGUMENT when the file leads out of the folder or is not UTF-8, INTERNAL when it is absent.
     """
     return {
-        output.name: _read_lines(folder, output.label_filename, (folder,), f"label file of output '{output.name}'")
+        output.name: _read_lines(ModelFolder(folder), output.label_filename, f"label file of output '{output.name}'")
         for output in message.output
         if output.label_filename
     }
 
 
-def read_names(folder: Path, filename: str, roots: tuple[Path, ...]) -> tuple[str, ...]:
-    """The lines of a label file that need not be there; links may lead into the roots.
+def read_names(folder: ModelFolder, filename: str) -> tuple[str, ...]:
+    """The lines of a label file that need not be there.
 
     Raises:
         ServeError: as `read_labels`.
     """
-    return _read_lines(folder, filename, roots, "label file") if (folder / filename).exists() else ()
+    return _read_lines(folder, filename, "label file") if folder.listing.has(filename) else ()
 
 
-def _read_lines(folder: Path, filename: str, roots: tuple[Path, ...], what: str) -> tuple[str, ...]:
-    path = resolve_within(folder, filename, roots, what)
+def _read_lines(folder: ModelFolder, filename: str, what: str) -> tuple[str, ...]:
+    path = folder.resolve(filename, what)
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_LABEL_BYTES + 1)

@@ -11,8 +11,8 @@ from rocserve.config.amd.model import AmdModel
 from rocserve.config.amd.pbtxt import is_amd_pbtxt, parse_amd_pbtxt
 from rocserve.config.amd.toml import is_amd_toml, parse_toml, read_amd_toml
 from rocserve.config.amd.translation import translate
+from rocserve.config.model_folder import ModelFolder
 from rocserve.config.override import REQUEST_SOURCE, parse_override
-from rocserve.config.paths import resolve_within
 from rocserve.config.pbtxt import parse_model_config, read_text
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
@@ -21,6 +21,7 @@ CONFIG_FILENAME = "config.pbtxt"
 TOML_FILENAME = "config.toml"
 CONFIGS_FOLDER = "configs"
 """Holds the configurations that --model-config-name chooses from."""
+_WHAT = "configuration file"
 
 
 class Dialect(enum.Enum):
@@ -48,13 +49,12 @@ class WrittenConfig:
 
 
 def read_written_config(
-    folder: Path,
+    folder: ModelFolder,
     name: str,
     *,
     config_name: str,
     strict: bool,
     override_json: str | None,
-    roots: tuple[Path, ...],
     is_alone: bool = False,
 ) -> WrittenConfig:
     """The configuration of a model folder.
@@ -68,26 +68,21 @@ def read_written_config(
     """
     if override_json is not None:
         return _triton(parse_override(override_json), REQUEST_SOURCE)
-    if is_alone and not (folder / CONFIG_FILENAME).is_file():
+    if is_alone and not folder.listing.has_file(CONFIG_FILENAME):
         return _no_file(folder, strict)
     if config_name:
-        path = _existing(folder, f"{CONFIGS_FOLDER}/{config_name}.pbtxt", roots)
+        path = folder.find(f"{CONFIGS_FOLDER}/{config_name}.pbtxt", _WHAT)
         if path is not None:
             return _read_pbtxt(path, name)
-    pbtxt = _existing(folder, CONFIG_FILENAME, roots)
-    toml = _existing(folder, TOML_FILENAME, roots)
+    pbtxt = folder.find(CONFIG_FILENAME, _WHAT)
+    toml = folder.find(TOML_FILENAME, _WHAT)
     if pbtxt is not None:
         written = _read_pbtxt(pbtxt, name)
         if toml is None or written.dialect is Dialect.TRITON:
             return written
     if toml is not None:
         return _read_toml(toml, parse_toml(read_text(toml), toml.name), name)
-    return _read_other_file(folder, name, strict, roots)
-
-
-def _existing(folder: Path, filename: str, roots: tuple[Path, ...]) -> Path | None:
-    path = resolve_within(folder, filename, roots, "configuration file")
-    return path if path.is_file() else None
+    return _read_other_file(folder, name, strict)
 
 
 def _triton(message: ModelConfig, source: str) -> WrittenConfig:
@@ -115,20 +110,17 @@ def _amd(models: Sequence[AmdModel], name: str, source: str, warnings: tuple[str
     return WrittenConfig(written, Dialect.AMD, source, warnings)
 
 
-def _read_other_file(folder: Path, name: str, strict: bool, roots: tuple[Path, ...]) -> WrittenConfig:
+def _read_other_file(folder: ModelFolder, name: str, strict: bool) -> WrittenConfig:
     """AMD Inference Server lets the file have any name; other TOML files that lie there are left alone."""
     found: list[tuple[Path, dict[str, object] | None]] = []
     for filename in _visible_files(folder, ".toml"):
-        path = resolve_within(folder, filename, roots, "configuration file")
+        path = folder.resolve(filename, _WHAT)
         document = _document_or_none(path)
         if document is not None and is_amd_toml(document):
             found.append((path, document))
     # As there: TOML goes before pbtxt.
     if not found:
-        found = [
-            (resolve_within(folder, filename, roots, "configuration file"), None)
-            for filename in _visible_files(folder, ".pbtxt")
-        ]
+        found = [(folder.resolve(filename, _WHAT), None) for filename in _visible_files(folder, ".pbtxt")]
     if len(found) > 1:
         names = ", ".join(path.name for path, _ in found)
         raise invalid_argument(
@@ -140,10 +132,10 @@ def _read_other_file(folder: Path, name: str, strict: bool, roots: tuple[Path, .
     return _no_file(folder, strict)
 
 
-def _no_file(folder: Path, strict: bool) -> WrittenConfig:
+def _no_file(folder: ModelFolder, strict: bool) -> WrittenConfig:
     if strict:
         raise invalid_argument(
-            f"failed to open text file for read {folder / CONFIG_FILENAME}: No such file or directory; without"
+            f"failed to open text file for read {folder.path / CONFIG_FILENAME}: No such file or directory; without"
             " auto-complete every model needs it"
         )
     return _triton(ModelConfig(), "no configuration file")
@@ -156,12 +148,8 @@ def _document_or_none(path: Path) -> dict[str, object] | None:
         return None
 
 
-def _visible_files(folder: Path, suffix: str) -> list[str]:
-    try:
-        return sorted(
-            entry.name
-            for entry in folder.iterdir()
-            if entry.suffix == suffix and not entry.name.startswith(".") and entry.is_file()
-        )
-    except OSError as error:
-        raise invalid_argument(f"failed to read the model folder {folder}: {error.strerror}") from None
+def _visible_files(folder: ModelFolder, suffix: str) -> list[str]:
+    listing = folder.listing
+    if listing.error:
+        raise invalid_argument(f"failed to read the model folder {folder.path}: {listing.error}")
+    return [name for name in listing.visible if name.endswith(suffix) and listing.has_file(name)]

@@ -1,37 +1,14 @@
-"""Which versions a model folder has, and which of them its version policy serves."""
+"""Which folders are versions of a model, and which of them its version policy serves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from rocserve.core.model_config import ModelConfig, VersionPolicy, VersionPolicyKind
 
 _HIGHEST = 2**63 - 1
 _GET_WITH = "get_with"
 """The parameter by which a model that comes without its files names the command that fetches them."""
-
-
-def find_versions(folder: Path) -> tuple[int, ...]:
-    """The versions of a model folder, ascending: its sub-folders with integer names (a leading zero makes none)."""
-    try:
-        names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
-    except OSError:
-        return ()
-    return tuple(sorted(int(name) for name in names if is_version_name(name)))
-
-
-def ignored_versions(folder: Path) -> tuple[str, ...]:
-    """What Triton warns of: sub-folders that would be versions but for zeros in front."""
-    try:
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    except OSError:
-        return ()
-    return tuple(
-        f"ignore version directory '{name}' which contains leading zeros in its directory name"
-        for name in names
-        if len(name) > 1 and name.startswith("0") and name.isascii() and name.isdigit()
-    )
 
 
 def is_version_name(name: str) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rocserve.config.datatypes import datatype_of_number, format_shape
-from rocserve.config.paths import resolve_within
+from rocserve.config.model_folder import ModelFolder
 from rocserve.config.sequence_validation import sequence_tensor_names
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.hints import names_hint
@@ -25,7 +24,7 @@ _BATCH_NOTE = (
 )
 
 
-def check_warmup(message: ModelConfig, folder: Path, roots: tuple[Path, ...]) -> None:
+def check_warmup(message: ModelConfig, folder: ModelFolder) -> None:
     """What a sample says of itself, and that its files are there.
 
     Raises:
@@ -39,7 +38,7 @@ def check_warmup(message: ModelConfig, folder: Path, roots: tuple[Path, ...]) ->
             _check_sample_input(name, tensor, inputs.get(name), sample, message.name)
             if tensor.WhichOneof("input_data_type") == "input_data_file":
                 what = f"warmup file of input '{name}' of model '{message.name}'"
-                file = resolve_within(folder / WARMUP_FOLDER, tensor.input_data_file, roots, what)
+                file = folder.resolve(tensor.input_data_file, what, WARMUP_FOLDER)
                 if not file.is_file():
                     raise _fault(
                         sample,

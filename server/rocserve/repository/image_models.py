@@ -10,6 +10,7 @@ from pathlib import Path
 from rocserve.config.definition import ModelDefinition
 from rocserve.config.image_models import MadeModel, class_names, image_models
 from rocserve.config.labels import read_names
+from rocserve.config.model_folder import ModelFolder
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.presets import PREPROCESS
@@ -118,9 +119,8 @@ class ImageModels:
         """Blocks on the disk. Raises: ServeError."""
         file = self._labels
         if file is not None:
-            return image_models(config, read_names(file.parent, file.name, (file.resolve().parent,)))
-        roots = tuple(filter(None, (definition.folder, definition.repository)))
-        return image_models(config, class_names(config, definition.folder, roots))
+            return image_models(config, read_names(ModelFolder(file.parent, file.resolve().parent), file.name))
+        return image_models(config, class_names(config, definition.files))
 
 
 def _folder(key: str) -> str:

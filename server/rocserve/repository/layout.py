@@ -11,7 +11,8 @@ from fnmatch import translate
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.versions import find_versions, is_version_name
+from rocserve.config.model_folder import ModelFolder, is_so
+from rocserve.config.versions import is_version_name
 from rocserve.core.errors import ServeError
 from rocserve.core.flat_model import FlatModel
 from rocserve.core.printable import printable_name
@@ -131,7 +132,7 @@ class RepositoryScanner:
         self._devices[root] = device
         if self._single is not None:
             return {scan.name: scan for scan in self._scan_single(self._single)}
-        folders = sorted(entry.name for entry in entries if _is_folder(entry))
+        folders = sorted(entry.name for entry in entries if is_so(entry.is_dir))
         is_flat = self._is_flat([entry.name for entry in entries])
         if is_one_model(root, folders, is_flat):
             name, flat = printable_name(root.name), FlatModel() if is_flat else None
@@ -171,7 +172,7 @@ class RepositoryScanner:
     def _scan_single(self, single: SingleModel) -> list[ModelScan]:
         """Raises: OSError."""
         folder, file, refusal = single.folder, single.file, ""
-        if not file and not find_versions(folder):
+        if not file and not ModelFolder(folder).versions:
             try:
                 file = find_flat_file(folder, self._registry)
             except ServeError as error:
@@ -202,13 +203,6 @@ class RepositoryScanner:
 
 def _is_misnamed(scan: ModelScan) -> bool:
     return scan.name != scan.folder.name
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False  # A link to itself, or to where the server may not look: that is no reason to read no folder.
 
 
 def _identity(root: Path) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, define_models, read_model_definitions
 from rocserve.config.image_models import MadeModel
+from rocserve.config.model_folder import ModelFolder
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.sources import WrittenConfig, read_written_config
 from rocserve.core.errors import ServeError, invalid_argument
@@ -156,12 +157,11 @@ class ContentReader:
         if not scan.is_root or self._is_named(scan):
             return scan.name
         written = read_written_config(
-            scan.folder,
+            ModelFolder(scan.folder),
             scan.name,
             config_name=self.settings.model_config_name,
             strict=self.settings.strict_model_config,
             override_json=None if request is None else request.json,
-            roots=(scan.folder,),
             is_alone=scan.flat is not None and scan.flat.is_alone,
         )
         return written.models[0].message.name or scan.name

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.versions import find_versions, is_version_name
+from rocserve.config.model_folder import ModelFolder
+from rocserve.config.versions import is_version_name
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.printable import printable_name
 from rocserve.repository.fingerprint import is_temporary
@@ -104,7 +105,7 @@ def is_one_model(root: Path, folders: Sequence[str], is_flat: bool) -> bool:
 
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a configuration or a version."""
-    return _has_config(folder) or bool(find_versions(folder))
+    return _has_config(folder) or bool(ModelFolder(folder).versions)
 
 
 def _has_config(folder: Path) -> bool:

@@ -452,5 +452,4 @@ def new_scheduler(parts: SchedulerParts) -> Scheduler:
 
 def _initial_states(definition: ModelDefinition) -> Mapping[str, bytes]:
     """Raises: ServeError: INVALID_ARGUMENT, a file that a state of sequences begins with cannot be had."""
-    roots = (definition.folder,) if definition.repository is None else (definition.folder, definition.repository)
-    return read_initial_states(definition.config, definition.folder, roots)
+    return read_initial_states(definition.config, definition.files)

@@ -11,9 +11,10 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
+from rocserve.config.model_folder import ModelFolder
 from rocserve.config.pbtxt import format_model_config
 from rocserve.config.sources import read_written_config
-from rocserve.config.versions import find_versions, no_version_text, select_versions
+from rocserve.config.versions import no_version_text, select_versions
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
@@ -67,8 +68,7 @@ def run(
 def _made(definition: ModelDefinition) -> tuple[MadeModel, ...]:
     if PREPROCESS not in definition.config.parameters:
         return ()
-    roots = (definition.folder, definition.folder.parent)
-    return image_models(definition.config, class_names(definition.config, definition.folder, roots))
+    return image_models(definition.config, class_names(definition.config, definition.files))
 
 
 def _printed(model: MadeModel) -> str:
@@ -101,7 +101,7 @@ def _effective_config(
         folder, registry, config_name=config_name, strict=strict, repository=folder.parent
     )
     written = read_written_config(
-        folder, folder.name, config_name=config_name, strict=strict, override_json=None, roots=(folder,)
+        ModelFolder(folder), folder.name, config_name=config_name, strict=strict, override_json=None
     )
     complete = [_complete(definition, describe, strict) for definition in definitions]
     _check_chain(complete)
@@ -113,7 +113,7 @@ def _effective_config(
 
 def _models_in(folder: Path) -> list[str]:
     """The models of a folder that is a repository and no model itself."""
-    if find_versions(folder) or any((folder / name).is_file() for name in CONFIG_FILENAMES):
+    if ModelFolder(folder).versions or any((folder / name).is_file() for name in CONFIG_FILENAMES):
         return []
     return sorted(
         child.name for child in folder.iterdir() if any((child / name).is_file() for name in CONFIG_FILENAMES)
@@ -123,7 +123,7 @@ def _models_in(folder: Path) -> list[str]:
 def _complete(definition: ModelDefinition, describe: Describe, strict: bool) -> ModelDefinition:
     if definition.backend is None:
         return complete_definition(definition, None, strict=strict)
-    versions = select_versions(definition.config.version_policy, find_versions(definition.folder))
+    versions = select_versions(definition.config.version_policy, definition.files.versions)
     if not versions:
         raise invalid_argument(no_version_text(definition.config))
     return complete_definition(definition, describe(definition, versions[-1]), strict=strict)

@@ -12,7 +12,7 @@ from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
-from rocserve.config.versions import find_versions, no_version_text, select_versions
+from rocserve.config.versions import no_version_text, select_versions
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings
@@ -89,7 +89,7 @@ def _from_folder(
             f"is of backend '{definition.backend.name}', whose models no engine runs; this is for ONNX, TensorFlow,"
             " PyTorch and .mxr models"
         )
-    versions = select_versions(definition.config.version_policy, find_versions(folder))
+    versions = select_versions(definition.config.version_policy, definition.files.versions)
     if not versions:
         raise invalid_argument(no_version_text(definition.config))
     version_folder = folder / str(versions[-1])

@@ -8,6 +8,7 @@ import pytest
 
 from rocserve.config.completion import autofill, normalise
 from rocserve.config.initial_states import read_initial_states
+from rocserve.config.model_folder import ModelFolder
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.plain import to_plain
 from rocserve.config.sequence_validation import check_sequence_batching
@@ -187,7 +188,7 @@ def test_initial_states_are_read_from_their_folder(tmp_path: Path) -> None:
 
     def read(file: str) -> object:
         message = config(STATE % (initial % file))
-        return read_initial_states(to_plain(message, "onnx", {}), tmp_path, (tmp_path,))
+        return read_initial_states(to_plain(message, "onnx", {}), ModelFolder(tmp_path))
 
     assert read("good") == {"SI": bytes(range(8))}
     with pytest.raises(ServeError, match="expects 8 bytes, but the data provided from shortonly has 7 bytes"):

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from rocserve.config.model_folder import ModelFolder
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.plain import version_policy
-from rocserve.config.versions import find_versions, ignored_versions, is_version_name, select_versions
+from rocserve.config.versions import is_version_name, select_versions
 from rocserve.core.model_config import VersionPolicy, VersionPolicyKind
 
 
@@ -40,9 +41,9 @@ def test_versions_of_a_folder(tmp_path: Path) -> None:
     for name in ("0", "1", "10", "2", "01", "warmup", "1.5", "-3", "٣", ".4"):
         (tmp_path / name).mkdir()
     (tmp_path / "7").write_text("a file")
-    assert find_versions(tmp_path) == (0, 1, 2, 10)
-    assert find_versions(tmp_path / "absent") == ()
-    assert ignored_versions(tmp_path) == (
+    assert ModelFolder(tmp_path).versions == (0, 1, 2, 10)
+    assert ModelFolder(tmp_path / "absent").versions == ()
+    assert ModelFolder(tmp_path).ignored_versions == (
         "ignore version directory '01' which contains leading zeros in its directory name",
     )
 
