@@ -15,9 +15,10 @@ import numpy as np
 
 from rocserve.backends.rocal.amd.engine import RocalEngine, make_engine
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, OutputFormat, ThreadedEngine
+from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, ThreadedEngine
 from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
+from rocserve.backends.rocal.plan import OutputFormat
 
 STAND_IN = Path(__file__).parent / "amd_rocal_stand_in"
 
@@ -49,9 +50,7 @@ def setup_for(
         for step in pipeline.steps
         if step.is_output
     )
-    return EngineSetup(
-        "model", pipeline, pipeline.decoder, color_format, formats, ((),) * len(formats), batch_size, threads, device
-    )
+    return EngineSetup("model", pipeline, pipeline.decoder, color_format, formats, batch_size, threads, device)
 
 
 def engines(setup: EngineSetup) -> tuple[RocalEngine, BatchEngine]:
@@ -71,7 +70,7 @@ def run_batch(
     """The outputs, of `shapes` an image, and the failures."""
     steps = [step for step in setup.pipeline.steps if step.is_output]
     types = [
-        step.operation.datatype if isinstance(step.operation, Measurement) else output.datatype
+        step.call.datatype if isinstance(step.call, Measurement) else output.datatype
         for step, output in zip(steps, setup.formats, strict=True)
     ]
     outputs = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.rocal.image import Image
-from rocserve.backends.rocal.operations.base import Operation
+from rocserve.backends.rocal.operations.base import Call
 from rocserve.backends.rocal.pipeline import parse_pipeline
 
 Array = np.ndarray[Any, Any]
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 def make(name: str, channels: int = 3, **keys: Any) -> Any:
     """The operation as a pipeline file would give it, with levels of 0..255 for a mean."""
     document = {"pipeline": [{"operation": name, **keys, "is_output": True}], "mean_std_range": "pixel"}
-    return parse_pipeline(json.dumps(document), channels).steps[0].operation
+    return parse_pipeline(json.dumps(document), channels).steps[0].call
 
 
 def picture(height: int, width: int, channels: int = 3, seed: int = 5) -> Array:
@@ -28,10 +28,10 @@ def picture(height: int, width: int, channels: int = 3, seed: int = 5) -> Array:
     return np.clip(smooth + random.integers(-30, 31, smooth.shape), 0, 255).astype(np.uint8)
 
 
-def result(operation: Operation, pixels: Array, as_float: bool = False) -> Array:
+def result(operation: Call, pixels: Array, as_float: bool = False) -> Array:
     """The valid part of the result, the source being seen whole and left as it was."""
     before = pixels.copy()
-    image = operation.run(Image.whole(pixels), as_float)
+    image = operation.run(Image.whole(pixels), as_float=as_float)
     np.testing.assert_array_equal(pixels, before)
     assert image.pixels.dtype == (np.float32 if as_float else np.uint8)
     assert image.pixels.ndim == 3

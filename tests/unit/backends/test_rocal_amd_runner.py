@@ -242,7 +242,11 @@ def test_a_call_that_never_returns_ends_the_process() -> None:
     tests = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", _WAITS_FOR_EVER],
-        env={"PYTHONPATH": f"{STAND_IN}:{tests}", "ROCAL_STAND_IN_BLOCKS": "1", "PATH": "/usr/bin:/bin"},
+        env={
+            "PYTHONPATH": f"{STAND_IN}:{tests}:{tests.parent / 'server'}",
+            "ROCAL_STAND_IN_BLOCKS": "1",
+            "PATH": "/usr/bin:/bin",
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -271,7 +275,7 @@ def test_a_broken_rocal_ends_the_process_with_the_reason_in_the_log() -> None:
     tests = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", _BREAKS],
-        env={"PYTHONPATH": f"{STAND_IN}:{tests}", "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": f"{STAND_IN}:{tests}:{tests.parent / 'server'}", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -15,7 +15,7 @@ from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.rocal.backend import load
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import ArgumentError, Arguments, EngineSetup, PipelineEngine
+from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine
 from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.interface import join
 from rocserve.backends.rocal.model import RocalModel
@@ -64,7 +64,6 @@ def model_over(engine: WholeBatchEngine, max_batch_size: int = 8) -> RocalModel:
         decoder=pipeline.decoder,
         color_format=ColorFormat.RGB24,
         formats=tuple(output.format for output in interface.outputs),
-        shapes=tuple(output.shape for output in interface.outputs),
         batch_size=max_batch_size,
         threads=1,
         device=None,
@@ -93,7 +92,6 @@ def test_rows_come_back_in_their_order() -> None:
     [
         (ImageError("it is empty"), StatusCode.INVALID_ARGUMENT, "input 'encoded' cannot be decoded: it is empty"),
         (PixelsError("too flat"), StatusCode.INVALID_ARGUMENT, "input 'encoded' cannot be processed: too flat"),
-        (ArgumentError("no flag"), StatusCode.INVALID_ARGUMENT, "input 'encoded' cannot be processed: no flag"),
         (RuntimeError("a kernel failed"), StatusCode.INTERNAL, "could not be processed: a kernel failed"),
         (MemoryError(), StatusCode.INTERNAL, "could not be processed: MemoryError"),
         (unavailable("gone"), StatusCode.UNAVAILABLE, "gone"),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from rocserve.backends.rocal.image import Extent, Image, Pixels
-from rocserve.backends.rocal.operations.base import Operation
-from rocserve.backends.rocal.operations.cropping import CropFixed
-from rocserve.backends.rocal.operations.normalize import CropMirrorNormalize, ResizeMirrorNormalize
-from rocserve.backends.rocal.operations.resize import CropResizeFixed, Resize, ResizeCropMirrorFixed
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
+from rocserve.backends.rocal.operations import OPERATIONS
+from rocserve.backends.rocal.operations.base import Call, Operation
+
+
+def call(name: str, *values: Any) -> Call:
+    """The operation with values for its keys, in their order."""
+    operation = OPERATIONS[name]
+    assert isinstance(operation, Operation)
+    return operation(**dict(zip(operation.keys, values, strict=True)))
 
 
 def numbered(height: int, width: int, channels: int = 3) -> Pixels:
@@ -18,40 +25,40 @@ def numbered(height: int, width: int, channels: int = 3) -> Pixels:
     return np.repeat(levels, channels, axis=2)
 
 
-def run(operation: Operation, pixels: Pixels, as_float: bool = False) -> Pixels:
-    return operation.run(Image.whole(pixels), as_float).pixels
+def run(operation: Call, pixels: Pixels, as_float: bool = False) -> Pixels:
+    return operation.run(Image.whole(pixels), as_float=as_float).pixels
 
 
 @pytest.mark.parametrize(
     "operation",
     [
-        Resize(16, 8),
-        ResizeMirrorNormalize(16, 8, (1.0,) * 3, (2.0,) * 3, True),
-        CropMirrorNormalize(16, 8, 0.5, 0.5, (1.0,) * 3, (2.0,) * 3, True),
-        CropFixed(16, 8, 0, 0),
-        CropResizeFixed(16, 8, 0.25, 1, 0.5, 0.5),
-        ResizeCropMirrorFixed(16, 8, 10, 10, True),
+        call("Resize", 16, 8),
+        call("ResizeMirrorNormalize", 16, 8, (1.0,) * 3, (2.0,) * 3, True),
+        call("CropMirrorNormalize", 16, 8, 0.5, 0.5, (1.0,) * 3, (2.0,) * 3, True),
+        call("CropFixed", 16, 8, 0, 0),
+        call("CropResizeFixed", 16, 8, 0.25, 1, 0.5, 0.5),
+        call("ResizeCropMirrorFixed", 16, 8, 10, 10, True),
     ],
 )
 @pytest.mark.parametrize("as_float", [False, True])
-def test_shape_and_type_of_every_operation(operation: Operation, as_float: bool) -> None:
+def test_shape_and_type_of_every_operation(operation: Call, as_float: bool) -> None:
     result = run(operation, numbered(32, 40), as_float)
     assert result.shape == (8, 16, 3)
     assert result.dtype == (np.float32 if as_float else np.uint8)
-    size = operation.extent(Extent(32, 40)).size
+    size = operation.extent(ResultExtent.whole(Extent(32, 40))).size
     assert size == Extent(8, 16)
 
 
 @pytest.mark.parametrize(
     "operation",
     [
-        Resize(16, 8),
-        ResizeMirrorNormalize(16, 8, (1.0,), (2.0,), True),
-        CropMirrorNormalize(16, 8, 0.5, 0.5, (1.0,), (2.0,), True),
-        ResizeCropMirrorFixed(16, 8, 10, 10, True),
+        call("Resize", 16, 8),
+        call("ResizeMirrorNormalize", 16, 8, (1.0,), (2.0,), True),
+        call("CropMirrorNormalize", 16, 8, 0.5, 0.5, (1.0,), (2.0,), True),
+        call("ResizeCropMirrorFixed", 16, 8, 10, 10, True),
     ],
 )
-def test_grey_images_keep_their_channel_axis(operation: Operation) -> None:
+def test_grey_images_keep_their_channel_axis(operation: Call) -> None:
     assert run(operation, numbered(32, 40, channels=1)).shape == (8, 16, 1)
     assert run(operation, numbered(32, 40, channels=1), as_float=True).shape == (8, 16, 1)
 
@@ -59,12 +66,12 @@ def test_grey_images_keep_their_channel_axis(operation: Operation) -> None:
 @pytest.mark.parametrize(
     "operation",
     [
-        Resize(16, 8),
-        ResizeMirrorNormalize(7, 5, (1.0,) * 3, (2.0,) * 3, True),
-        CropResizeFixed(16, 8, 0.5, 1, 0.5, 0.5),
+        call("Resize", 16, 8),
+        call("ResizeMirrorNormalize", 7, 5, (1.0,) * 3, (2.0,) * 3, True),
+        call("CropResizeFixed", 16, 8, 0.5, 1, 0.5, 0.5),
     ],
 )
-def test_the_source_is_left_as_it_was(operation: Operation) -> None:
+def test_the_source_is_left_as_it_was(operation: Call) -> None:
     pixels = numbered(32, 40)
     before = pixels.copy()
     run(operation, pixels)
@@ -77,8 +84,8 @@ def test_resize_takes_two_taps_at_half_pixel_centres() -> None:
     # Centres of every second pixel pair: halfway between the two.
     expected = np.arange(8) * 20 + 5
     expected[-1] = 140  # The last source column counts as a copy of the one before it.
-    np.testing.assert_array_equal(run(Resize(8, 2), pixels)[0, :, 0], expected)
-    floats = run(Resize(8, 2), pixels, as_float=True)[0, :, 0]
+    np.testing.assert_array_equal(run(call("Resize", 8, 2), pixels)[0, :, 0], expected)
+    floats = run(call("Resize", 8, 2), pixels, as_float=True)[0, :, 0]
     np.testing.assert_allclose(floats, np.arange(8) * 20 + 5)
 
 
@@ -86,27 +93,27 @@ def test_resize_rounds_half_to_even_but_truncates_the_columns_beyond_a_multiple_
     # Pairs (n, n + 1) fall exactly on n + 0.5.
     pixels = np.array([[0, 1, 1, 2] * 5] * 2, np.uint8)[..., None]
     # Ten columns: eight rounded (0.5 -> 0, 1.5 -> 2), two truncated (0.5 -> 0; the last one sees 1, 1).
-    np.testing.assert_array_equal(run(Resize(10, 2), pixels)[0, :, 0], [0, 2, 0, 2, 0, 2, 0, 2, 0, 1])
+    np.testing.assert_array_equal(run(call("Resize", 10, 2), pixels)[0, :, 0], [0, 2, 0, 2, 0, 2, 0, 2, 0, 1])
 
 
 def test_resize_to_bytes_never_reads_the_last_row() -> None:
     pixels = numbered(16, 16)
     changed = pixels.copy()
     changed[-1] = 255
-    np.testing.assert_array_equal(run(Resize(8, 8), pixels), run(Resize(8, 8), changed))
-    assert not np.array_equal(run(Resize(8, 8), pixels, True), run(Resize(8, 8), changed, True))
+    np.testing.assert_array_equal(run(call("Resize", 8, 8), pixels), run(call("Resize", 8, 8), changed))
+    assert not np.array_equal(run(call("Resize", 8, 8), pixels, True), run(call("Resize", 8, 8), changed, True))
 
 
 def test_a_side_of_zero_keeps_the_images_side() -> None:
-    assert run(Resize(0, 8), numbered(20, 30)).shape == (8, 30, 3)
-    assert Resize(0, 8).extent(Extent(None, None)).size == Extent(8, None)
-    assert run(ResizeMirrorNormalize(8, 0, (0.0,) * 3, (1.0,) * 3, False), numbered(20, 30)).shape == (20, 8, 3)
+    assert run(call("Resize", 0, 8), numbered(20, 30)).shape == (8, 30, 3)
+    assert call("Resize", 0, 8).extent(ResultExtent.whole(Extent(None, None))).size == Extent(8, None)
+    assert run(call("ResizeMirrorNormalize", 8, 0, (0.0,) * 3, (1.0,) * 3, False), numbered(20, 30)).shape == (20, 8, 3)
 
 
 def test_resize_mirror_normalize() -> None:
     pixels = np.full((8, 16, 3), (50, 100, 200), np.uint8)
     pixels[:, :8] = 0
-    operation = ResizeMirrorNormalize(16, 8, (10.0, 20.0, 30.0), (2.0, 4.0, 0.5), True)
+    operation = call("ResizeMirrorNormalize", 16, 8, (10.0, 20.0, 30.0), (2.0, 4.0, 0.5), True)
     floats = run(operation, pixels, as_float=True)
     np.testing.assert_allclose(floats[0, 0], [20, 20, 340])
     np.testing.assert_allclose(floats[0, -1], [-5, -5, -60])
@@ -116,7 +123,7 @@ def test_resize_mirror_normalize() -> None:
 
 def test_resize_mirror_normalize_divides_each_channel_by_its_own_deviation_in_every_column() -> None:
     pixels = np.full((4, 9, 3), 120, np.uint8)
-    operation = ResizeMirrorNormalize(9, 4, (0.0, 0.0, 0.0), (2.0, 4.0, 8.0), False)
+    operation = call("ResizeMirrorNormalize", 9, 4, (0.0, 0.0, 0.0), (2.0, 4.0, 8.0), False)
     for as_float in (False, True):
         np.testing.assert_allclose(run(operation, pixels, as_float), np.full((4, 9, 3), (60, 30, 15)))
 
@@ -127,7 +134,9 @@ def test_resizing_a_part_of_an_image_equals_resizing_its_copy() -> None:
     part = whole[7:44, 3:40]
     for as_float in (False, True):
         for size in ((21, 13), (80, 90), (1, 1)):
-            np.testing.assert_array_equal(run(Resize(*size), part, as_float), run(Resize(*size), part.copy(), as_float))
+            np.testing.assert_array_equal(
+                run(call("Resize", *size), part, as_float), run(call("Resize", *size), part.copy(), as_float)
+            )
 
 
 @pytest.mark.parametrize("source", [(1, 1), (1, 9), (9, 1), (2, 2)])
@@ -136,7 +145,7 @@ def test_images_of_a_row_or_a_column_are_resized(source: tuple[int, int]) -> Non
     for size in ((1, 1), (9, 8), (17, 3)):
         for as_float in (False, True):
             # The weights add up to nearly one, and the last columns are cut off.
-            result = run(Resize(*size), pixels, as_float)
+            result = run(call("Resize", *size), pixels, as_float)
             np.testing.assert_allclose(result, np.full((size[1], size[0], 3), 77), atol=0.001 if as_float else 1)
 
 
@@ -145,23 +154,23 @@ def test_crop_mirror_normalize_starts_at_fractions_of_the_room() -> None:
     identity = ((0.0,), (1.0,), False)
     for start, top, left in ((0.0, 0, 0), (0.5, 4, 8), (1.0, 9, 17)):
         # Room of 9 rows and 17 columns; halves are rounded to even.
-        result = run(CropMirrorNormalize(4, 2, start, start, *identity), pixels)
+        result = run(call("CropMirrorNormalize", 4, 2, start, start, *identity), pixels)
         np.testing.assert_array_equal(result, pixels[top : top + 2, left : left + 4])
 
 
 def test_crop_mirror_normalize_mirrors_and_normalises() -> None:
     pixels = numbered(4, 4)
-    operation = CropMirrorNormalize(4, 4, 0, 0, (4.0, 4.0, 4.0), (2.0, 1.0, 0.01), True)
+    operation = call("CropMirrorNormalize", 4, 4, 0, 0, (4.0, 4.0, 4.0), (2.0, 1.0, 0.01), True)
     floats = run(operation, pixels, as_float=True)
     np.testing.assert_allclose(floats[0, 0], [(3 - 4) / 2, 3 - 4, (3 - 4) / 0.01], rtol=1e-5)
     np.testing.assert_array_equal(run(operation, pixels)[1, 0], [2, 3, 255])  # 1.5 -> 2, 3, 300
 
 
 def test_a_crop_larger_than_the_image_takes_the_full_side() -> None:
-    operation = CropMirrorNormalize(30, 3, 0.5, 0.5, (0.0,), (1.0,), False)
+    operation = call("CropMirrorNormalize", 30, 3, 0.5, 0.5, (0.0,), (1.0,), False)
     assert run(operation, numbered(9, 9)).shape == (3, 9, 3)
-    assert operation.extent(Extent(9, 9)).size == Extent(3, 9)
-    assert operation.extent(Extent(None, None)).size == Extent(None, None)
+    assert operation.extent(ResultExtent.whole(Extent(9, 9))).size == Extent(3, 9)
+    assert operation.extent(ResultExtent.whole(Extent(None, None))).size == Extent(None, None)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +179,12 @@ def test_a_crop_larger_than_the_image_takes_the_full_side() -> None:
 )
 def test_crop_fixed_positions(position: float, left: int) -> None:
     pixels = numbered(10, 10)
-    result = run(CropFixed(4, 4, position, 0), pixels)
+    result = run(call("CropFixed", 4, 4, position, 0), pixels)
     np.testing.assert_array_equal(result, pixels[:4, left : left + 4])
 
 
 def test_crop_fixed_larger_than_the_image() -> None:
-    assert run(CropFixed(40, 4, 3, 0), numbered(10, 10)).shape == (4, 10, 3)
+    assert run(call("CropFixed", 40, 4, 3, 0), numbered(10, 10)).shape == (4, 10, 3)
 
 
 @pytest.mark.parametrize(
@@ -198,33 +207,33 @@ def test_crop_resize_fixed_takes_the_part(
 ) -> None:
     pixels = numbered(*size)
     top, left, height, width = part
-    result = run(CropResizeFixed(16, 8, area, aspect_ratio, *drift), pixels)
-    np.testing.assert_array_equal(result, run(Resize(16, 8), pixels[top : top + height, left : left + width]))
+    result = run(call("CropResizeFixed", 16, 8, area, aspect_ratio, *drift), pixels)
+    np.testing.assert_array_equal(result, run(call("Resize", 16, 8), pixels[top : top + height, left : left + width]))
 
 
 def test_resize_crop_mirror_fixed_crops_first() -> None:
     pixels = numbered(40, 40)
-    result = run(ResizeCropMirrorFixed(8, 8, 20, 16, False), pixels)
-    np.testing.assert_array_equal(result, run(Resize(8, 8), pixels[:16, :20]))
-    whole = run(ResizeCropMirrorFixed(8, 8, 0, 500, False), pixels)
-    np.testing.assert_array_equal(whole, run(Resize(8, 8), pixels))
-    mirrored = run(ResizeCropMirrorFixed(8, 8, 20, 16, True), pixels)
+    result = run(call("ResizeCropMirrorFixed", 8, 8, 20, 16, False), pixels)
+    np.testing.assert_array_equal(result, run(call("Resize", 8, 8), pixels[:16, :20]))
+    whole = run(call("ResizeCropMirrorFixed", 8, 8, 0, 500, False), pixels)
+    np.testing.assert_array_equal(whole, run(call("Resize", 8, 8), pixels))
+    mirrored = run(call("ResizeCropMirrorFixed", 8, 8, 20, 16, True), pixels)
     np.testing.assert_array_equal(mirrored, result[:, ::-1])
 
 
 @pytest.mark.parametrize(
     ("operation", "valid"),
     [
-        (CropResizeFixed(16, 24, 0.25, 1, 0.5, 0.5), (20, 16)),  # part 20 x 20, destination 24 high and 16 wide
-        (ResizeCropMirrorFixed(16, 24, 10, 30, False), (24, 10)),
-        (ResizeCropMirrorFixed(16, 24, 0, 0, False), (24, 16)),
+        (call("CropResizeFixed", 16, 24, 0.25, 1, 0.5, 0.5), (20, 16)),  # part 20 x 20, destination 24 high and 16 wide
+        (call("ResizeCropMirrorFixed", 16, 24, 10, 30, False), (24, 10)),
+        (call("ResizeCropMirrorFixed", 16, 24, 0, 0, False), (24, 16)),
     ],
 )
-def test_the_next_operation_sees_no_more_than_the_crop(operation: Operation, valid: tuple[int, int]) -> None:
+def test_the_next_operation_sees_no_more_than_the_crop(operation: Call, valid: tuple[int, int]) -> None:
     image = operation.run(Image.whole(numbered(40, 40)), as_float=False)
     assert image.pixels.shape == (24, 16, 3)
     assert image.valid.shape == (*valid, 3)
-    known = operation.extent(Extent(40, 40))
+    known = operation.extent(ResultExtent.whole(Extent(40, 40)))
     assert (known.size, known.valid) == (Extent(24, 16), Extent(*valid))
-    following = CropFixed(50, 50, 0, 0).run(image, as_float=False)
+    following = call("CropFixed", 50, 50, 0, 0).run(image, as_float=False)
     np.testing.assert_array_equal(following.pixels, image.pixels[: valid[0], : valid[1]])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from rocserve.backends.rocal.image import Extent, Image, PixelsError, ResultExtent
-from rocserve.backends.rocal.operations.base import PairOperation
 from rocserve.backends.rocal.pipeline import parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
@@ -25,36 +24,35 @@ def blend(ratio: float) -> Any:
             {"operation": "blend", "inputs": ["first", "decoded"], "ratio": ratio, "is_output": True},
         ]
     }
-    operation = parse_pipeline(json.dumps(document), channels=3).steps[1].operation
-    assert isinstance(operation, PairOperation)
-    return operation
+    return parse_pipeline(json.dumps(document), channels=3).steps[1].call
 
 
 @pytest.mark.parametrize("ratio", [0, 0.25, 0.5, 1])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_blend_mixes_level_by_level(ratio: float, channels: int) -> None:
     first, second = picture(5, 7, channels, seed=1), picture(5, 7, channels, seed=2)
-    given = blend(ratio).run_pair(Image.whole(first), Image.whole(second), as_float=False).pixels
+    given = blend(ratio).run(Image.whole(first), Image.whole(second), as_float=False).pixels
     for place in np.ndindex(first.shape):
         one, other = int(first[place]), int(second[place])
         assert given[place] == half_even((one - other) * ratio + other)
-    floats = blend(ratio).run_pair(Image.whole(first), Image.whole(second), as_float=True).pixels
+    floats = blend(ratio).run(Image.whole(first), Image.whole(second), as_float=True).pixels
     assert floats.dtype == np.float32
     np.testing.assert_array_equal(floats, given)
 
 
 def test_blend_takes_the_valid_parts_of_two_images() -> None:
-    mixed = blend(1).run_pair(Image(PIXELS, 4, 5), Image(picture(20, 20), 4, 5), as_float=False)
+    mixed = blend(1).run(Image(PIXELS, 4, 5), Image(picture(20, 20), 4, 5), as_float=False)
     np.testing.assert_array_equal(mixed.pixels, PIXELS[:4, :5])
 
 
 def test_blend_refuses_two_sizes() -> None:
     with pytest.raises(PixelsError, match="of one size, not 9x13 and 9x12"):
-        blend(0.5).run_pair(Image.whole(PIXELS), Image.whole(PIXELS[:, :12]), as_float=False)
+        blend(0.5).run(Image.whole(PIXELS), Image.whole(PIXELS[:, :12]), as_float=False)
     with pytest.raises(ValueError, match=r"of one size, not \?x13 and 9x12"):
-        blend(0.5).extent_of_pair(Extent(None, 13), Extent(9, 12))
+        blend(0.5).extent(*map(ResultExtent.whole, (Extent(None, 13), Extent(9, 12))))
     size = Extent(9, 13)
-    assert blend(0.5).extent_of_pair(Extent(None, 13), Extent(9, None)) == ResultExtent(size, size)
+    given = blend(0.5).extent(*map(ResultExtent.whole, (Extent(None, 13), Extent(9, None))))
+    assert given == ResultExtent.whole(size)
 
 
 def normalised(axes: tuple[int, ...], mean: Array | None, deviation: Array | None, scale: float, shift: float) -> Array:
@@ -122,7 +120,7 @@ def test_normalize_of_grey_images_takes_one_value() -> None:
 def test_slice_cuts_out_a_part(as_float: bool) -> None:
     operation = make("slice", anchor=[2, 3], shape=[4, 5])
     np.testing.assert_array_equal(result(operation, PIXELS, as_float), PIXELS[2:6, 3:8])
-    assert operation.extent(Extent(None, None)).size == Extent(4, 5)
+    assert operation.extent(ResultExtent.whole(Extent(None, None))).size == Extent(4, 5)
 
 
 @pytest.mark.parametrize("as_float", [False, True])
@@ -138,7 +136,7 @@ def test_slice_pads_with_a_level(as_float: bool, anchor: list[int]) -> None:
 def test_slice_trims_or_refuses_what_stands_out() -> None:
     trimming = make("slice", anchor=[7, 10], shape=[4, 20], out_of_bounds_policy="TRIMTOSHAPE")
     np.testing.assert_array_equal(result(trimming, PIXELS), PIXELS[7:, 10:])
-    assert trimming.extent(Extent(9, None)).size == Extent(2, None)
+    assert trimming.extent(ResultExtent.whole(Extent(9, None))).size == Extent(2, None)
     with pytest.raises(PixelsError, match=r"from \[7, 10\] of \[4, 20\] stands out of the image's \[9, 13\]"):
         make("slice", anchor=[7, 10], shape=[4, 20]).run(Image.whole(PIXELS), as_float=False)
     beyond = make("slice", anchor=[9, 0], shape=[4, 4], out_of_bounds_policy="TRIMTOSHAPE")
@@ -150,7 +148,7 @@ def test_slice_trims_or_refuses_what_stands_out() -> None:
 @pytest.mark.parametrize("as_float", [False, True])
 def test_the_image_is_passed_on(name: str, as_float: bool) -> None:
     np.testing.assert_array_equal(result(make(name), PIXELS, as_float), PIXELS)
-    image = make(name).run(Image(PIXELS, 4, 6), as_float)
+    image = make(name).run(Image(PIXELS, 4, 6), as_float=as_float)
     assert (image.pixels.shape, image.valid_height, image.valid_width) == (PIXELS.shape, 4, 6)
     np.testing.assert_array_equal(image.valid, PIXELS[:4, :6])
 

@@ -111,7 +111,7 @@ def test_transpose_turns_the_valid_part_too() -> None:
     turned = make("transpose", perm=[1, 0, 2]).run(Image(picture(6, 8), 3, 5), as_float=False)
     assert turned.pixels.shape == (8, 6, 3)
     assert (turned.valid_height, turned.valid_width) == (5, 3)
-    known = make("transpose", perm=[1, 0, 2]).result_extent(ResultExtent(Extent(6, 8), Extent(None, None)))
+    known = make("transpose", perm=[1, 0, 2]).extent(ResultExtent(Extent(6, 8), Extent(None, None)))
     assert known == ResultExtent(Extent(8, 6), Extent(None, None))
 
 
@@ -179,7 +179,7 @@ def test_of_a_padded_image_the_valid_part_is_turned_and_all_is_handed_on() -> No
     assert turned.valid.shape == (10, 12, 3)
     np.testing.assert_array_equal(turned.pixels[:8, :9], result(operation, picture(8, 9)))
     size = Extent(10, 12)
-    assert operation.result_extent(ResultExtent(size, Extent(None, None))) == ResultExtent(size, size)
+    assert operation.extent(ResultExtent(size, Extent(None, None))) == ResultExtent(size, size)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from rocserve.backends.rocal.image import Extent, Image, ResultExtent
-from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.schema import PipelineError
 from tests.support.rocal_operations import Array, assert_rounded, make, picture, result
 
@@ -41,7 +40,7 @@ UNKNOWN = Extent(None, None)
 def test_size_of_the_result(keys: dict[str, Any], size: tuple[int, int], valid: tuple[int, int]) -> None:
     source = Extent(375, 500)
     operation = make("resize", interpolation_type="NEAREST_NEIGHBOR", **keys)
-    assert operation.extent(source) == ResultExtent(Extent(*size), Extent(*valid))
+    assert operation.extent(ResultExtent.whole(source)) == ResultExtent(Extent(*size), Extent(*valid))
     image = operation.run(Image.whole(np.full((375, 500, 3), 77, dtype=np.uint8)), as_float=False)
     assert image.pixels.shape == (*size, 3)
     assert (image.valid_height, image.valid_width) == valid
@@ -63,7 +62,7 @@ def test_size_of_the_result(keys: dict[str, Any], size: tuple[int, int], valid: 
     ],
 )
 def test_size_for_images_of_unknown_size(keys: dict[str, Any], size: Extent, valid: Extent) -> None:
-    assert make("resize", **keys).extent(UNKNOWN) == ResultExtent(size, valid)
+    assert make("resize", **keys).extent(ResultExtent.whole(UNKNOWN)) == ResultExtent(size, valid)
 
 
 def test_a_side_that_is_kept_is_that_of_the_whole_image_where_it_is_padded() -> None:
@@ -77,7 +76,7 @@ def test_a_side_that_is_kept_is_that_of_the_whole_image_where_it_is_padded() -> 
 def test_linear_is_the_resize_of_the_servers_json() -> None:
     pixels = picture(33, 47)
     ours = make("resize", resize_width=20, resize_height=21, antialias=False)
-    json = OPERATIONS["Resize"](dest_width=20, dest_height=21)  # type: ignore[call-arg]
+    json = make("Resize", dest_width=20, dest_height=21)
     for as_float in (False, True):
         np.testing.assert_array_equal(result(ours, pixels, as_float), result(json, pixels, as_float))
 

@@ -113,7 +113,6 @@ def load(model: ModelSource) -> LoadedModel:
         decoder=pipeline.decoder.at_most(max_pixels),
         color_format=color_format,
         formats=tuple(output.format for output in interface.outputs),
-        shapes=tuple(output.shape for output in interface.outputs),
         batch_size=max(1, config.max_batch_size),
         threads=threads,
         device=model.device,

@@ -21,6 +21,10 @@ class Extent:
     height: int | None
     width: int | None
 
+    @property
+    def is_known(self) -> bool:
+        return self.height is not None and self.width is not None
+
 
 @dataclass(frozen=True, slots=True)
 class ResultExtent:
@@ -28,6 +32,10 @@ class ResultExtent:
 
     size: Extent
     valid: Extent
+
+    @staticmethod
+    def whole(size: Extent) -> ResultExtent:
+        return ResultExtent(size, size)
 
     def check(self) -> None:
         """
@@ -39,6 +47,9 @@ class ResultExtent:
             raise ValueError(
                 f"its result would have {width}x{height} pixels; {MAX_RESULT_PIXELS} are allowed, so ask for less"
             )
+
+
+UNKNOWN = ResultExtent.whole(Extent(None, None))
 
 
 class PixelsError(ValueError):
@@ -77,3 +88,8 @@ class Image:
     @property
     def valid(self) -> Pixels:
         return self.pixels[: self.valid_height, : self.valid_width]
+
+
+def with_channels(pixels: Pixels) -> Pixels:
+    """OpenCV drops a channel axis of one; this puts it back."""
+    return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels

@@ -13,11 +13,9 @@ import numpy as np
 from rocserve.backends.base import Batch, BatchResult
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import InputKind
-from rocserve.backends.rocal.engine import ArgumentError, Arguments, BatchEngine, EngineSetup
+from rocserve.backends.rocal.engine import Arguments, BatchEngine, EngineSetup
 from rocserve.backends.rocal.image import PixelsError
-from rocserve.backends.rocal.input_specs import ImageInput
-from rocserve.backends.rocal.interface import Interface, Output
-from rocserve.backends.rocal.pipeline import PipelineInput
+from rocserve.backends.rocal.interface import ImageInput, Interface, Output
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.requests import Signature
@@ -58,7 +56,7 @@ class RocalModel:
         if not samples:
             image = self._sample_image()
             try:
-                self._engine.run_one(image, self._sample_arguments())
+                self._engine.run_one(image, {name: np.zeros(1, dtype=bool) for name in self._pipeline.inputs})
             except (ImageError, PixelsError) as error:
                 # Clients' images may be of another size.
                 _LOG.info("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, error)
@@ -68,7 +66,7 @@ class RocalModel:
     def execute(self, batch: Batch) -> BatchResult:
         image = self._interface.image
         images = images_of(batch.inputs[image.spec.name], image)
-        arguments = arguments_of(batch.inputs, self._pipeline.inputs, len(images))
+        arguments = flags_of(batch.inputs, self._pipeline.inputs, len(images))
         if not self._interface.holds_several:
             return self._execute_one(images, arguments, batch.requested_outputs)
         return self._execute_all(images, arguments, batch)
@@ -127,7 +125,7 @@ class RocalModel:
         if isinstance(error, ImageError):
             is_raw = self._pipeline.decoder.input is InputKind.RAW
             return invalid_argument(f"{what} cannot be {'used' if is_raw else 'decoded'}: {error}")
-        if isinstance(error, ArgumentError | PixelsError):
+        if isinstance(error, PixelsError):
             return invalid_argument(f"{what} cannot be processed: {error}")
         _LOG.error("%s could not be processed", what, exc_info=error)
         return internal(f"{what} could not be processed: {str(error) or type(error).__name__}")
@@ -139,15 +137,6 @@ class RocalModel:
         if self._pipeline.decoder.input is InputKind.RAW:
             return pixels
         return cast(SourceImage, cv2.imencode(".jpg", pixels)[1])
-
-    def _sample_arguments(self) -> Arguments:
-        """The defaults of the keys that take them."""
-        values = {
-            binding.input: getattr(step.operation, binding.key)
-            for step in self._pipeline.steps
-            for binding in step.bindings
-        }
-        return {one.name: np.array([values[one.name]], dtype=one.datatype.numpy_dtype) for one in self._pipeline.inputs}
 
 
 def _check_shape(output: Output, result: np.ndarray[Any, Any]) -> None:
@@ -173,18 +162,18 @@ def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:
     return list(array) if array.ndim > image.image_rank else [array]
 
 
-def arguments_of(tensors: Mapping[str, Tensor], inputs: Sequence[PipelineInput], images: int) -> Arguments:
-    """One value for each image, in the pipeline's datatype; of a flag all but 0 is true.
+def flags_of(tensors: Mapping[str, Tensor], names: Sequence[str], images: int) -> Arguments:
+    """Of each input one flag for each image; all but 0 is true.
 
     Raises:
         ServeError: INVALID_ARGUMENT when there are more or fewer values than images.
     """
-    arguments = {}
-    for one in inputs:
-        values = tensors[one.name].numpy().reshape(-1)
+    flags = {}
+    for name in names:
+        values = tensors[name].numpy().reshape(-1)
         if len(values) != images:
             raise invalid_argument(
-                f"input '{one.name}' must have one value for each of the {images} images, got {len(values)}"
+                f"input '{name}' must have one value for each of the {images} images, got {len(values)}"
             )
-        arguments[one.name] = values != 0 if one.datatype is DataType.BOOL else values
-    return arguments
+        flags[name] = values != 0
+    return flags

@@ -1,6 +1,6 @@
 """Reads a rocAL pipeline: {"pipeline": [operation, ...], "decoder": {...}, "mean_std_range": ...}.
 
-Each operation has the keys of its class in `operations` and, beside them: `is_output`; `dtype` and `layout` of that
+Each operation has the keys that `operations` declares and, beside them: `is_output`; `dtype` and `layout` of that
 output; `name`, by which later operations read its image, and `inputs`, the names of the images that it reads; and,
 where it has a mean, `mean_std_range`, which says what the mean and the standard deviation are meant for: "pixel" =
 levels of 0..255 (as rocAL takes them), "unit" = levels of 0..1 (they are scaled by 255), "auto" = unit where all of
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.decoding.options import DecoderOptions
 from rocserve.backends.rocal.operations import OPERATIONS
-from rocserve.backends.rocal.operations.base import Measurement, PairOperation, PipelineOperation
+from rocserve.backends.rocal.operations.base import Call, Measurement, Operation
 from rocserve.backends.rocal.schema import Binding, Key, PipelineError, shown
 from rocserve.core.datatypes import DataType
 
@@ -35,19 +34,16 @@ RANDOM_OPERATIONS = (
 """Those that draw random numbers for each image, whatever their keys are."""
 
 
-def read_operation_name(names: Iterable[str]) -> Callable[[Any], str]:
-    """Reads one of `names`."""
-    read_known = schema.read_choice(*names)
-
-    def read(value: Any) -> str:
-        if isinstance(value, str) and value in RANDOM_OPERATIONS:
-            raise ValueError("one that gives the same result every time, so none of rocAL's random ones")
-        return read_known(value)
-
-    return read
+_read_known_name = schema.read_choice(*OPERATIONS)
 
 
-def read_document(text: str | bytes) -> dict[str, Any]:
+def _read_operation_name(value: Any) -> str:
+    if isinstance(value, str) and value in RANDOM_OPERATIONS:
+        raise ValueError("one that gives the same result every time, so none of rocAL's random ones")
+    return _read_known_name(value)
+
+
+def _read_document(text: str | bytes) -> dict[str, Any]:
     """The object that the file holds.
 
     Raises:
@@ -118,7 +114,7 @@ _TOP_LEVEL_KEYS = {
     "decoder": Key(_read_table, default={}),
     "mean_std_range": Key(_RANGES, default="auto"),
 }
-_OPERATION_KEY = {"operation": Key(read_operation_name(OPERATIONS))}
+_OPERATION_KEY = {"operation": Key(_read_operation_name)}
 _MEASUREMENT_KEYS = {**_OPERATION_KEY, "is_output": Key(schema.read_flag, default=False)}
 _STEP_KEYS = {
     **_MEASUREMENT_KEYS,
@@ -130,37 +126,33 @@ _STEP_KEYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineInput:
-    """An input of the request, beside the image, that gives values to operations: one for each image."""
-
-    name: str
-    datatype: DataType
-    """BOOL, INT32 or FP32."""
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """One operation, what it reads, and what is to become of its result."""
 
-    operation: PipelineOperation
-    """With the defaults of the keys that inputs give."""
+    call: Call | Measurement
+    """With the defaults of the flags that inputs give."""
     sources: tuple[int, ...]
     """The steps whose images it reads, by their places; DECODED = the decoder's image. None for a measurement."""
     bindings: tuple[Binding, ...]
-    """The keys that inputs give."""
+    """The flags that inputs give."""
     is_output: bool
     datatype: DataType | None
     """The output's; None = the model configuration decides, else `default_datatype`."""
     layout: Layout | None
     default_datatype: DataType
 
+    @property
+    def name(self) -> str:
+        return self.call.name if isinstance(self.call, Measurement) else self.call.operation.name
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     steps: tuple[Step, ...]
     decoder: DecoderOptions
-    inputs: tuple[PipelineInput, ...]
-    """In the order in which the steps name them."""
+    inputs: tuple[str, ...]
+    """The inputs of the request, beside the image, that give flags to operations, one for each image; in the order in
+    which the steps name them."""
     notes: tuple[str, ...]
     """What was understood in a way that the writer may want to know of."""
 
@@ -171,21 +163,19 @@ def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
     Raises:
         PipelineError: it is not JSON, has unknown, missing or wrong keys, no output, or means for other channels.
     """
-    top_level = schema.read_keys("pipeline file", read_document(text), _TOP_LEVEL_KEYS)
+    top_level = schema.read_keys("pipeline file", _read_document(text), _TOP_LEVEL_KEYS)
     reader = _StepReader(top_level["mean_std_range"], channels)
     steps = tuple(reader.read(index, entry) for index, entry in enumerate(top_level["pipeline"]))
     if not any(step.is_output for step in steps):
         raise PipelineError('no operation is an output; set "is_output": true on the last one')
-    return Pipeline(
-        steps, DecoderOptions.read(top_level["decoder"]), tuple(reader.inputs.values()), tuple(reader.notes)
-    )
+    inputs = dict.fromkeys(binding.input for step in steps for binding in step.bindings)
+    return Pipeline(steps, DecoderOptions.read(top_level["decoder"]), tuple(inputs), tuple(reader.notes))
 
 
 class _StepReader:
     """Reads one step after the other, and keeps what later ones may refer to."""
 
     def __init__(self, default_range: str, channels: int) -> None:
-        self.inputs: dict[str, PipelineInput] = {}
         self.notes: list[str] = []
         self._default_range = default_range
         self._channels = channels
@@ -197,50 +187,48 @@ class _StepReader:
         if not isinstance(entry, dict):
             raise PipelineError(f"{where} must be an object, not {shown(entry)}")
         name = schema.read_keys(where, {key: entry[key] for key in entry if key == "operation"}, _OPERATION_KEY)
-        operation_class = OPERATIONS[name["operation"]]
-        where = f"{where} ({operation_class.name})"
-        if operation_class.colour_only and self._channels != 3:
+        operation = OPERATIONS[name["operation"]]
+        where = f"{where} ({operation.name})"
+        if isinstance(operation, Measurement):
+            values, _ = schema.read_bound_keys(where, entry, _MEASUREMENT_KEYS)
+            if not values["is_output"]:
+                raise PipelineError(f'{where} is nothing but an output; set "is_output": true')
+            return Step(operation, (), (), True, operation.datatype, None, operation.datatype)
+        if operation.colour_only and self._channels != 3:
             raise PipelineError(f"{where} needs colour; the images have 1 channel (parameter 'color_format')")
-        values, bindings = schema.read_bound_keys(where, entry, self._keys(operation_class))
-        if issubclass(operation_class, Measurement):
-            return self._measurement(where, operation_class, values)
+        keys = {**_STEP_KEYS, **operation.keys, **operation.ignored_keys}
+        if operation.normalises:
+            keys["mean_std_range"] = Key(_RANGES, default=self._default_range)
+        values, bindings = schema.read_bound_keys(where, entry, keys)
         if not values["is_output"] and (values["dtype"] or values["layout"]):
             raise PipelineError(
                 f"{where}: 'dtype' and 'layout' belong to an output; set \"is_output\": true or leave them out"
             )
-        unit_range = self._normalise_for_pixels(where, operation_class, values)
+        self._check_channels(where, operation, values)
+        unit_range = operation.normalises and self._normalise_for_pixels(where, operation, values)
+        try:
+            call = operation(**{key: values[key] for key in operation.keys})
+        except ValueError as error:
+            raise PipelineError(f"{where}: {error}") from None
         step = Step(
-            operation=_make(where, operation_class, values, self._channels),
-            sources=self._sources(where, operation_class, values["inputs"]),
+            call=call,
+            sources=self._sources(where, operation, values["inputs"]),
             bindings=bindings,
             is_output=values["is_output"],
             datatype=_DATATYPES[values["dtype"]] if values["dtype"] else None,
             layout=Layout(values["layout"]) if values["layout"] else None,
             # What was normalised for levels of 0..1 lies around 0: as UINT8 next to nothing would be left of it.
-            default_datatype=DataType.FP32 if unit_range else operation_class.default_datatype,
+            default_datatype=DataType.FP32 if unit_range else operation.default_datatype,
         )
-        self._remember_inputs(where, bindings)
-        self._remember_name(where, index, values["name"])
+        if values["name"] in self._names:
+            raise PipelineError(f"{where}: the \"name\" '{values['name']}' is taken; each must be another")
+        if values["name"] is not None:
+            self._names[values["name"]] = index
         self._previous = index
         return step
 
-    def _keys(self, operation_class: type[PipelineOperation]) -> dict[str, Key]:
-        common = _MEASUREMENT_KEYS if issubclass(operation_class, Measurement) else _STEP_KEYS
-        keys = {**common, **operation_class.keys, **operation_class.ignored_keys}
-        if operation_class.normalisation_keys is not None:
-            keys["mean_std_range"] = Key(_RANGES, default=self._default_range)
-        return keys
-
-    def _measurement(self, where: str, operation_class: type[Measurement], values: dict[str, Any]) -> Step:
-        if not values["is_output"]:
-            raise PipelineError(f'{where} is nothing but an output; set "is_output": true')
-        operation = _make(where, operation_class, values, self._channels)
-        return Step(operation, (), (), True, operation_class.datatype, None, operation_class.datatype)
-
-    def _sources(
-        self, where: str, operation_class: type[PipelineOperation], names: tuple[str, ...] | None
-    ) -> tuple[int, ...]:
-        count = 2 if issubclass(operation_class, PairOperation) else 1
+    def _sources(self, where: str, operation: Operation, names: tuple[str, ...] | None) -> tuple[int, ...]:
+        count = operation.sources
         known = ", ".join(f"'{name}'" for name in self._names)
         if names is None:
             if count == 1:
@@ -253,36 +241,20 @@ class _StepReader:
                 raise PipelineError(f"{where}: no earlier operation has the \"name\" '{name}'; known are {known}")
         return tuple(self._names[name] for name in names)
 
-    def _remember_name(self, where: str, index: int, name: str | None) -> None:
-        if name in self._names:
-            raise PipelineError(f"{where}: the \"name\" '{name}' is taken; each must be another")
-        if name is not None:
-            self._names[name] = index
-
-    def _remember_inputs(self, where: str, bindings: tuple[Binding, ...]) -> None:
-        for binding in bindings:
-            known = self.inputs.setdefault(binding.input, PipelineInput(binding.input, binding.datatype))
-            if known.datatype is not binding.datatype:
+    def _check_channels(self, where: str, operation: Operation, values: dict[str, Any]) -> None:
+        for key in operation.channel_keys:
+            if len(values[key]) not in (0, 1, self._channels):
                 raise PipelineError(
-                    f"{where}: key '{binding.key}' takes {binding.datatype.value}, but input '{binding.input}' holds"
-                    f" {known.datatype.value} for an operation before; name another"
+                    f"{where}: key '{key}' has {len(values[key])} values, but the images have {self._channels} channel"
+                    " (parameter 'color_format')"
                 )
 
-    def _normalise_for_pixels(
-        self, where: str, operation_class: type[PipelineOperation], values: dict[str, Any]
-    ) -> bool:
+    def _normalise_for_pixels(self, where: str, operation: Operation, values: dict[str, Any]) -> bool:
         """Bring mean and deviation to levels of 0..255 and one value a channel; returns whether they were for 0..1."""
-        if operation_class.normalisation_keys is None:
-            return False
-        mean, deviation = operation_class.normalisation_keys
+        mean, deviation = operation.channel_keys
         for key in (mean, deviation):
             if len(values[key]) == 1:
                 values[key] *= self._channels
-            elif len(values[key]) != self._channels:
-                raise PipelineError(
-                    f"{where}: key '{key}' has {len(values[key])} values, but the images have {self._channels} channel"
-                    f" (parameter 'color_format')"
-                )
         looks_like_unit = all(0 < number < 1 for key in (mean, deviation) for number in values[key])
         if values["mean_std_range"] == "pixel" or (values["mean_std_range"] == "auto" and not looks_like_unit):
             return False
@@ -295,14 +267,3 @@ class _StepReader:
         for key in (mean, deviation):
             values[key] = tuple(number * 255 for number in values[key])
         return True
-
-
-def _make(
-    where: str, operation_class: type[PipelineOperation], values: dict[str, Any], channels: int
-) -> PipelineOperation:
-    try:
-        operation = operation_class(**{key: values[key] for key in operation_class.keys})
-        operation.check_channels(channels)
-        return operation
-    except ValueError as error:
-        raise PipelineError(f"{where}: {error}") from None

@@ -16,7 +16,7 @@ rows or columns RPP's CPU kernels read the last but one twice: the last row and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -24,7 +24,7 @@ from typing import cast
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.image import Pixels, PixelsError
+from rocserve.backends.rocal.image import Pixels, PixelsError, with_channels
 
 _VECTOR_WIDTH = 8
 """Pixels that RPP's vectorised loop writes at once; the rest of a row goes through its scalar loop."""
@@ -36,8 +36,8 @@ which the larger they are the coarser they are. One level in 10,000 is farther, 
 _CLOSE_TO_MEAN = 5.0
 """Grey levels. Farther from the mean, OpenCV's error is hardly ever more than a thousandth of the result."""
 
-_GRIDS = 64
-"""How many pairs of sizes are remembered."""
+_GRIDS, _SCALINGS = 64, 64
+"""How many pairs of sizes, and of means and deviations, are remembered."""
 
 _BLOCK = 1 << 15
 _PLACES = 1 << 12
@@ -52,7 +52,8 @@ class Scaling:
     factor: Pixels
 
     @staticmethod
-    def of(mean: Sequence[float], deviation: Sequence[float]) -> Scaling:
+    @lru_cache(_SCALINGS)
+    def of(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Scaling:
         # 1 / std_dev is taken in 64 bits and kept in 32, as in RPP.
         inverse = 1 / np.asarray(deviation, dtype=np.float32).astype(np.float64)
         return Scaling(np.asarray(mean, dtype=np.float32), inverse.astype(np.float32))
@@ -113,11 +114,6 @@ def to_bytes(levels: Pixels) -> Pixels:
     """FP32 levels rounded half to even and cut to 0..255; they are overwritten."""
     np.clip(levels, 0, 255, out=levels)
     return with_channels(cv2.convertScaleAbs(levels))
-
-
-def with_channels(pixels: Pixels) -> Pixels:
-    """OpenCV drops a channel axis of one; this puts it back."""
-    return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
 
 
 class _Grid:

@@ -1,14 +1,12 @@
-"""The keys that a pipeline's operations take, and how their values are checked."""
+"""The keys of a pipeline file's objects: how their values are read, and what is told of wrong ones."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from rocserve.core.datatypes import DataType
 
 _SHOWN = 80
 """Characters of a value; what is longer ends in dots."""
@@ -44,36 +42,88 @@ class _Required:
 
 REQUIRED = _Required()
 
+Reader = Callable[[Any], Any]
+"""Gives a key's value; raises ValueError with what was expected."""
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """One key of an operation."""
 
-    read: Callable[[Any], Any]
-    """Gives the value; raises ValueError with what was expected."""
+    read: Reader
     default: Any = REQUIRED
     """REQUIRED = the key must be there."""
-    input_datatype: DataType | None = None
-    """Where an input tensor of the request may give the value, one for each image: {"input": "NAME"} in place of it.
-    BOOL for a flag, INT32 for a whole number, FP32 for a number. None = it may not; so for all that sets the size of
-    the result. Such a key has a default, which stands for it until an image comes."""
+    is_bindable: bool = False
+    """Whether an input tensor of the request may give the value, one for each image: {"input": "NAME"} in place of it.
+    Only flags that leave the result's size as it is may come so; the default stands for them until an image comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A key whose value comes with each image, in an input tensor of the request."""
+    """A flag that comes with each image, in an input tensor of the request."""
 
     key: str
     input: str
-    datatype: DataType
-    read: Callable[[Any], Any]
-    """As the key's: gives the value; raises ValueError with what was expected."""
 
 
-def read_name(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("a name")
-    return value
+def _read_if(expected: str, holds: Callable[[Any], bool]) -> Reader:
+    def read(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(expected)
+        return value
+
+    return read
+
+
+def _integer_reader(least: int, expected: str) -> Reader:
+    def read(value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST_SIZE:
+            raise ValueError(f"{expected}a whole number from {least} to {_LARGEST_SIZE}")
+        return value
+
+    return read
+
+
+def _number_reader(expected: str, holds: Callable[[float], bool] = lambda number: True) -> Reader:
+    def read(value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(expected)
+        # NaN is not, either.
+        if not abs(value) <= _LARGEST_NUMBER:
+            raise ValueError(f"{expected}, which 32 bits hold (up to {_LARGEST_NUMBER})")
+        if not holds(value):
+            raise ValueError(expected)
+        return float(value)
+
+    return read
+
+
+read_name = _read_if("a name", lambda value: isinstance(value, str) and value != "")
+read_flag = _read_if("true or false", lambda value: isinstance(value, bool))
+read_axis = _read_if("0, 1 or 2", lambda value: type(value) is int and value in (0, 1, 2))
+"""Of an image: 0 = height, 1 = width, 2 = channels."""
+read_size = _integer_reader(0, "a size in pixels, ")
+read_positive_size = _integer_reader(1, "a size in pixels, ")
+read_signed_integer = _integer_reader(-_LARGEST_SIZE, "")
+read_number = _number_reader("a number")
+read_fraction = _number_reader("a fraction from 0 to 1", lambda number: 0 <= number <= 1)
+read_area = _number_reader("a fraction above 0, at most 1", lambda number: 0 < number <= 1)
+read_positive_number = _number_reader("a number above 0", lambda number: number >= _SMALLEST_DIVISOR)
+read_not_negative = _number_reader("a number of 0 or more", lambda number: number >= 0)
+read_pixel_position = _number_reader("a position in pixels, 0 or more", lambda number: number >= 0)
+read_percentage = _number_reader("a percentage of 0 or more, below 100", lambda number: 0 <= number < 100)
+"""Of something that cannot go altogether."""
+read_exponent = _number_reader("a number from -32 to 32", lambda number: -32 <= number <= 32)
+"""Of 2; what is beyond would leave nothing but black or white."""
+
+
+def read_switch(value: Any) -> bool:
+    """A flag as rocAL writes it, 0 or 1, or as JSON does."""
+    if not isinstance(value, int) or value not in (0, 1):
+        raise ValueError("true or false, or 1 or 0")
+    return bool(value)
 
 
 def read_names(value: Any) -> tuple[str, ...]:
@@ -82,57 +132,12 @@ def read_names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def read_size(value: Any) -> int:
-    return _read_integer(value, 0, "a size in pixels")
-
-
-def read_positive_size(value: Any) -> int:
-    return _read_integer(value, 1, "a size in pixels")
-
-
-def read_number(value: Any) -> float:
-    return _read_number(value, "a number")
-
-
-def read_fraction(value: Any) -> float:
-    number = _read_number(value, "a fraction from 0 to 1")
-    if not 0 <= number <= 1:
-        raise ValueError("a fraction from 0 to 1")
-    return number
-
-
-def read_area(value: Any) -> float:
-    number = _read_number(value, "a fraction above 0, at most 1")
-    if not 0 < number <= 1:
-        raise ValueError("a fraction above 0, at most 1")
-    return number
-
-
-def read_positive_number(value: Any) -> float:
-    number = _read_number(value, "a number above 0")
-    if number < _SMALLEST_DIVISOR:
-        raise ValueError("a number above 0")
-    return number
-
-
-def read_pixel_position(value: Any) -> float:
-    number = _read_number(value, "a position in pixels, 0 or more")
-    if number < 0:
-        raise ValueError("a position in pixels, 0 or more")
-    return number
-
-
-def read_flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
 def read_channel_numbers(value: Any) -> tuple[float, ...]:
     expected = "a list of 1 or 3 numbers"
     if not isinstance(value, list) or len(value) not in (1, 3):
         raise ValueError(expected)
-    return tuple(_read_number(item, expected) for item in value)
+    read = _number_reader(expected)
+    return tuple(read(item) for item in value)
 
 
 def read_divisors(value: Any) -> tuple[float, ...]:
@@ -150,16 +155,35 @@ class ChoiceError(ValueError):
         self.choices = choices
 
 
-def read_choice(*choices: str) -> Callable[[Any], str]:
+def read_choice(*choices: str, prefix: str = "", suffix: str = "") -> Callable[[Any], str]:
+    """Reads one of some names; of rocAL's constants with or without the part that all of their kind share."""
+
     def read(value: Any) -> str:
-        if not isinstance(value, str) or value not in choices:
+        name = value.removeprefix(prefix).removesuffix(suffix) if isinstance(value, str) else None
+        if name not in choices:
             raise ChoiceError(choices)
-        return value
+        return name
 
     return read
 
 
-def read_keys(where: str, table: dict[str, Any], keys: dict[str, Key]) -> dict[str, Any]:
+def read_list(read_item: Reader, counts: tuple[int, ...], items: str) -> Reader:
+    """Reads a list of so many items as one of `counts` says; `items` names them in errors."""
+    *others, last = (str(count) for count in counts)
+    expected = f"a list of {' or '.join((', '.join(others), last)) if others else last} {items}"
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) not in counts:
+            raise ValueError(expected)
+        try:
+            return tuple(read_item(item) for item in value)
+        except ValueError as error:
+            raise ValueError(f"{expected}, each {error}") from None
+
+    return read
+
+
+def read_keys(where: str, table: dict[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
     """The values of `keys` in a JSON object, with defaults.
 
     Raises:
@@ -186,7 +210,7 @@ def read_keys(where: str, table: dict[str, Any], keys: dict[str, Key]) -> dict[s
 
 
 def read_bound_keys(
-    where: str, table: dict[str, Any], keys: dict[str, Key]
+    where: str, table: dict[str, Any], keys: Mapping[str, Key]
 ) -> tuple[dict[str, Any], tuple[Binding, ...]]:
     """As `read_keys`, where keys may say {"input": "NAME"}: these get their defaults, and a binding each.
 
@@ -200,99 +224,9 @@ def read_bound_keys(
         if key is None or not isinstance(value, dict):
             constants[name] = value
             continue
-        if key.input_datatype is None:
+        if not key.is_bindable:
             raise PipelineError(f"{where}: key '{name}' cannot be an object or come from an input, not {shown(value)}")
         if list(value) != ["input"] or not isinstance(value["input"], str) or not value["input"]:
             raise PipelineError(f'{where}: key \'{name}\' must be a value or {{"input": "NAME"}}, not {shown(value)}')
-        bindings.append(Binding(name, value["input"], key.input_datatype, key.read))
+        bindings.append(Binding(name, value["input"]))
     return read_keys(where, constants, keys), tuple(bindings)
-
-
-def _read_integer(value: Any, least: int, expected: str) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST_SIZE:
-        raise ValueError(f"{expected}, a whole number from {least} to {_LARGEST_SIZE}")
-    return value
-
-
-def _read_number(value: Any, expected: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(expected)
-    # NaN is not, either.
-    if not abs(value) <= _LARGEST_NUMBER:
-        raise ValueError(f"{expected}, which 32 bits hold (up to {_LARGEST_NUMBER})")
-    return float(value)
-
-
-def read_switch(value: Any) -> bool:
-    """A flag as rocAL writes it, 0 or 1, or as JSON does."""
-    if not isinstance(value, int) or value not in (0, 1):
-        raise ValueError("true or false, or 1 or 0")
-    return bool(value)
-
-
-def read_signed_integer(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > _LARGEST_SIZE:
-        raise ValueError(f"a whole number from -{_LARGEST_SIZE} to {_LARGEST_SIZE}")
-    return value
-
-
-def read_axis(value: Any) -> int:
-    """Of an image: 0 = height, 1 = width, 2 = channels."""
-    if not isinstance(value, int) or isinstance(value, bool) or value not in (0, 1, 2):
-        raise ValueError("0, 1 or 2")
-    return value
-
-
-def read_not_negative(value: Any) -> float:
-    number = _read_number(value, "a number of 0 or more")
-    if number < 0:
-        raise ValueError("a number of 0 or more")
-    return number
-
-
-def read_percentage(value: Any) -> float:
-    """Of something that cannot go altogether."""
-    number = _read_number(value, "a percentage of 0 or more, below 100")
-    if not 0 <= number < 100:
-        raise ValueError("a percentage of 0 or more, below 100")
-    return number
-
-
-def read_constant(*names: str, prefix: str = "", suffix: str = "") -> Callable[[Any], str]:
-    """One of rocAL's constants, with or without the part that all of its kind share."""
-    read_name_of_one = read_choice(*names)
-
-    def read(value: Any) -> str:
-        if isinstance(value, str):
-            value = value.removeprefix(prefix).removesuffix(suffix)
-        return read_name_of_one(value)
-
-    return read
-
-
-def read_list(read_item: Callable[[Any], Any], counts: tuple[int, ...], items: str) -> Callable[[Any], tuple[Any, ...]]:
-    """A list of so many items as one of `counts` says; `items` names them in errors."""
-    *others, last = (str(count) for count in counts)
-    expected = f"a list of {' or '.join((', '.join(others), last)) if others else last} {items}"
-
-    def read(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) not in counts:
-            raise ValueError(expected)
-        try:
-            return tuple(read_item(item) for item in value)
-        except ValueError as error:
-            raise ValueError(f"{expected}, each {error}") from None
-
-    return read
-
-
-def read_exponent(value: Any) -> float:
-    """Of 2; what is beyond would leave nothing but black or white."""
-    number = _read_number(value, "a number from -32 to 32")
-    if not -32 <= number <= 32:
-        raise ValueError("a number from -32 to 32")
-    return number

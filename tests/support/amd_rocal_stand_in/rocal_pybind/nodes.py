@@ -11,7 +11,7 @@ from rocal_pybind import types
 from rocal_pybind.context import GARBAGE, Context, RocalError, Tensor
 from rocserve.backends.rocal.image import Extent, Image, ResultExtent
 from rocserve.backends.rocal.operations import OPERATIONS
-from rocserve.backends.rocal.operations.base import PairOperation
+from rocserve.backends.rocal.operations.base import Operation
 
 
 class FloatParameter:
@@ -85,19 +85,21 @@ def _add(
     datatype = first.datatype if datatype is None else datatype
     _expect(types.RocalTensorLayout, layout)
     _expect(types.RocalTensorOutputType, datatype)
+    operation = OPERATIONS[name]
+    assert isinstance(operation, Operation)
     try:
-        operation = OPERATIONS[name](**values)
+        call = operation(**values)
     except ValueError as error:
         raise RocalError(str(error)) from error
-    height, width = size if size else _largest(operation, sources)
+    if size is None:
+        largest = call.extent(*(ResultExtent.whole(Extent(source.height, source.width)) for source in sources)).size
+        size = largest.height, largest.width
+    height, width = size
     floats = datatype is types.FLOAT
     is_written = name in _WRITES_FLOATS if floats else name != "nop"
 
     def compute(images: list[Image]) -> Image:
-        if isinstance(operation, PairOperation):
-            result = operation.run_pair(images[0], images[1], floats)
-        else:
-            result = operation.run(images[0], floats)
+        result = call.run(*images, as_float=floats)
         if not is_written:
             result.pixels[...] = GARBAGE
         return result
@@ -107,16 +109,6 @@ def _add(
 
 _WRITES_FLOATS = ("resize_mirror_normalize", "CropMirrorNormalize")
 """The kernels from UINT8 to FP32 that RPP has. Others leave the tensor as it was, and say nothing."""
-
-
-def _largest(operation: Any, sources: tuple[Tensor, ...]) -> tuple[int, int]:
-    extents = [Extent(source.height, source.width) for source in sources]
-    if isinstance(operation, PairOperation):
-        size = operation.extent_of_pair(*extents).size
-    else:
-        size = operation.result_extent(ResultExtent(extents[0], extents[0])).size
-    assert size.height is not None and size.width is not None
-    return size.height, size.width
 
 
 def _number(parameter: Any) -> float:

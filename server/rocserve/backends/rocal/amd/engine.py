@@ -17,16 +17,15 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal.amd.binding import import_binding
-from rocserve.backends.rocal.amd.feeding import Canvas
-from rocserve.backends.rocal.amd.graph import GraphSettings, build_graph
-from rocserve.backends.rocal.amd.plan import Flags, Plan, make_plan
-from rocserve.backends.rocal.amd.runner import BatchOutput, BrokenPipelineError, PipelineRunner, limited_to
+from rocserve.backends.rocal.amd.graph import Flags, GraphSettings, build_graph, check, misfit, variants
+from rocserve.backends.rocal.amd.runner import BatchOutput, BrokenPipelineError, Canvas, PipelineRunner, limited_to
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DecoderOptions, InputKind
-from rocserve.backends.rocal.engine import Arguments, BatchEngine, EngineSetup, OutputFormat, PipelineEngine
+from rocserve.backends.rocal.engine import Arguments, BatchEngine, EngineSetup, PipelineEngine
 from rocserve.backends.rocal.image import DecodedImage, Pixels, PixelsError
 from rocserve.backends.rocal.pipeline import Layout
+from rocserve.backends.rocal.plan import OutputFormat, make_plan
 from rocserve.core.errors import unavailable
 
 
@@ -106,10 +105,10 @@ class RocalEngine:
                 failures[row] = image
             else:
                 decoded[row] = image
-                for measurement in self._settings.plan.measurements:
-                    take(row, measurement.output, measurement.operation.measure(image))
+                for output, measurement in self._settings.plan.measurements.items():
+                    take(row, output, measurement.measure(image))
         with self._lock:
-            for flags, rows in _grouped(self._settings.plan, arguments, list(decoded)).items():
+            for flags, rows in _grouped(self._settings.inputs, arguments, list(decoded)).items():
                 for chunk in _chunks(rows, self._canvas.capacity):
                     self._run_chunk(flags, chunk, [decoded[row].pixels for row in chunk], take, failures)
         return failures
@@ -159,17 +158,17 @@ class RocalEngine:
                     " rocAL has memory for; send it smaller, or have it scaled: max_width and max_height of the"
                     ' pipeline\'s "decoder"'
                 )
-            misfit = settings.plan.misfit(height, width)
-            return decoded if misfit is None else PixelsError(misfit)
+            why_not = misfit(settings.plan, height, width)
+            return decoded if why_not is None else PixelsError(why_not)
         except Exception as error:
             return error
 
 
-def _grouped(plan: Plan, arguments: Arguments, rows: Sequence[int]) -> dict[Flags, list[int]]:
+def _grouped(inputs: Sequence[str], arguments: Arguments, rows: Sequence[int]) -> dict[Flags, list[int]]:
     """The images that have the same flags, since rocAL has one value for a whole batch."""
     groups: dict[Flags, list[int]] = {}
     for row in rows:
-        flags = tuple(bool(arguments[name][row]) for name in plan.flag_inputs)
+        flags = tuple(bool(arguments[name][row]) for name in inputs)
         groups.setdefault(flags, []).append(row)
     return groups
 
@@ -198,7 +197,7 @@ def differences(engine: BatchEngine, setup: EngineSetup, pixels: Pixels) -> Sequ
 
     `engine` takes raw pixels. All flags that come with an image are false.
     """
-    arguments = {one.name: np.zeros(1, dtype=one.datatype.numpy_dtype) for one in setup.pipeline.inputs}
+    arguments = {name: np.zeros(1, dtype=bool) for name in setup.pipeline.inputs}
     given = engine.run_one(pixels, arguments)
     reference = PipelineEngine(setup.pipeline, Decoder(setup.color_format, RAW_PIXELS), setup.formats)
     expected = reference.run(pixels, {name: values[0] for name, values in arguments.items()})
@@ -244,7 +243,8 @@ def make_engine(setup: EngineSetup) -> BatchEngine:
             libturbojpeg is missing.
     """
     binding = import_binding()
-    plan = make_plan(setup, binding)
+    plan = make_plan(setup.pipeline, setup.formats)
+    check(setup.model_name, setup.pipeline, plan, binding)
     try:
         decoder = Decoder(setup.color_format, setup.decoder)
     except RuntimeError as error:
@@ -252,6 +252,7 @@ def make_engine(setup: EngineSetup) -> BatchEngine:
     settings = GraphSettings(
         binding=binding,
         plan=plan,
+        inputs=setup.pipeline.inputs,
         color_format=setup.color_format,
         max_height=_longest_side(setup.decoder, setup.decoder.limits.max_height),
         max_width=_longest_side(setup.decoder, setup.decoder.limits.max_width),
@@ -260,7 +261,7 @@ def make_engine(setup: EngineSetup) -> BatchEngine:
     sizes = batch_sizes(setup.batch_size)
     canvas = Canvas(settings, sizes[-1])
     runners: dict[Flags, list[PipelineRunner]] = {}
-    for flags in plan.variants() if plan.image_outputs else ():
+    for flags in variants(setup.pipeline) if plan.image_outputs else ():
         with limited_to(_LONGEST_BUILD_SECONDS):
             runners[flags] = [PipelineRunner(settings, build_graph(settings, size, flags), canvas) for size in sizes]
         for runner in runners[flags]:
@@ -284,7 +285,7 @@ def _check(
     setup: EngineSetup, settings: GraphSettings, runners: Mapping[Flags, Sequence[PipelineRunner]], canvas: Canvas
 ) -> None:
     height, width = min(settings.max_height, _CHECKED_HEIGHT), min(settings.max_width, _CHECKED_WIDTH)
-    if not runners or settings.plan.misfit(height, width) is not None:
+    if not runners or misfit(settings.plan, height, width) is not None:
         return
     decoder = Decoder(setup.color_format, RAW_PIXELS)
     engine = RocalEngine(settings, decoder, setup.formats, runners, canvas, 1, _refuse_to_load)
@@ -296,7 +297,7 @@ def _check(
 def _run_once(settings: GraphSettings, runner: PipelineRunner, canvas: Canvas) -> None:
     """So that the first request is as fast as the next, and that a pipeline which cannot run is found at once."""
     sizes = [(min(settings.max_height, side), min(settings.max_width, side)) for side in _FIRST_SIDES]
-    fitting = next((size for size in sizes if settings.plan.misfit(*size) is None), None)
+    fitting = next((size for size in sizes if misfit(settings.plan, *size) is None), None)
     if fitting is None:
         return
     canvas.place([np.zeros((*fitting, settings.color_format.channels), dtype=np.uint8)])

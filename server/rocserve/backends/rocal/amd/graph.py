@@ -1,19 +1,21 @@
-"""Builds a rocAL pipeline of one batch size."""
+"""Builds rocAL pipelines of one batch size each, of a plan that rocAL can follow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rocserve.backends.rocal.amd.binding import Binding
-from rocserve.backends.rocal.amd.node import Node, Tensor
-from rocserve.backends.rocal.amd.plan import Flags, Plan, PlannedStep
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.image import ResultExtent
-from rocserve.backends.rocal.pipeline import DECODED, Layout
+from rocserve.backends.rocal.image import Extent, ResultExtent
+from rocserve.backends.rocal.operations.base import Node, Operation, Tensor
+from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline
+from rocserve.backends.rocal.plan import Plan, PlannedStep
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
 _PREFETCH_DEPTH = 2
 """Batches that rocAL holds at once; the least that it allows. More are never under way."""
@@ -24,12 +26,82 @@ _THREADS = 1
 the batch: with more threads these are sometimes written after their right values."""
 
 
+_MOST_FLAGS = 2
+"""Inputs that give a flag for each image. Each doubles the rocAL pipelines: one has the same flags for all images, and
+its parameters cannot be changed once it is built (rocAL 2.3 takes the change and keeps the old value)."""
+
+Flags = tuple[bool, ...]
+"""The values of the pipeline's inputs for an image, in the pipeline's order."""
+
+
+def variants(pipeline: Pipeline) -> list[Flags]:
+    """All values that the inputs of an image can have."""
+    return list(itertools.product((False, True), repeat=len(pipeline.inputs)))
+
+
+def check(model_name: str, pipeline: Pipeline, plan: Plan, binding: Binding) -> None:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT, rocAL cannot do what the pipeline says; the text tells what and why.
+    """
+    if len(pipeline.inputs) > _MOST_FLAGS:
+        extra = pipeline.inputs[_MOST_FLAGS]
+        index = next(
+            index for index, step in enumerate(pipeline.steps) for entry in step.bindings if entry.input == extra
+        )
+        reason = (
+            f"input '{extra}' is one flag too many: each image may have {_MOST_FLAGS} with rocAL, any number with the"
+            " CPU engine"
+        )
+        raise _impossible(model_name, index, pipeline.steps[index].name, reason)
+    for step in plan.steps:
+        operation = step.call.operation
+        refusal = operation.amd.refusal(step.call.arguments, step.source) or _lack(operation, binding)
+        if refusal is not None:
+            raise _impossible(model_name, step.index, step.name, refusal)
+
+
+def _impossible(model_name: str, index: int, name: str, reason: str) -> ServeError:
+    return invalid_argument(f"model '{model_name}' cannot run on rocAL: pipeline[{index}] ({name}): {reason}")
+
+
+def _lack(operation: Operation, binding: Binding) -> str | None:
+    """What this amd.rocal does not have of an operation that is a function of `fn`."""
+    if operation.amd.make is not None and operation.amd.function is None:
+        return None
+    name = operation.amd.function or operation.name
+    function = getattr(binding.functions, name, None)
+    if function is None:
+        return f"amd.rocal (version {binding.version}) has no such operation; use the CPU engine"
+    accepted = inspect.signature(function).parameters
+    unknown = next((key for key in operation.keys if key not in accepted), None)
+    return None if unknown is None else f"fn.{name} of amd.rocal takes no '{unknown}'; use the CPU engine"
+
+
+def misfit(plan: Plan, height: int, width: int) -> str | None:
+    """Why an image whose decoded pixels are so many cannot go through rocAL; None = it can."""
+    results = {DECODED: ResultExtent.whole(Extent(height, width))}
+    for step in plan.steps:
+        valid = results[step.sources[0]].valid
+        assert valid.height is not None and valid.width is not None
+        text = step.call.operation.amd.misfit(step.call.arguments, step.source.valid, valid.height, valid.width)
+        if text is not None:
+            return f"{step.name}: {text}"
+        try:
+            results[step.index] = step.call.extent(*(results[source] for source in step.sources))
+        except ValueError as error:
+            return f"{step.name}: {error}"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class GraphSettings:
     """What all rocAL pipelines of a model have in common."""
 
     binding: Binding
     plan: Plan
+    inputs: tuple[str, ...]
+    """The pipeline's, in its order."""
     color_format: ColorFormat
     max_height: int
     max_width: int
@@ -92,21 +164,23 @@ def build_graph(settings: GraphSettings, batch_size: int, flags: Flags) -> Graph
 def _add_nodes(settings: GraphSettings, handle: Any, source: Tensor, batch_size: int, flags: Flags) -> list[Tensor]:
     """The tensors of the outputs that are images, in their order."""
     types = settings.binding.types
+    values = dict(zip(settings.inputs, flags, strict=True))
     images: dict[int, Tensor] = {DECODED: source}
     outputs: list[Tensor] = []
     for step in settings.plan.steps:
-        sources = [images[source] for source in step.sources]
 
-        def node(layout: Any, datatype: Any, source: ResultExtent = step.source) -> Node:
-            return Node(settings.binding, handle, layout, datatype, source, settings.is_grey, batch_size)
+        def add(layout: Any, datatype: Any, step: PlannedStep = step) -> Tensor:
+            sources = [images[source] for source in step.sources]
+            node = Node(settings.binding, handle, layout, datatype, sources, step.source, settings.is_grey, batch_size)
+            return _add(node, step, values)
 
         if step.is_read:
             # The next operation works on bytes, whatever is handed out here.
-            images[step.index] = _add(node(settings.source_layout, types.UINT8), step, flags, sources)
+            images[step.index] = add(settings.source_layout, types.UINT8)
         if step.output is not None:
             layout, datatype = output_type(settings, step)
             shared = step.is_read and (layout, datatype) == (settings.source_layout, types.UINT8)
-            outputs.append(images[step.index] if shared else _add(node(layout, datatype), step, flags, sources))
+            outputs.append(images[step.index] if shared else add(layout, datatype))
     return outputs
 
 
@@ -117,9 +191,10 @@ def output_type(settings: GraphSettings, step: PlannedStep) -> tuple[Any, Any]:
     """
     types = settings.binding.types
     assert step.format is not None
-    as_float = step.format.datatype is not DataType.UINT8 and step.expression.gives_floats
-    as_asked = step.expression.gives_layouts and not settings.is_grey
-    as_planes = step.format.layout is Layout.NCHW or step.expression.only_planes
+    form = step.call.operation.amd
+    as_float = step.format.datatype is not DataType.UINT8 and form.gives_floats(step.call.arguments)
+    as_asked = form.gives_layouts and not settings.is_grey
+    as_planes = step.format.layout is Layout.NCHW or form.only_planes
     asked = types.NCHW if as_planes else types.NHWC
     return asked if as_asked else settings.source_layout, types.FLOAT if as_float else types.UINT8
 
@@ -138,10 +213,15 @@ def _add_source(settings: GraphSettings, handle: Any) -> Tensor:
     return _made(settings.binding, handle, tensor, "its source of images")
 
 
-def _add(node: Node, step: PlannedStep, flags: Flags, sources: Sequence[Tensor]) -> Tensor:
-    where = f"pipeline[{step.index}] ({step.operation.name})"
+def _add(node: Node, step: PlannedStep, values: Mapping[str, bool]) -> Tensor:
+    where = f"pipeline[{step.index}] ({step.name})"
+    call = step.call_with(values)
+    form = call.operation.amd
     try:
-        tensor = step.expression.make(node, step.operation_for(flags), sources)
+        if form.make is not None:
+            tensor = form.make(node, call)
+        else:
+            tensor = node.call(form.function or call.operation.name, call.values)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise unavailable(f"rocAL (version {node.binding.version}) refuses {where}: {error}") from error
     return _made(node.binding, node.handle, tensor, where)

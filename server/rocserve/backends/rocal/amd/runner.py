@@ -15,10 +15,48 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.rocal.amd.feeding import Canvas, Feeder
 from rocserve.backends.rocal.amd.graph import Graph, GraphSettings, output_type
-from rocserve.backends.rocal.amd.plan import PlannedStep
 from rocserve.backends.rocal.image import Pixels
+from rocserve.backends.rocal.plan import PlannedStep
+
+
+class Canvas:
+    """Memory for a batch of images, each at the top left of a field of the largest size.
+
+    rocAL takes the fields' addresses and reads them at some time before the batch's outputs are there. So a canvas
+    lives as long as the pipelines that are fed from it, and is filled anew only when those outputs have been read.
+    """
+
+    def __init__(self, settings: GraphSettings, count: int) -> None:
+        channels = settings.color_format.channels
+        self._fields = np.zeros((count, settings.max_height, settings.max_width, channels), dtype=np.uint8)
+        self.sizes = [(0, 0)] * count
+        """Height and width of each image that was placed last."""
+
+    @property
+    def capacity(self) -> int:
+        """How many images it holds."""
+        return len(self._fields)
+
+    def place(self, images: Sequence[Pixels]) -> None:
+        """Put images in the first fields; none is larger than a field."""
+        for index, pixels in enumerate(images):
+            height, width = pixels.shape[:2]
+            last_height, last_width = self.sizes[index]
+            if height < last_height or width < last_width:
+                # Kernels that read a little past an image must not find another client's.
+                self._fields[index, :last_height, :last_width] = 0
+            self._fields[index, :height, :width] = pixels
+            self.sizes[index] = height, width
+
+    def buffers(self, count: int, total: int) -> list[np.ndarray[Any, Any]]:
+        """The first `count` fields and the first once more, again and again, up to `total`: 1-D, UINT8."""
+        flat = self._fields.reshape(len(self._fields), -1)
+        return [flat[index if index < count else 0] for index in range(total)]
+
+    def sizes_of(self, count: int, total: int) -> list[tuple[int, int]]:
+        """As `buffers`, the heights and widths."""
+        return [self.sizes[index if index < count else 0] for index in range(total)]
 
 
 class OutputReader:
@@ -75,7 +113,7 @@ class BatchOutput:
         """
         size = self.step.result.size
         image: Pixels = self.images[index]
-        if self.step.expression.fills_result:
+        if self.step.call.operation.amd.fills_result:
             return image[: size.height, : size.width]
         _, _, width, height = (int(number) for number in self.regions[index])
         valid = image[:height, :width]
@@ -84,7 +122,7 @@ class BatchOutput:
             return valid
         if valid.shape[:2] != (height, width) or height > full_height or width > full_width:
             raise RuntimeError(
-                f"rocAL gives {self.step.operation.name} a valid part of {width}x{height} pixels, but its result is"
+                f"rocAL gives {self.step.name} a valid part of {width}x{height} pixels, but its result is"
                 f" {full_width}x{full_height}"
             )
         framed = np.zeros((full_height, full_width, image.shape[2]), dtype=image.dtype)
@@ -120,9 +158,10 @@ class PipelineRunner:
     def __init__(self, settings: GraphSettings, graph: Graph, canvas: Canvas) -> None:
         self._settings = settings
         self._graph = graph
-        self._feeder = Feeder(settings, graph, canvas)
         self._readers = [OutputReader(settings, step, graph.batch_size) for step in settings.plan.image_outputs]
         self._canvas = canvas
+        # rocAL takes no feed without labels, and keeps their address.
+        self._labels = np.zeros(graph.batch_size, dtype=np.int32)
         self._regions = np.zeros((graph.batch_size, 4), dtype=np.uint32)
         """x, y, width, height of what was loaded last."""
         self._started = False
@@ -138,9 +177,7 @@ class PipelineRunner:
             BrokenPipelineError: rocAL failed. What it gave may be an earlier batch's, so nothing of it is returned.
         """
         with limited_to(_LONGEST_RUN_SECONDS):
-            fault = self._feeder.feed(count)
-            if fault is not None:
-                raise BrokenPipelineError(fault)
+            self._feed(count)
             if not self._started:
                 # Waits for the first batch, and keeps it. Every later call lets go of a batch, see below.
                 self._advance()
@@ -152,6 +189,37 @@ class PipelineRunner:
             self._advance()
             self._check_order(count)
         return outputs
+
+    def _feed(self, count: int) -> None:
+        """Hands over the canvas's first `count` images, always a whole batch: rocAL would wait for the rest for ever.
+
+        Raises:
+            BrokenPipelineError: rocAL does not take them; they must not be waited for.
+        """
+        batch_size = self._graph.batch_size
+        binding = self._settings.binding
+        binding.native.externalSourceFeedInput(
+            self._graph.handle,
+            [],
+            self._labels,
+            self._canvas.buffers(count, batch_size),
+            [self._region(height, width) for height, width in self._canvas.sizes_of(count, batch_size)],
+            self._settings.max_width,
+            self._settings.max_height,
+            self._settings.color_format.channels,
+            binding.types.EXTSOURCE_RAW_UNCOMPRESSED,
+            self._settings.source_layout,
+            # Not the end of the data: after that rocAL would run no further batch.
+            False,
+        )
+        fault = binding.fault(self._graph.handle)
+        if fault is not None:
+            raise BrokenPipelineError(fault)
+
+    def _region(self, height: int, width: int) -> Any:
+        region = self._settings.binding.native.ROIxywh()
+        region.x, region.y, region.w, region.h = 0, 0, width, height
+        return region
 
     def _read(self, tensors: Sequence[object]) -> Sequence[BatchOutput]:
         if len(tensors) != len(self._readers):

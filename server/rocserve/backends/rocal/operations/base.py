@@ -1,96 +1,234 @@
-"""What an operation of a pipeline is, and the keys that several of them share."""
+"""What declares an operation: its name and keys, the function that makes its pixels, its form in amd.rocal."""
 
 from __future__ import annotations
 
-import abc
-from typing import Any, ClassVar
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, cast
 
+import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, ResultExtent
+from rocserve.backends.rocal.amd.binding import Binding
+from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, ResultExtent, with_channels
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
-DESTINATION = {"dest_width": Key(schema.read_size), "dest_height": Key(schema.read_size)}
-MIRROR = {"mirror": Key(schema.read_switch, default=False, input_datatype=DataType.BOOL)}
+MIRROR = {"mirror": Key(schema.read_switch, default=False, is_bindable=True)}
+MIRROR_OF_FN = {"mirror": Key(schema.read_switch, default=True, is_bindable=True)}
+"""rocAL's fn mirrors unless it is told not to."""
 NORMALISATION = {"mean": Key(schema.read_channel_numbers), "std_dev": Key(schema.read_divisors)}
+NORMALISATION_OF_FN = {
+    "mean": Key(schema.read_channel_numbers, default=(0.0,)),
+    "std": Key(schema.read_divisors, default=(1.0,)),
+}
+INTERPOLATION = {
+    "interpolation_type": Key(
+        schema.read_choice(
+            "LINEAR", "NEAREST_NEIGHBOR", "CUBIC", "LANCZOS", "GAUSSIAN", "TRIANGULAR", suffix="_INTERPOLATION"
+        ),
+        default="LINEAR",
+    )
+}
+
+_TABLES = 64
+"""Tables of levels that are kept ready, of 256 bytes a channel."""
 
 
-class PipelineOperation(abc.ABC):
-    """What all kinds of operations have in common: a name and keys. Safe to use on several threads at once.
+Values = Mapping[str, Any]
+"""Of an operation's keys, or of what is made of them, by their names."""
 
-    Each is a frozen dataclass whose fields are `keys`. Where values are wrong only together, its `__post_init__` raises
-    ValueError with a text that names the keys; the pipeline adds where it was.
+Tensor = Any
+"""rocAL's handle on an image of the graph, or on a batch's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the graph that is to be made: where, and what it is to give."""
+
+    binding: Binding
+    handle: Any
+    """Of the rocAL pipeline."""
+    layout: Any
+    datatype: Any
+    """Both of amd.rocal.types."""
+    images: Sequence[Tensor]
+    """What it reads."""
+    source: ResultExtent
+    """The (first) of them, as far as its size is the same for all images."""
+    is_grey: bool
+    """Grey images stand in rocAL as planes, colour ones do not."""
+    batch_size: int
+
+    @property
+    def is_float(self) -> bool:
+        return bool(self.datatype == self.binding.types.FLOAT)
+
+    def call(self, function_name: str, keywords: Values) -> Tensor:
+        """Adds it by a function of `fn`."""
+        function = getattr(self.binding.functions, function_name)
+        formats = {
+            "output_layout": self.layout,
+            "output_dtype": self.datatype,
+            "output_datatype": self.datatype,
+        }
+        accepted = inspect.signature(function).parameters
+        return function(
+            *self.images,
+            **{key: self._keyword(key, value) for key, value in keywords.items()},
+            **{key: value for key, value in formats.items() if key in accepted},
+        )
+
+    def _keyword(self, key: str, value: Any) -> Any:
+        """A key's value as fn takes it."""
+        if isinstance(value, bool):
+            return int(value)
+        if isinstance(value, tuple):
+            return [self._keyword(key, element) for element in value]
+        if isinstance(value, str):
+            name = f"SCALING_MODE_{value}" if key == "scaling_mode" else f"{value}_INTERPOLATION"
+            return getattr(self.binding.types, name)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class AmdForm:
+    """How amd.rocal is told of an operation, and what it cannot do of it.
+
+    Most operations have the name and the keywords of a function of amd.rocal's `fn`; of these nothing is declared but
+    what else is to be known. `Values` are the operation's arguments.
     """
 
-    name: ClassVar[str]
+    function: str | None = None
+    """Of `fn`, which takes the operation's keys as keywords; None = that of its name, or none where `make` is."""
+    make: Callable[[Node, Call], Tensor] | None = None
+    """Adds the node, where more is to be done than to call that function."""
+    gives_floats: Callable[[Values], bool] = lambda arguments: False
+    """Whether FP32 can be had. Where not, UINT8 is asked for and converted: RPP's kernels that write FP32 for UINT8 are
+    those that normalise; of all other operations rocAL leaves an FP32 tensor unwritten, and says nothing."""
+    gives_layouts: bool = False
+    """Whether rocAL can hand out channels first or last as asked for. Where not, it keeps the source's layout."""
+    only_planes: bool = False
+    """Whether an output is to be asked for with its channels first, since rocAL's kernel for the other layout errs."""
+    fills_result: bool = False
+    """Whether all of the result is written, though rocAL calls less of it valid."""
+    refusal: Callable[[Values, ResultExtent], str | None] = lambda arguments, source: None
+    """Why it cannot be done, given what is known of its source; None = it can."""
+    misfit: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
+    """Why an image cannot be worked on, where rocAL would read other memory; None = it can. The extent is what was
+    known of the valid part of the source when the graph was made; height and width are this image's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """An operation that a pipeline may name. Its functions are safe to call on several threads at once."""
+
+    name: str
     """By which JSON's "operation" calls it."""
-    keys: ClassVar[dict[str, Key]]
-    """The JSON keys that it takes, beyond those that all take; also the fields that it is made of."""
-    ignored_keys: ClassVar[dict[str, Key]] = {}
-    """Keys that rocAL takes for volumes and that mean nothing for an image; checked and dropped."""
-    normalisation_keys: ClassVar[tuple[str, str] | None] = None
-    """The keys of a mean and of a deviation: the pipeline makes them one value a channel, for levels of 0..255, and
-    the operation takes "mean_std_range"."""
-    colour_only: ClassVar[bool] = False
+    keys: Mapping[str, Key]
+    """The JSON keys that it takes, beyond those that all take."""
+    run: Callable[..., Image]
+    """Of the images that it reads, whether FP32 is wanted, and the arguments by their names: the result as UINT8, or as
+    FP32 without rounding and clamping. Raises PixelsError where it cannot be done with these images."""
+    extent: Callable[..., ResultExtent]
+    """Of the extents of what it reads, and the arguments: the result's. Raises ValueError where there can be none."""
+    arguments: Callable[..., Values] = dict
+    """Of the keys' values by their names: what `run` and `extent` take. Raises ValueError, with a text that names the
+    keys, where values are wrong only together."""
+    ignored_keys: Mapping[str, Key] = field(default_factory=dict)
+    """Keys that rocAL takes and that mean nothing for an image; checked and dropped."""
+    channel_keys: tuple[str, ...] = ()
+    """Keys with a value for each channel."""
+    normalises: bool = False
+    """Whether `channel_keys` are a mean and a deviation that the pipeline brings to one value a channel, for levels of
+    0..255; then the operation takes "mean_std_range"."""
+    colour_only: bool = False
     """Whether it needs three channels."""
-    default_datatype: ClassVar[DataType] = DataType.UINT8
+    default_datatype: DataType = DataType.UINT8
     """That of the output, where neither the pipeline nor the configuration says."""
+    sources: int = 1
+    """How many images it reads."""
+    amd: AmdForm = AmdForm()
 
-    def check_channels(self, channels: int) -> None:  # noqa: B027
+    def __call__(self, **values: Any) -> Call:
         """
         Raises:
-            ValueError: its keys are for images of other channels.
+            ValueError: values are wrong together.
         """
+        return Call(self, values, self.arguments(**values))
 
 
-class Operation(PipelineOperation):
-    """Makes an image of one other."""
-
-    @abc.abstractmethod
-    def run(self, image: Image, as_float: bool) -> Image:
-        """The result as UINT8, or as FP32 without rounding and clamping."""
-
-    @abc.abstractmethod
-    def extent(self, source: Extent) -> ResultExtent:
-        """The size of the result for an image of which `source` is valid."""
-
-    def result_extent(self, source: ResultExtent) -> ResultExtent:
-        """The same where the size of the whole image is known too; for operations whose result depends on it."""
-        return self.extent(source.valid)
-
-
-class PairOperation(PipelineOperation):
-    """Makes an image of two others."""
-
-    @abc.abstractmethod
-    def run_pair(self, first: Image, second: Image, as_float: bool) -> Image:
-        """The result as UINT8, or as FP32 without rounding and clamping.
-
-        Raises:
-            PixelsError: the two do not fit each other.
-        """
-
-    @abc.abstractmethod
-    def extent_of_pair(self, first: Extent, second: Extent) -> ResultExtent:
-        """The size of the result for images of which these parts are valid.
-
-        Raises:
-            ValueError: images of these sizes can never fit each other; the text says why.
-        """
-
-
-class Measurement(PipelineOperation):
+@dataclass(frozen=True, slots=True, eq=False)
+class Measurement:
     """Tells something of the image that was sent; always an output, never what another operation reads."""
 
-    datatype: ClassVar[DataType]
-    shape: ClassVar[tuple[int, ...]]
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
     """Of one image's result."""
+    measure: Callable[[DecodedImage], np.ndarray[Any, Any]]
 
-    @abc.abstractmethod
-    def measure(self, decoded: DecodedImage) -> np.ndarray[Any, Any]:
-        """The result, in `datatype` and `shape`."""
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation with values for its keys."""
+
+    operation: Operation
+    values: Values
+    arguments: Values
+
+    def run(self, *images: Image, as_float: bool) -> Image:
+        """See Operation.run."""
+        return self.operation.run(*images, as_float, **self.arguments)
+
+    def extent(self, *sources: ResultExtent) -> ResultExtent:
+        """See Operation.extent."""
+        return self.operation.extent(*sources, **self.arguments)
+
+    def changed(self, values: Values) -> Call:
+        """The same with other values for some keys."""
+        return self.operation(**{**self.values, **values})
+
+
+def in_place(
+    name: str, process: Callable[..., Pixels], keys: Mapping[str, Key] | None = None, **options: Any
+) -> Operation:
+    """Declares an operation that changes the valid part of an image and leaves all sizes as they are.
+
+    `process` makes of the valid part, which it leaves as it is, one of the same size, UINT8. FP32 holds whole levels
+    too: rocAL has kernels from UINT8 to UINT8 alone for these operations.
+    """
+
+    def run(image: Image, as_float: bool, **arguments: Any) -> Image:
+        processed = process(image.valid, **arguments)
+        return placed(processed.astype(np.float32) if as_float else processed, image)
+
+    return Operation(name, keys or {}, run, same_extent, **options)
+
+
+def by_levels(name: str, levels: Callable[..., Pixels], keys: Mapping[str, Key], **options: Any) -> Operation:
+    """Declares an operation that gives each level another one, whatever stands around it.
+
+    `levels` makes of 0..255, FP32, the new levels, rounded but not clamped: one row, or one for each channel.
+    """
+    return in_place(name, partial(_looked_up, levels), keys, **options)
+
+
+def _looked_up(levels: Callable[..., Pixels], pixels: Pixels, **arguments: Any) -> Pixels:
+    return with_channels(cast(Pixels, cv2.LUT(pixels, _table(levels, tuple(arguments.items())))))
+
+
+@lru_cache(_TABLES)
+def _table(levels: Callable[..., Pixels], arguments: tuple[tuple[str, Any], ...]) -> Pixels:
+    new: Pixels = levels(np.arange(256, dtype=np.float32), **dict(arguments))
+    return np.clip(new, 0, 255).astype(np.uint8)
+
+
+def same_extent(source: ResultExtent, **arguments: Any) -> ResultExtent:
+    return source
 
 
 def limited(wanted: int, available: int | None) -> int | None:
@@ -98,38 +236,78 @@ def limited(wanted: int, available: int | None) -> int | None:
     return None if available is None else min(wanted, available)
 
 
-class KeptSizeOperation(Operation):
-    """Changes the valid part of an image and leaves its size and that of the valid part as they are.
-
-    rocAL has kernels from UINT8 to UINT8 alone for these operations, so that FP32 holds whole levels too.
-    """
-
-    @abc.abstractmethod
-    def _process(self, pixels: Pixels) -> Pixels:
-        """The result, UINT8, for the valid part of an image; `pixels` must be left as they are."""
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        processed = self._process(image.valid)
-        return placed(processed.astype(np.float32) if as_float else processed, image)
-
-    def extent(self, source: Extent) -> ResultExtent:
-        return ResultExtent(source, source)
-
-    def result_extent(self, source: ResultExtent) -> ResultExtent:
-        return source
-
-
 def placed(processed: Pixels, image: Image) -> Image:
     """`processed` as the valid part of an image as large as `image`, with zeros around it."""
-    if processed.shape[:2] == image.pixels.shape[:2]:
-        return Image.whole(processed)
-    return padded(processed, image.pixels.shape[0], image.pixels.shape[1])
+    return padded(processed, Extent(*image.pixels.shape[:2]))
 
 
-def padded(valid: Pixels, height: int, width: int) -> Image:
-    """An image of `height` x `width` pixels, zeros but for its valid part."""
+def padded(valid: Pixels, size: Extent) -> Image:
+    """An image of this size, zeros but for its valid part."""
+    height, width = cast(tuple[int, int], (size.height, size.width))
     if valid.shape[:2] == (height, width):
         return Image.whole(valid)
     pixels: Pixels = np.zeros((height, width, valid.shape[2]), dtype=valid.dtype)
     pixels[: valid.shape[0], : valid.shape[1]] = valid
     return Image(pixels, valid.shape[0], valid.shape[1])
+
+
+def always(arguments: Values) -> bool:
+    return True
+
+
+def refused(reason: str) -> AmdForm:
+    """Of an operation that amd.rocal does otherwise than it should."""
+    return AmdForm(refusal=lambda arguments, source: reason)
+
+
+def needs_whole_source(arguments: Values, source: ResultExtent) -> str | None:
+    """The refusal of operations after which rocAL loses track of what is valid."""
+    if source.size.is_known and source.size == source.valid:
+        return None
+    return "rocAL does this only with images that all have one size; resize to a fixed size before"
+
+
+_FETCHED_COLUMNS = 8
+
+
+def reads_beside(width: float, height: float, resized_width: int) -> str | None:
+    """Why a part of an image cannot be resized by RPP's kernels; None = it can.
+
+    They step back from the last row and column without looking whether there is one before, and fetch 8 columns at
+    once.
+    """
+    if width < 2 or height < 2:
+        return (
+            f"rocAL reads other memory where it resizes less than two rows or columns, here {int(width)}x{int(height)}"
+            " pixels (width x height)"
+        )
+    if width < resized_width and width <= _FETCHED_COLUMNS:
+        return f"rocAL may read other memory where it resizes {int(width)} columns to {resized_width}"
+    return None
+
+
+def cut_start(position: float, size: int, available: int | None) -> int:
+    """Where a crop of a side begins, moved back into the side where that is known.
+
+    rocAL cuts at one position for all images, and reads other memory where the crop stands out of one. So it is given
+    this start where the image's size is known, as the CPU engine takes it; else `overhang` refuses such an image.
+    """
+    start = int(position)
+    if available is None:
+        return start
+    return min(start if start < available else 0, available - min(size, available))
+
+
+def overhang(name: str, position: float, size: int, known: int | None, available: int) -> str | None:
+    """Why a crop cannot be cut out of an image along its side `name`; None = it can.
+
+    `known` is what was known of that side when the graph was made, `available` the image's.
+    """
+    start = cut_start(position, size, known)
+    end = start + min(size, available)
+    if not start < available < end:
+        return None
+    return (
+        f"the crop from {start} to {end} stands out of its {name} of {available} pixels, where rocAL would read other"
+        " memory; resize to a fixed size before, or use the CPU engine"
+    )

@@ -1,311 +1,290 @@
-"""Operations that cut a part out of an image: AMD Inference Server's, and those of amd.rocal's fn."""
+"""Operations that cut a part out of an image, some of which normalise it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from functools import lru_cache
+from typing import Any, cast
 
+import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, ResultExtent
-from rocserve.backends.rocal.operations.base import Operation, PipelineOperation, limited
-from rocserve.backends.rocal.operations.normalize import CropMirrorNormalize
-from rocserve.backends.rocal.operations.resize import CropResizeFixed, ResizeCropMirrorFixed
-from rocserve.backends.rocal.operations.scaling import INTERPOLATION, MIRROR_SWITCH, NORMALISATION_OF_FN, resized
+from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent, with_channels
+from rocserve.backends.rocal.operations.base import (
+    MIRROR,
+    MIRROR_OF_FN,
+    NORMALISATION,
+    NORMALISATION_OF_FN,
+    AmdForm,
+    Call,
+    Node,
+    Operation,
+    Tensor,
+    Values,
+    always,
+    cut_start,
+    limited,
+    overhang,
+)
 from rocserve.backends.rocal.schema import Key
+from rocserve.core.datatypes import DataType
+
+_TABLES = 64
+"""Tables of normalised levels that are kept ready, of a kilobyte a channel."""
 
 
-@dataclass(frozen=True)
-class CropFixed(Operation):
-    """Crop at a position in whole pixels (fractions are cut off).
+def cut(image: Image, as_float: bool, crop_height: int, crop_width: int, crop_pos_x: float, crop_pos_y: float) -> Image:
+    """At a position in whole pixels (fractions are cut off).
 
     A position at or beyond the image's side counts as 0, a crop wider than the image as the full side. Where the crop
     would stand out of the image it is moved back into it; rocAL reads other memory there.
     """
-
-    crop_width: int
-    crop_height: int
-    crop_pos_x: float
-    crop_pos_y: float
-
-    name: ClassVar[str] = "CropFixed"
-    keys: ClassVar[dict[str, Key]] = {
-        "crop_width": Key(schema.read_positive_size),
-        "crop_height": Key(schema.read_positive_size),
-        "crop_pos_x": Key(schema.read_pixel_position),
-        "crop_pos_y": Key(schema.read_pixel_position),
-    }
-    ignored_keys: ClassVar[dict[str, Key]] = {
-        "crop_depth": Key(schema.read_positive_size, default=1),
-        "crop_pos_z": Key(schema.read_number, default=0),
-    }
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        source = image.valid
-        top, height = _fitted(self.crop_pos_y, self.crop_height, source.shape[0])
-        left, width = _fitted(self.crop_pos_x, self.crop_width, source.shape[1])
-        crop = source[top : top + height, left : left + width]
-        return Image.whole(crop.astype(np.float32) if as_float else crop)
-
-    def extent(self, source: Extent) -> ResultExtent:
-        size = Extent(limited(self.crop_height, source.height), limited(self.crop_width, source.width))
-        return ResultExtent(size, size)
+    source = image.valid
+    top = cut_start(crop_pos_y, crop_height, source.shape[0])
+    left = cut_start(crop_pos_x, crop_width, source.shape[1])
+    return _part(source[top : top + crop_height, left : left + crop_width], as_float)
 
 
-def _fitted(position: float, size: int, available: int) -> tuple[int, int]:
-    """Start and size of a crop along one side."""
-    size = min(size, available)
-    start = int(position)
-    return min(start if start < available else 0, available - size), size
+def _part(pixels: Pixels, as_float: bool) -> Image:
+    return Image.whole(pixels.astype(np.float32) if as_float else pixels)
 
 
-_SIZE = {
+def cut_extent(source: ResultExtent, crop_height: int, crop_width: int, **others: Any) -> ResultExtent:
+    valid = source.valid
+    return ResultExtent.whole(Extent(limited(crop_height, valid.height), limited(crop_width, valid.width)))
+
+
+def _center_cut(image: Image, as_float: bool, crop_height: int, crop_width: int) -> Image:
+    source = image.valid
+    height, width = min(crop_height, source.shape[0]), min(crop_width, source.shape[1])
+    # Half to even, as rocAL rounds.
+    top, left = round((source.shape[0] - height) / 2), round((source.shape[1] - width) / 2)
+    return _part(source[top : top + height, left : left + width], as_float)
+
+
+def _by_one_size(crop: tuple[int, ...], crop_h: int, crop_w: int, **others: Any) -> Values:
+    """The size by `crop`, [height, width] or [depth, height, width], or by the crop's sides."""
+    height, width = (crop[-2], crop[-1]) if any(crop) else (crop_h, crop_w)
+    if any(crop) == any((crop_h, crop_w)) or not height or not width:
+        raise ValueError(
+            "the size must be given in one way: by 'crop', [height, width], or by 'crop_h' and 'crop_w', not by"
+            f" crop {list(crop)}, crop_h {crop_h} and crop_w {crop_w}"
+        )
+    return {"crop_height": height, "crop_width": width, **others}
+
+
+def _amd_cut(node: Node, call: Call) -> Tensor:
+    height, width, x, y = (call.arguments[key] for key in ("crop_height", "crop_width", "crop_pos_x", "crop_pos_y"))
+    valid = node.source.valid
+    starts = cut_start(x, width, valid.width), cut_start(y, height, valid.height)
+    keywords = {"crop": (height, width), "crop_pos_x": float(starts[0]), "crop_pos_y": float(starts[1])}
+    return node.call("crop", keywords)
+
+
+def _cut_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+    crop_height, crop_width, x, y = (
+        arguments[key] for key in ("crop_height", "crop_width", "crop_pos_x", "crop_pos_y")
+    )
+    return overhang("width", x, crop_width, known.width, width) or overhang(
+        "height", y, crop_height, known.height, height
+    )
+
+
+_CUTTING = AmdForm(make=_amd_cut, misfit=_cut_misfit)
+
+
+def _slice(
+    image: Image,
+    as_float: bool,
+    anchor: tuple[int, int],
+    shape: tuple[int, int],
+    fill_values: tuple[float, ...],
+    out_of_bounds_policy: str,
+) -> Image:
+    source = image.valid
+    top, left = anchor
+    part = source[top : top + shape[0], left : left + shape[1]]
+    trims = out_of_bounds_policy == "TRIMTOSHAPE" and part.size
+    if part.shape[:2] != shape and out_of_bounds_policy != "PAD" and not trims:
+        raise PixelsError(
+            f"slice from {list(anchor)} of {list(shape)} stands out of the image's"
+            f' {list(source.shape[:2])} (height, width); "out_of_bounds_policy" may be PAD or TRIMTOSHAPE'
+        )
+    if part.shape[:2] == shape or trims:
+        return _part(part, as_float)
+    filling = fill_values[0] if as_float else np.clip(np.rint(fill_values[0]), 0, 255)
+    pixels: Pixels = np.full((*shape, source.shape[2]), filling, dtype=np.float32 if as_float else np.uint8)
+    pixels[: part.shape[0], : part.shape[1]] = part
+    return Image.whole(pixels)
+
+
+def _slice_extent(
+    source: ResultExtent, anchor: tuple[int, int], shape: tuple[int, int], out_of_bounds_policy: str, **others: Any
+) -> ResultExtent:
+    if out_of_bounds_policy != "TRIMTOSHAPE":
+        return ResultExtent.whole(Extent(*shape))
+    sides = zip(anchor, shape, (source.valid.height, source.valid.width), strict=True)
+    trimmed = (None if side is None else max(min(length, side - start), 0) for start, length, side in sides)
+    return ResultExtent.whole(Extent(*trimmed))
+
+
+def _amd_slice(node: Node, call: Call) -> Tensor:
+    (top, left), shape = call.arguments["anchor"], call.arguments["shape"]
+    return node.call("crop", {"crop": shape, "crop_pos_x": float(left), "crop_pos_y": float(top)})
+
+
+def _slice_refusal(arguments: Values, source: ResultExtent) -> str | None:
+    # fn.slice takes its anchor from another tensor only; a slice that stays in the image is a crop.
+    policy = arguments["out_of_bounds_policy"]
+    if policy == "ERROR":
+        return None
+    return (
+        f'rocAL takes no written anchor; with "out_of_bounds_policy": "ERROR", not "{policy}", it can be done as a crop'
+    )
+
+
+def _slice_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+    anchor, shape = arguments["anchor"], arguments["shape"]
+    if anchor[0] + shape[0] <= height and anchor[1] + shape[1] <= width:
+        return None
+    return f"slice from {list(anchor)} of {list(shape)} stands out of the image's {[height, width]} (height, width)"
+
+
+def _cut_and_normalise(
+    image: Image,
+    as_float: bool,
+    crop_height: int,
+    crop_width: int,
+    crop_pos_x: float,
+    crop_pos_y: float,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    mirror: bool,
+) -> Image:
+    """level / std - mean / std for each channel.
+
+    The positions are fractions of the room that the crop leaves: 0 = left or top, 0.5 = centre, 1 = right or bottom.
+    """
+    source = image.valid
+    height, width = min(crop_height, source.shape[0]), min(crop_width, source.shape[1])
+    top, left = _fraction_of(source.shape[0] - height, crop_pos_y), _fraction_of(source.shape[1] - width, crop_pos_x)
+    crop = source[top : top + height, left : left + width]
+    if mirror:
+        crop = with_channels(cast(Pixels, cv2.flip(crop, 1)))
+    return Image.whole(with_channels(cast(Pixels, cv2.LUT(crop, _normalised_levels(mean, std, as_float)))))
+
+
+def _fraction_of(room: int, fraction: float) -> int:
+    """Half to even, of a product in 32 bits."""
+    return int(np.rint(np.float32(fraction) * np.float32(room)))
+
+
+@lru_cache(_TABLES)
+def _normalised_levels(mean: tuple[float, ...], std: tuple[float, ...], as_float: bool) -> Pixels:
+    """The result for each of the 256 levels and each channel, 1 x 256 x channels."""
+    # In 32 bits with one fused multiplication and addition, as RPP has it: the product is exact in 64 bits.
+    factor = np.float32(1) / np.asarray(std, dtype=np.float32)
+    offset = -(np.asarray(mean, dtype=np.float32) * factor)
+    levels = np.arange(256, dtype=np.float64)[:, np.newaxis]
+    table = (levels * factor + offset).astype(np.float32)[np.newaxis]
+    return table if as_float else np.clip(np.rint(table), 0, 255).astype(np.uint8)
+
+
+def _start_of_fn(start_x: float, start_y: float, std_dev: tuple[float, ...], **others: Any) -> Values:
+    return {"crop_pos_x": start_x, "crop_pos_y": start_y, "std": std_dev, **others}
+
+
+def _amd_cut_and_normalise(node: Node, call: Call) -> Tensor:
+    keywords = {key: call.arguments[key] for key in ("crop_pos_x", "crop_pos_y", "mean", "std", "mirror")}
+    crop = (call.arguments["crop_height"], call.arguments["crop_width"])
+    return node.call("crop_mirror_normalize", {"crop": crop, **keywords})
+
+
+_NORMALISING = AmdForm(make=_amd_cut_and_normalise, gives_floats=always, gives_layouts=True)
+
+
+_CROP = {"crop_width": Key(schema.read_positive_size), "crop_height": Key(schema.read_positive_size)}
+_CROP_OF_FN = {
     "crop": Key(schema.read_list(schema.read_size, (0, 2, 3), "sizes in pixels, [height, width]"), default=()),
     "crop_h": Key(schema.read_size, default=0),
     "crop_w": Key(schema.read_size, default=0),
 }
-_DEPTH = {"crop_d": Key(schema.read_positive_size, default=1)}
-_DESTINATION = {"resize_width": Key(schema.read_positive_size), "resize_height": Key(schema.read_positive_size)}
+_DEPTH_OF_FN = {"crop_d": Key(schema.read_positive_size, default=1)}
 
-
-class CroppingOperation(Operation):
-    """An operation told the size of a crop by `crop`, [height, width] or [depth, height, width], or by its sides.
-
-    A crop larger than the image becomes the image's full side.
-    """
-
-    crop: tuple[int, ...]
-    crop_h: int
-    crop_w: int
-
-    def __post_init__(self) -> None:
-        sides = (self.crop_h, self.crop_w)
-        if any(self.crop) == any(sides) or not all(self._height_and_width):
-            raise ValueError(
-                "the size must be given in one way: by 'crop', [height, width], or by 'crop_h' and 'crop_w', not by"
-                f" crop {list(self.crop)}, crop_h {self.crop_h} and crop_w {self.crop_w}"
-            )
-
-    @property
-    def _height_and_width(self) -> tuple[int, int]:
-        return (self.crop[-2], self.crop[-1]) if any(self.crop) else (self.crop_h, self.crop_w)
-
-
-@dataclass(frozen=True)
-class Crop(CroppingOperation):
-    """Cut out a part at a position in whole pixels (fractions are cut off)."""
-
-    crop: tuple[int, ...]
-    crop_h: int
-    crop_w: int
-    crop_pos_x: float
-    crop_pos_y: float
-
-    name: ClassVar[str] = "crop"
-    keys: ClassVar[dict[str, Key]] = {
-        **_SIZE,
-        "crop_pos_x": Key(schema.read_pixel_position, default=0.5),
-        "crop_pos_y": Key(schema.read_pixel_position, default=0.5),
-    }
-    ignored_keys: ClassVar[dict[str, Key]] = {**_DEPTH, "crop_pos_z": Key(schema.read_number, default=0.5)}
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        return self._operation.run(image, as_float)
-
-    def extent(self, source: Extent) -> ResultExtent:
-        return self._operation.extent(source)
-
-    @cached_property
-    def _operation(self) -> CropFixed:
-        height, width = self._height_and_width
-        return CropFixed(width, height, self.crop_pos_x, self.crop_pos_y)
-
-
-@dataclass(frozen=True)
-class CenterCrop(CroppingOperation):
-    """Cut out the middle."""
-
-    crop: tuple[int, ...]
-    crop_h: int
-    crop_w: int
-
-    name: ClassVar[str] = "center_crop"
-    keys: ClassVar[dict[str, Key]] = _SIZE
-    ignored_keys: ClassVar[dict[str, Key]] = _DEPTH
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        source = image.valid
-        height, width = (min(*sides) for sides in zip(self._height_and_width, source.shape[:2], strict=True))
-        # Half to even, as rocAL rounds.
-        top, left = round((source.shape[0] - height) / 2), round((source.shape[1] - width) / 2)
-        part = source[top : top + height, left : left + width]
-        return Image.whole(part.astype(np.float32) if as_float else part)
-
-    def extent(self, source: Extent) -> ResultExtent:
-        height, width = self._height_and_width
-        size = Extent(limited(height, source.height), limited(width, source.width))
-        return ResultExtent(size, size)
-
-
-@dataclass(frozen=True)
-class CropMirrorNormalizeOfFn(CroppingOperation):
-    """Crop, mirror left to right, then level / std - mean / std for each channel.
-
-    `crop_pos_x` and `crop_pos_y` are fractions of the room that the crop leaves.
-    """
-
-    crop: tuple[int, ...]
-    crop_h: int
-    crop_w: int
-    crop_pos_x: float
-    crop_pos_y: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    mirror: bool
-
-    name: ClassVar[str] = "crop_mirror_normalize"
-    keys: ClassVar[dict[str, Key]] = {
-        **_SIZE,
-        "crop_pos_x": Key(schema.read_fraction, default=0.5),
-        "crop_pos_y": Key(schema.read_fraction, default=0.5),
-        **NORMALISATION_OF_FN,
-        **MIRROR_SWITCH,
-    }
-    normalisation_keys: ClassVar[tuple[str, str] | None] = ("mean", "std")
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        return self._operation.run(image, as_float)
-
-    def extent(self, source: Extent) -> ResultExtent:
-        return self._operation.extent(source)
-
-    @cached_property
-    def _operation(self) -> CropMirrorNormalize:
-        height, width = self._height_and_width
-        return CropMirrorNormalize(width, height, self.crop_pos_x, self.crop_pos_y, self.mean, self.std, self.mirror)
-
-
-@dataclass(frozen=True)
-class ResizeCrop(Operation):
-    """Cut out a part by its share of the image's area and its aspect ratio, and stretch it: CropResizeFixed."""
-
-    resize_width: int
-    resize_height: int
-    crop_area_factor: float
-    crop_aspect_ratio: float
-    x_drift: float
-    y_drift: float
-
-    name: ClassVar[str] = "resize_crop"
-    keys: ClassVar[dict[str, Key]] = {
-        **_DESTINATION,
-        # rocAL draws what is left out at random.
-        "crop_area_factor": Key(schema.read_area),
-        "crop_aspect_ratio": Key(schema.read_positive_number),
-        "x_drift": Key(schema.read_fraction),
-        "y_drift": Key(schema.read_fraction),
-    }
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        return self._operation.run(image, as_float)
-
-    def extent(self, source: Extent) -> ResultExtent:
-        return self._operation.extent(source)
-
-    @cached_property
-    def _operation(self) -> CropResizeFixed:
-        return CropResizeFixed(
-            self.resize_width,
-            self.resize_height,
-            self.crop_area_factor,
-            self.crop_aspect_ratio,
-            self.x_drift,
-            self.y_drift,
-        )
-
-
-@dataclass(frozen=True)
-class ResizeCropMirror(Operation):
-    """Cut out the top left, stretch it, mirror it left to right: ResizeCropMirrorFixed.
-
-    `crop_w` is the crop's height and `crop_h` its width: rocAL's Python module hands them on in the wrong order.
-    """
-
-    resize_width: int
-    resize_height: int
-    crop_w: int
-    crop_h: int
-    mirror: bool
-
-    name: ClassVar[str] = "resize_crop_mirror"
-    keys: ClassVar[dict[str, Key]] = {
-        **_DESTINATION,
-        "crop_w": Key(schema.read_size, default=0),
-        "crop_h": Key(schema.read_size, default=0),
-        **MIRROR_SWITCH,
-    }
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        return self._operation.run(image, as_float)
-
-    def extent(self, source: Extent) -> ResultExtent:
-        return self._operation.extent(source)
-
-    @cached_property
-    def _operation(self) -> ResizeCropMirrorFixed:
-        return ResizeCropMirrorFixed(
-            self.resize_width, self.resize_height, crop_w=self.crop_h, crop_h=self.crop_w, mirror=self.mirror
-        )
-
-
-@dataclass(frozen=True)
-class RoiResize(Operation):
-    """Cut out a part at a position in whole pixels and stretch it.
-
-    Of the result the next operation sees as much as the part had.
-    """
-
-    resize_width: int
-    resize_height: int
-    roi_w: int
-    roi_h: int
-    roi_pos_x: float
-    roi_pos_y: float
-    interpolation_type: str
-
-    name: ClassVar[str] = "roi_resize"
-    keys: ClassVar[dict[str, Key]] = {
-        **_DESTINATION,
-        "roi_w": Key(schema.read_positive_size),
-        "roi_h": Key(schema.read_positive_size),
-        "roi_pos_x": Key(schema.read_pixel_position),
-        "roi_pos_y": Key(schema.read_pixel_position),
-        **INTERPOLATION,
-    }
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        part = self._crop.run(image, as_float=False).pixels
-        pixels = resized(part, self.resize_width, self.resize_height, self.interpolation_type, as_float)
-        return Image(pixels, min(part.shape[0], self.resize_height), min(part.shape[1], self.resize_width))
-
-    def extent(self, source: Extent) -> ResultExtent:
-        part = self._crop.extent(source).size
-        valid = Extent(limited(self.resize_height, part.height), limited(self.resize_width, part.width))
-        return ResultExtent(Extent(self.resize_height, self.resize_width), valid)
-
-    @cached_property
-    def _crop(self) -> CropFixed:
-        return CropFixed(self.roi_w, self.roi_h, self.roi_pos_x, self.roi_pos_y)
-
-
-OPERATIONS: tuple[type[PipelineOperation], ...] = (
-    Crop,
-    CenterCrop,
-    CropMirrorNormalizeOfFn,
-    ResizeCrop,
-    ResizeCropMirror,
-    RoiResize,
-    CropFixed,
+OPERATIONS = (
+    Operation(
+        "CropFixed",
+        {**_CROP, "crop_pos_x": Key(schema.read_pixel_position), "crop_pos_y": Key(schema.read_pixel_position)},
+        cut,
+        cut_extent,
+        ignored_keys={
+            "crop_depth": Key(schema.read_positive_size, default=1),
+            "crop_pos_z": Key(schema.read_number, default=0),
+        },
+        amd=_CUTTING,
+    ),
+    Operation(
+        "crop",
+        {
+            **_CROP_OF_FN,
+            "crop_pos_x": Key(schema.read_pixel_position, default=0.5),
+            "crop_pos_y": Key(schema.read_pixel_position, default=0.5),
+        },
+        cut,
+        cut_extent,
+        _by_one_size,
+        ignored_keys={**_DEPTH_OF_FN, "crop_pos_z": Key(schema.read_number, default=0.5)},
+        amd=_CUTTING,
+    ),
+    Operation("center_crop", _CROP_OF_FN, _center_cut, cut_extent, _by_one_size, ignored_keys=_DEPTH_OF_FN),
+    Operation(
+        "slice",
+        {
+            "anchor": Key(schema.read_list(schema.read_size, (2,), "places in pixels, [top, left]")),
+            "shape": Key(schema.read_list(schema.read_positive_size, (2,), "sizes in pixels, [height, width]")),
+            "fill_values": Key(schema.read_list(schema.read_number, (1,), "number"), default=(0.0,)),
+            # What stands out of the image is an error, the fill value, or left away.
+            "out_of_bounds_policy": Key(schema.read_choice("ERROR", "PAD", "TRIMTOSHAPE"), default="ERROR"),
+        },
+        _slice,
+        _slice_extent,
+        default_datatype=DataType.FP32,
+        amd=AmdForm(make=_amd_slice, refusal=_slice_refusal, misfit=_slice_misfit),
+    ),
+    Operation(
+        "CropMirrorNormalize",
+        {
+            **_CROP,
+            "start_x": Key(schema.read_fraction, default=0.5),
+            "start_y": Key(schema.read_fraction, default=0.5),
+            **NORMALISATION,
+            **MIRROR,
+        },
+        _cut_and_normalise,
+        cut_extent,
+        _start_of_fn,
+        ignored_keys={
+            "crop_depth": Key(schema.read_size, default=1),
+            "start_z": Key(schema.read_number, default=0),
+        },
+        channel_keys=("mean", "std_dev"),
+        normalises=True,
+        amd=_NORMALISING,
+    ),
+    Operation(
+        "crop_mirror_normalize",
+        {
+            **_CROP_OF_FN,
+            "crop_pos_x": Key(schema.read_fraction, default=0.5),
+            "crop_pos_y": Key(schema.read_fraction, default=0.5),
+            **NORMALISATION_OF_FN,
+            **MIRROR_OF_FN,
+        },
+        _cut_and_normalise,
+        cut_extent,
+        _by_one_size,
+        channel_keys=("mean", "std"),
+        normalises=True,
+        amd=_NORMALISING,
+    ),
 )

@@ -2,51 +2,56 @@
 
 from __future__ import annotations
 
-import abc
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import ClassVar, cast
+from functools import lru_cache
+from typing import Any, cast
 
 import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
-from rocserve.backends.rocal.operations.base import KeptSizeOperation, Operation, PipelineOperation, padded
-from rocserve.backends.rocal.sampling import BilinearPlaces, NearestPlaces, with_channels
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, with_channels
+from rocserve.backends.rocal.operations.base import (
+    AmdForm,
+    Call,
+    Node,
+    Operation,
+    Tensor,
+    Values,
+    in_place,
+    needs_whole_source,
+    padded,
+)
+from rocserve.backends.rocal.sampling import BilinearPlaces, NearestPlaces
 from rocserve.backends.rocal.schema import Key
-from rocserve.core.datatypes import DataType
 
-_LENS_SIZES = 4
-"""Sizes of images that places are kept ready for."""
+_PLACES = 8
+"""Of each kind of operation, the places that are kept ready; each are as large as some images."""
 
 
-@dataclass(frozen=True)
-class FishEye(KeptSizeOperation):
+def _flip(pixels: Pixels, horizontal: bool, vertical: bool) -> Pixels:
+    """Mirrors left to right where `horizontal`, top to bottom where `vertical`."""
+    if not horizontal and not vertical:
+        return pixels
+    # OpenCV's 1 mirrors left to right, 0 top to bottom, -1 both.
+    code = 1 if not vertical else -1 if horizontal else 0
+    return with_channels(cast(Pixels, cv2.flip(pixels, code)))
+
+
+def _fish_eye(pixels: Pixels) -> Pixels:
     """What a fish-eye lens shows: an ellipse that fills the image, black outside.
 
     With x and y from -1 to 1 and their distance d from the middle, a pixel is read at (d + 1 - sqrt(1 - d * d)) / 2 in
     the same direction.
     """
-
-    name: ClassVar[str] = "fish_eye"
-    keys: ClassVar[dict[str, Key]] = {}
-    ignored_keys: ClassVar[dict[str, Key]] = {"fill_value": Key(schema.read_number, default=0)}
-
-    def _process(self, pixels: Pixels) -> Pixels:
-        height, width, channels = pixels.shape
-        places, outside = self._places(height, width)
-        seen: Pixels = np.take(pixels.reshape(height * width, channels), places, axis=0)
-        seen[outside] = 0
-        return seen.reshape(height, width, channels)
-
-    @cached_property
-    def _places(self) -> Callable[[int, int], tuple[Pixels, Pixels]]:
-        return lru_cache(_LENS_SIZES)(_fish_eye_places)
+    height, width, channels = pixels.shape
+    places, outside = _fish_eye_places(height, width)
+    seen: Pixels = np.take(pixels.reshape(height * width, channels), places, axis=0)
+    seen[outside] = 0
+    return seen.reshape(height, width, channels)
 
 
+@lru_cache(_PLACES)
 def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
     """For each pixel the one to read, counted along the rows, and whether there is none."""
     y = (np.arange(0, 2 * height, 2, dtype=np.float32) / np.float32(height) - np.float32(1))[:, np.newaxis]
@@ -78,49 +83,33 @@ def _blocks_inside(outside: Pixels) -> Pixels:
     return inside
 
 
-@dataclass(frozen=True)
-class LensCorrection(KeptSizeOperation):
+def _lens_correction(pixels: Pixels, camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]) -> Pixels:
     """Takes a lens's distortion away, by Brown and Conrady's model.
 
     `camera_matrix` is [fx, cx, fy, cy], in pixels of the image that the operation sees; `distortion_coeffs` is
     [k1, k2, p1, p2, k3].
     """
+    return _undistorted_places(*pixels.shape[:2], camera_matrix, distortion_coeffs).read(pixels)
 
-    camera_matrix: tuple[float, ...]
-    distortion_coeffs: tuple[float, ...]
 
-    name: ClassVar[str] = "lens_correction"
-    keys: ClassVar[dict[str, Key]] = {
-        "camera_matrix": Key(schema.read_list(schema.read_number, (4,), "numbers [fx, cx, fy, cy]")),
-        "distortion_coeffs": Key(schema.read_list(schema.read_number, (5,), "numbers [k1, k2, p1, p2, k3]")),
-    }
-
-    def __post_init__(self) -> None:
-        if not self.camera_matrix[0] or not self.camera_matrix[2]:
-            raise ValueError("fx and fy, the first and the third number of key 'camera_matrix', must not be 0")
-
-    def _process(self, pixels: Pixels) -> Pixels:
-        return self._places(pixels.shape[0], pixels.shape[1]).read(pixels)
-
-    @cached_property
-    def _places(self) -> Callable[[int, int], BilinearPlaces]:
-        return lru_cache(_LENS_SIZES)(self._places_for)
-
-    def _places_for(self, height: int, width: int) -> BilinearPlaces:
-        focal_x, centre_x, focal_y, centre_y = (np.float32(number) for number in self.camera_matrix)
-        k1, k2, p1, p2, k3 = (np.float32(number) for number in self.distortion_coeffs)
-        determinant = np.float32(1) / (focal_x * focal_y)
-        depth = (focal_x * focal_y) * determinant
-        x = np.arange(width, dtype=np.float32) * (focal_y * determinant) - focal_y * centre_x * determinant
-        y = np.arange(height, dtype=np.float32) * (focal_x * determinant) - focal_x * centre_y * determinant
-        x, y = (x / depth)[np.newaxis], (y / depth)[:, np.newaxis]
-        squares = x * x + y * y
-        radial = _fma(_fma(_fma(k3, squares, k2), squares, k1), squares, np.float32(1))
-        twice = np.float32(2) * x * y
-        tangential_x = _fma(p2, _fma(np.float32(2), x * x, squares), _fma(x, radial, p1 * twice))
-        tangential_y = _fma(p1, _fma(np.float32(2), y * y, squares), _fma(y, radial, p2 * twice))
-        columns, rows = _fma(focal_x, tangential_x, centre_x), _fma(focal_y, tangential_y, centre_y)
-        return BilinearPlaces(rows, columns, height, width)
+@lru_cache(_PLACES)
+def _undistorted_places(
+    height: int, width: int, camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]
+) -> BilinearPlaces:
+    focal_x, centre_x, focal_y, centre_y = (np.float32(number) for number in camera_matrix)
+    k1, k2, p1, p2, k3 = (np.float32(number) for number in distortion_coeffs)
+    determinant = np.float32(1) / (focal_x * focal_y)
+    depth = (focal_x * focal_y) * determinant
+    x = np.arange(width, dtype=np.float32) * (focal_y * determinant) - focal_y * centre_x * determinant
+    y = np.arange(height, dtype=np.float32) * (focal_x * determinant) - focal_x * centre_y * determinant
+    x, y = (x / depth)[np.newaxis], (y / depth)[:, np.newaxis]
+    squares = x * x + y * y
+    radial = _fma(_fma(_fma(k3, squares, k2), squares, k1), squares, np.float32(1))
+    twice = np.float32(2) * x * y
+    tangential_x = _fma(p2, _fma(np.float32(2), x * x, squares), _fma(x, radial, p1 * twice))
+    tangential_y = _fma(p1, _fma(np.float32(2), y * y, squares), _fma(y, radial, p2 * twice))
+    columns, rows = _fma(focal_x, tangential_x, centre_x), _fma(focal_y, tangential_y, centre_y)
+    return BilinearPlaces(rows, columns, height, width)
 
 
 def _fma(factor: Pixels | np.float32, other: Pixels | np.float32, summand: Pixels | np.float32) -> Pixels:
@@ -128,119 +117,87 @@ def _fma(factor: Pixels | np.float32, other: Pixels | np.float32, summand: Pixel
     return cast(Pixels, (np.float64(1) * factor * other + summand).astype(np.float32))
 
 
-_SIZES = 4
-"""Sizes of images that places are kept ready for."""
-
-_INTERPOLATIONS = schema.read_constant("LINEAR", "NEAREST_NEIGHBOR", suffix="_INTERPOLATION")
-
-
-@dataclass(frozen=True)
-class Flip(KeptSizeOperation):
-    """Mirrors left to right where `horizontal`, top to bottom where `vertical`."""
-
-    horizontal: bool
-    vertical: bool
-
-    name: ClassVar[str] = "flip"
-    keys: ClassVar[dict[str, Key]] = {
-        "horizontal": Key(schema.read_switch, default=False, input_datatype=DataType.BOOL),
-        "vertical": Key(schema.read_switch, default=False, input_datatype=DataType.BOOL),
-    }
-
-    def _process(self, pixels: Pixels) -> Pixels:
-        if not self.horizontal and not self.vertical:
-            return pixels
-        # OpenCV's 1 mirrors left to right, 0 top to bottom, -1 both.
-        code = 1 if not self.vertical else -1 if self.horizontal else 0
-        return with_channels(cast(Pixels, cv2.flip(pixels, code)))
+def _camera(camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]) -> Values:
+    if not camera_matrix[0] or not camera_matrix[2]:
+        raise ValueError("fx and fy, the first and the third number of key 'camera_matrix', must not be 0")
+    return {"camera_matrix": camera_matrix, "distortion_coeffs": distortion_coeffs}
 
 
-@dataclass(frozen=True)
-class Transpose(Operation):
-    """Exchanges height and width where `perm` is [1, 0, 2]; [0, 1, 2] changes nothing.
+def _amd_lens_correction(node: Node, call: Call) -> Tensor:
+    # fn.lens_correction hands on one camera, where rocAL wants a list with one for each image.
+    native = node.binding.native
+    camera, distortion = native.CameraMatrix(), native.DistortionCoeffs()
+    camera.fx, camera.cx, camera.fy, camera.cy = call.values["camera_matrix"]
+    distortion.k1, distortion.k2, distortion.p1, distortion.p2, distortion.k3 = call.values["distortion_coeffs"]
+    cameras, distortions = [camera] * node.batch_size, [distortion] * node.batch_size
+    return native.lensCorrection(node.handle, node.images[0], cameras, distortions, False, node.layout, node.datatype)
 
-    Other orders would move the channels; for these an output has "layout".
+
+def _transpose(image: Image, as_float: bool, swaps: bool) -> Image:
+    pixels = image.pixels.astype(np.float32) if as_float else image.pixels
+    if not swaps:
+        return Image(pixels, image.valid_height, image.valid_width)
+    transposed = with_channels(cast(Pixels, cv2.transpose(pixels)))
+    return Image(transposed, image.valid_width, image.valid_height)
+
+
+def _transposed_extent(source: ResultExtent, swaps: bool) -> ResultExtent:
+    if not swaps:
+        return source
+    return ResultExtent(*(Extent(extent.width, extent.height) for extent in (source.size, source.valid)))
+
+
+def _axes(perm: tuple[int, ...]) -> Values:
+    if perm not in ((0, 1, 2), (1, 0, 2)):
+        raise ValueError(
+            f"key 'perm' must be [1, 0, 2] or [0, 1, 2], not {list(perm)}: channels stay the last axis; give"
+            ' the output "layout": "NCHW" to have them first'
+        )
+    return {"swaps": perm == (1, 0, 2)}
+
+
+def _amd_transpose(node: Node, call: Call) -> Tensor:
+    planes = (0, 2, 1) if call.arguments["swaps"] else (0, 1, 2)
+    return node.call("transpose", {"perm": planes if node.is_grey else call.values["perm"]})
+
+
+def _move(
+    image: Image,
+    as_float: bool,
+    matrix: tuple[float, ...],
+    dest_width: int,
+    dest_height: int,
+    interpolation_type: str,
+) -> Image:
+    """Reads each pixel of the result at a place that is found by a matrix; what lies outside is black.
+
+    `matrix` is a, b, c, d, e, f of column = a x + b y + c, row = d x + e y + f. The middle of the valid part (its half
+    sizes, rounded down) is where places are counted from, on both sides. As many rows and columns are made as the
+    source has; they stand in the top left of the result.
     """
-
-    perm: tuple[int, int, int]
-
-    name: ClassVar[str] = "transpose"
-    keys: ClassVar[dict[str, Key]] = {"perm": Key(schema.read_list(schema.read_size, (3,), "axes"))}
-
-    def __post_init__(self) -> None:
-        if self.perm not in ((0, 1, 2), (1, 0, 2)):
-            raise ValueError(
-                f"key 'perm' must be [1, 0, 2] or [0, 1, 2], not {list(self.perm)}: channels stay the last axis; give"
-                ' the output "layout": "NCHW" to have them first'
-            )
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        pixels = image.pixels.astype(np.float32) if as_float else image.pixels
-        if self.perm == (0, 1, 2):
-            return Image(pixels, image.valid_height, image.valid_width)
-        transposed = with_channels(cast(Pixels, cv2.transpose(pixels)))
-        return Image(transposed, image.valid_width, image.valid_height)
-
-    def extent(self, source: Extent) -> ResultExtent:
-        turned = self._turned(source)
-        return ResultExtent(turned, turned)
-
-    def result_extent(self, source: ResultExtent) -> ResultExtent:
-        return ResultExtent(self._turned(source.size), self._turned(source.valid))
-
-    def _turned(self, extent: Extent) -> Extent:
-        return extent if self.perm == (0, 1, 2) else Extent(extent.width, extent.height)
+    source = image.valid
+    moved = _affine_places(*source.shape[:2], matrix, interpolation_type == "LINEAR").read(source)
+    size = _moved_extent(image.extent, dest_width, dest_height).size
+    shown = moved[: size.height, : size.width]
+    return Image.whole(padded(shown.astype(np.float32) if as_float else shown, size).pixels)
 
 
-class AffineOperation(Operation):
-    """Reads each pixel of the result at a place that is found by a matrix.
-
-    The middle of the valid part (its half sizes, rounded down) is where places are counted from, on both sides. As many
-    rows and columns are made as the source has; they stand in the top left of the result.
-    """
-
-    dest_width: int
-    dest_height: int
-    interpolation_type: str
-
-    @property
-    @abc.abstractmethod
-    def _matrix(self) -> tuple[float, ...]:
-        """a, b, c, d, e, f of column = a x + b y + c, row = d x + e y + f."""
-
-    def run(self, image: Image, as_float: bool) -> Image:
-        source = image.valid
-        moved = self._places(source.shape[0], source.shape[1]).read(source)
-        height, width = self._height_and_width(Extent(image.pixels.shape[0], image.pixels.shape[1]))
-        shown = moved[:height, :width]
-        result = padded(shown.astype(np.float32) if as_float else shown, cast(int, height), cast(int, width))
-        return Image.whole(result.pixels)
-
-    def extent(self, source: Extent) -> ResultExtent:
-        size = Extent(*self._height_and_width(source))
-        return ResultExtent(size, size)
-
-    def result_extent(self, source: ResultExtent) -> ResultExtent:
-        return self.extent(source.size)
-
-    def _height_and_width(self, source: Extent) -> tuple[int | None, int | None]:
-        if not self.dest_width or not self.dest_height:
-            return source.height, source.width
-        return self.dest_height, self.dest_width
-
-    @cached_property
-    def _places(self) -> Callable[[int, int], BilinearPlaces | NearestPlaces]:
-        return lru_cache(_SIZES)(self._places_for)
-
-    def _places_for(self, height: int, width: int) -> BilinearPlaces | NearestPlaces:
-        matrix = tuple(float(np.float32(number)) for number in self._matrix)
-        if self.interpolation_type == "LINEAR":
-            return BilinearPlaces(*_affine_places(matrix, height, width, lanes=8), height, width)
-        rows, columns = _affine_places(matrix, height, width, lanes=4)
-        return NearestPlaces(_nearest(rows), _nearest(columns), height, width)
+def _moved_extent(source: ResultExtent, dest_width: int, dest_height: int, **others: Any) -> ResultExtent:
+    return ResultExtent.whole(Extent(dest_height, dest_width) if dest_width and dest_height else source.size)
 
 
-def _affine_places(matrix: tuple[float, ...], height: int, width: int, lanes: int) -> tuple[Pixels, Pixels]:
+@lru_cache(_PLACES)
+def _affine_places(
+    height: int, width: int, matrix: tuple[float, ...], is_linear: bool
+) -> BilinearPlaces | NearestPlaces:
+    steps = tuple(float(np.float32(number)) for number in matrix)
+    if is_linear:
+        return BilinearPlaces(*_rows_and_columns(steps, height, width, lanes=8), height, width)
+    rows, columns = _rows_and_columns(steps, height, width, lanes=4)
+    return NearestPlaces(_nearest(rows), _nearest(columns), height, width)
+
+
+def _rows_and_columns(matrix: tuple[float, ...], height: int, width: int, lanes: int) -> tuple[Pixels, Pixels]:
     """Rows and columns, FP32, added up along a row in steps of `lanes` as RPP does it.
 
     Where a picture is turned by right angles, what falls just outside of it depends on such roundings.
@@ -279,56 +236,76 @@ def _nearest(places: Pixels) -> Pixels:
     return nearest
 
 
-_DESTINATION = {
-    "dest_width": Key(schema.read_size, default=0),
-    "dest_height": Key(schema.read_size, default=0),
-    "interpolation_type": Key(_INTERPOLATIONS, default="LINEAR"),
-}
+def _by_angle(angle: float, **others: Any) -> Values:
+    """Turns the picture by `angle` degrees, counter-clockwise."""
+    radians = float(np.float32(angle * 0.0174532925))
+    cosine, sine = math.cos(radians), math.sin(radians)
+    return {"matrix": (cosine, -sine, 0.0, sine, cosine, 0.0), **others}
 
 
-@dataclass(frozen=True)
-class Rotate(AffineOperation):
-    """Turns the picture by `angle` degrees, counter-clockwise; the corners that come free are black."""
-
-    angle: float
-    dest_width: int
-    dest_height: int
-    interpolation_type: str
-
-    name: ClassVar[str] = "rotate"
-    # rocAL draws an angle that is left out at random.
-    keys: ClassVar[dict[str, Key]] = {"angle": Key(schema.read_number), **_DESTINATION}
-
-    @property
-    def _matrix(self) -> tuple[float, ...]:
-        radians = float(np.float32(self.angle * 0.0174532925))
-        cosine, sine = math.cos(radians), math.sin(radians)
-        return (cosine, -sine, 0.0, sine, cosine, 0.0)
-
-
-@dataclass(frozen=True)
-class WarpAffine(AffineOperation):
-    """Reads each pixel (x, y) of the result at (m0 x + m2 y + m1, m3 x + m4 y + m5), `matrix` being [m0, ..., m5].
+def _by_matrix(matrix: tuple[float, ...], **others: Any) -> Values:
+    """Reads each pixel (x, y) at (m0 x + m2 y + m1, m3 x + m4 y + m5), `matrix` being [m0, ..., m5].
 
     The odd order is rocAL's: on the way to the kernel the second number and the third change places.
     """
-
-    matrix: tuple[float, ...]
-    dest_width: int
-    dest_height: int
-    interpolation_type: str
-
-    name: ClassVar[str] = "warp_affine"
-    # rocAL's default is a matrix of zeros, which shows the middle pixel everywhere.
-    keys: ClassVar[dict[str, Key]] = {
-        "matrix": Key(schema.read_list(schema.read_number, (6,), "numbers")),
-        **_DESTINATION,
-    }
-
-    @property
-    def _matrix(self) -> tuple[float, ...]:
-        first, second, third, *others = self.matrix
-        return (first, third, second, *others)
+    first, second, third, *rest = matrix
+    return {"matrix": (first, third, second, *rest), **others}
 
 
-OPERATIONS: tuple[type[PipelineOperation], ...] = (Flip, Transpose, Rotate, WarpAffine, FishEye, LensCorrection)
+def _moved_refusal(arguments: Values, source: ResultExtent) -> str | None:
+    sides = (arguments["dest_width"], arguments["dest_height"])
+    if all(sides) and sides != (source.size.width, source.size.height):
+        return "rocAL leaves a part of the result unwritten where dest_width and dest_height are not the source's"
+    return needs_whole_source(arguments, source)
+
+
+_MOVING = AmdForm(fills_result=True, refusal=_moved_refusal)
+_SWITCH = Key(schema.read_switch, default=False, is_bindable=True)
+_DESTINATION = {
+    "dest_width": Key(schema.read_size, default=0),
+    "dest_height": Key(schema.read_size, default=0),
+    "interpolation_type": Key(
+        schema.read_choice("LINEAR", "NEAREST_NEIGHBOR", suffix="_INTERPOLATION"), default="LINEAR"
+    ),
+}
+
+OPERATIONS = (
+    in_place("flip", _flip, {"horizontal": _SWITCH, "vertical": _SWITCH}),
+    Operation(
+        "transpose",
+        {"perm": Key(schema.read_list(schema.read_size, (3,), "axes"))},
+        _transpose,
+        _transposed_extent,
+        _axes,
+        amd=AmdForm("transpose", _amd_transpose, fills_result=True, refusal=needs_whole_source),
+    ),
+    Operation(
+        "rotate",
+        # rocAL draws an angle that is left out at random.
+        {"angle": Key(schema.read_number), **_DESTINATION},
+        _move,
+        _moved_extent,
+        _by_angle,
+        amd=_MOVING,
+    ),
+    Operation(
+        "warp_affine",
+        # rocAL's default is a matrix of zeros, which shows the middle pixel everywhere.
+        {"matrix": Key(schema.read_list(schema.read_number, (6,), "numbers")), **_DESTINATION},
+        _move,
+        _moved_extent,
+        _by_matrix,
+        amd=_MOVING,
+    ),
+    in_place("fish_eye", _fish_eye, ignored_keys={"fill_value": Key(schema.read_number, default=0)}),
+    in_place(
+        "lens_correction",
+        _lens_correction,
+        {
+            "camera_matrix": Key(schema.read_list(schema.read_number, (4,), "numbers [fx, cx, fy, cy]")),
+            "distortion_coeffs": Key(schema.read_list(schema.read_number, (5,), "numbers [k1, k2, p1, p2, k3]")),
+        },
+        arguments=_camera,
+        amd=AmdForm("lens_correction", _amd_lens_correction),
+    ),
+)

@@ -1,140 +1,250 @@
-"""Operations that give each level another one, whatever stands around it."""
+"""Operations that change levels: by a table, by hue and saturation, by a pixel's neighbours or its place.
+
+The first channel counts as red, whatever the decoder's colour format is, as in rocAL. rocAL draws at random what has no
+default here.
+"""
 
 from __future__ import annotations
 
-import abc
-from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, cast
+import math
+from functools import lru_cache
+from typing import cast
 
 import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Pixels
-from rocserve.backends.rocal.operations.base import KeptSizeOperation, PipelineOperation
-from rocserve.backends.rocal.sampling import with_channels
+from rocserve.backends.rocal.image import Pixels, with_channels
+from rocserve.backends.rocal.operations.base import AmdForm, by_levels, in_place, refused
+from rocserve.backends.rocal.resampling import resize_nearest
+from rocserve.backends.rocal.sampling import resize_to_bytes
 from rocserve.backends.rocal.schema import Key
 
 
-class LevelOperation(KeptSizeOperation):
-    """An operation that is a table of 256 levels."""
-
-    @abc.abstractmethod
-    def _levels(self, levels: Pixels) -> Pixels:
-        """New levels, FP32, rounded but not clamped, for `levels`: 0..255 in FP32."""
-
-    def _process(self, pixels: Pixels) -> Pixels:
-        return with_channels(cast(Pixels, cv2.LUT(pixels, self._table)))
-
-    @cached_property
-    def _table(self) -> Pixels:
-        levels = self._levels(np.arange(256, dtype=np.float32))
-        return cast(Pixels, np.clip(levels, 0, 255).astype(np.uint8))
-
-
-def fused(levels: Pixels, factor: float, summand: float) -> Pixels:
+def _fused(levels: Pixels, factor: float, summand: float) -> Pixels:
     """level * factor + summand, rounded to FP32 once, as a processor's fused multiply-add does it."""
     product = levels.astype(np.float64) * np.float64(np.float32(factor))
     return cast(Pixels, (product + np.float64(np.float32(summand))).astype(np.float32))
 
 
-@dataclass(frozen=True)
-class Brightness(LevelOperation):
+def _brightness(levels: Pixels, brightness: float, brightness_shift: float) -> Pixels:
     """level * brightness + brightness_shift (in levels of 0..255)."""
-
-    brightness: float
-    brightness_shift: float
-
-    name: ClassVar[str] = "brightness"
-    keys: ClassVar[dict[str, Key]] = {
-        # rocAL draws what is left out at random.
-        "brightness": Key(schema.read_number),
-        "brightness_shift": Key(schema.read_number),
-    }
-
-    def _levels(self, levels: Pixels) -> Pixels:
-        return cast(Pixels, np.rint(fused(levels, self.brightness, self.brightness_shift)))
+    return cast(Pixels, np.rint(_fused(levels, brightness, brightness_shift)))
 
 
-@dataclass(frozen=True)
-class BrightnessFixed(Brightness):
-    """`brightness` with defaults that change nothing."""
-
-    name: ClassVar[str] = "brightness_fixed"
-    keys: ClassVar[dict[str, Key]] = {
-        "brightness": Key(schema.read_number, default=1.0),
-        "brightness_shift": Key(schema.read_number, default=0.0),
-    }
-
-
-@dataclass(frozen=True)
-class Contrast(LevelOperation):
+def _contrast(levels: Pixels, contrast: float, contrast_center: float) -> Pixels:
     """(level - contrast_center) * contrast + contrast_center."""
-
-    contrast: float
-    contrast_center: float
-
-    name: ClassVar[str] = "contrast"
-    keys: ClassVar[dict[str, Key]] = {
-        "contrast": Key(schema.read_number),
-        "contrast_center": Key(schema.read_number),
-    }
-
-    def _levels(self, levels: Pixels) -> Pixels:
-        centred = levels - np.float32(self.contrast_center)
-        return cast(Pixels, np.rint(fused(centred, self.contrast, self.contrast_center)))
+    return cast(Pixels, np.rint(_fused(levels - np.float32(contrast_center), contrast, contrast_center)))
 
 
-@dataclass(frozen=True)
-class Exposure(LevelOperation):
+def _exposure(levels: Pixels, exposure: float) -> Pixels:
     """level * 2 ** exposure."""
-
-    exposure: float
-
-    name: ClassVar[str] = "exposure"
-    keys: ClassVar[dict[str, Key]] = {"exposure": Key(schema.read_exponent, default=0.5)}
-
-    def _levels(self, levels: Pixels) -> Pixels:
-        return cast(Pixels, np.rint(levels * np.float32(2**self.exposure)))
+    return cast(Pixels, np.rint(levels * np.float32(2**exposure)))
 
 
-@dataclass(frozen=True)
-class GammaCorrection(LevelOperation):
+def _gamma_correction(levels: Pixels, gamma: float) -> Pixels:
     """(level / 255) ** gamma * 255, cut off rather than rounded."""
-
-    gamma: float
-
-    name: ClassVar[str] = "gamma_correction"
-    keys: ClassVar[dict[str, Key]] = {"gamma": Key(schema.read_not_negative, default=0.5)}
-
-    def _levels(self, levels: Pixels) -> Pixels:
-        fractions = levels * np.float32(1 / 255)
-        powers = (fractions.astype(np.float64) ** np.float64(np.float32(self.gamma))).astype(np.float32)
-        return cast(Pixels, np.trunc(powers.astype(np.float64) * 255))
+    fractions = levels * np.float32(1 / 255)
+    powers = (fractions.astype(np.float64) ** np.float64(np.float32(gamma))).astype(np.float32)
+    return cast(Pixels, np.trunc(powers.astype(np.float64) * 255))
 
 
-@dataclass(frozen=True)
-class ColorTemp(LevelOperation):
-    """Adds `adjustment_value` levels to the first channel and takes them from the third: warmer where RGB."""
-
-    adjustment_value: int
-
-    name: ClassVar[str] = "color_temp"
-    keys: ClassVar[dict[str, Key]] = {"adjustment_value": Key(schema.read_signed_integer, default=50)}
-    colour_only: ClassVar[bool] = True
-
-    def _levels(self, levels: Pixels) -> Pixels:
-        # A table for each channel: 1 x 256 x 3.
-        shifts = np.array([self.adjustment_value, 0, -self.adjustment_value], dtype=np.float32)
-        return cast(Pixels, (levels[:, np.newaxis] + shifts)[np.newaxis])
+def _color_temp(levels: Pixels, adjustment_value: int) -> Pixels:
+    """Adds levels to the first channel and takes them from the third: warmer where RGB."""
+    shifts = np.array([adjustment_value, 0, -adjustment_value], dtype=np.float32)
+    return cast(Pixels, (levels[:, np.newaxis] + shifts)[np.newaxis])
 
 
-OPERATIONS: tuple[type[PipelineOperation], ...] = (
-    Brightness,
-    BrightnessFixed,
-    Contrast,
-    Exposure,
-    GammaCorrection,
-    ColorTemp,
+_ONE = np.float32(1)
+_THIRD, _HALF, _TWO_THIRDS = np.float32(2 / 6), np.float32(3 / 6), np.float32(4 / 6)
+
+
+class _Saturated:
+    """The hue and saturation of an image as RPP's older kernels find them: fractions, FP32, one plane each."""
+
+    def __init__(self, pixels: Pixels) -> None:
+        # Constants are built and applied as there: the levels of many results lie in the middle between two whole ones.
+        red, green, blue = (plane.astype(np.float32) * (_ONE / np.float32(255)) for plane in cv2.split(pixels))
+        self.value = np.maximum(np.maximum(green, blue), red)
+        chroma = self.value - np.minimum(np.minimum(green, blue), red)
+        is_red, is_green = self.value == red, self.value == green
+        difference = np.where(is_red, green - blue, np.where(is_green, blue - red, red - green))
+        start = np.where(is_red, _ONE, np.where(is_green, _ONE - _TWO_THIRDS, _ONE + _TWO_THIRDS))
+        is_grey = chroma == 0
+        self.hue = difference / np.where(is_grey, _ONE, chroma * np.float32(6)) + start
+        self.hue -= self.hue >= 1
+        self.saturation = chroma / np.where(is_grey, _ONE, self.value)
+
+    def pixels(self) -> Pixels:
+        """Back to red, green and blue."""
+        shares = (
+            np.abs(self.hue - _HALF) * np.float32(6) - np.float32(2),
+            _ONE - np.abs(self.hue - _THIRD) * np.float32(6),
+            _ONE - np.abs(self.hue - _TWO_THIRDS) * np.float32(6),
+        )
+        for share in shares:
+            np.clip(share, -1, 0, out=share)
+            share *= self.saturation
+            share *= self.value
+            share += self.value
+            share *= np.float32(255)
+        return cv2.convertScaleAbs(cv2.merge(shares))
+
+
+def _hue(pixels: Pixels, hue: float) -> Pixels:
+    """Turns the hue by `hue` degrees."""
+    image = _Saturated(pixels)
+    image.hue += np.float32(math.fmod(hue, 360) % 360 / 360)
+    image.hue -= image.hue >= 1
+    return image.pixels()
+
+
+def _saturation(pixels: Pixels, saturation: float) -> Pixels:
+    """Multiplies the saturation (0..1), up to 1: 0 makes an image grey."""
+    image = _Saturated(pixels)
+    image.saturation *= np.float32(saturation)
+    np.minimum(image.saturation, 1, out=image.saturation)
+    return image.pixels()
+
+
+def _color_twist(pixels: Pixels, brightness: float, contrast: float, hue: float, saturation: float) -> Pixels:
+    """Turns the hue by whole degrees, multiplies the saturation, then level * brightness + contrast.
+
+    The name says otherwise, but rocAL adds `contrast`, in levels of 0..255.
+    """
+    red, green, blue = (plane.astype(np.float32) * np.float32(1 / 255) for plane in cv2.split(pixels))
+    value = np.maximum(red, np.maximum(green, blue))
+    chroma = value - np.minimum(red, np.minimum(green, blue))
+    turned = _turned_hue(int(hue), red, green, blue, value, chroma)
+    purity = chroma / np.maximum(value, np.float32(1e-9)) * np.float32(saturation)
+    np.minimum(purity, 1, out=purity)
+    strength = value * purity
+    planes = []
+    for share in (np.abs(turned - 3) - 1, 2 - np.abs(turned - 2), 2 - np.abs(turned - 4)):
+        np.clip(share, 0, 1, out=share)
+        share -= 1
+        share *= strength
+        share += value
+        planes.append(share)
+    levels = cast(Pixels, cv2.merge(planes))
+    levels *= np.float32(brightness) * np.float32(255)
+    levels += np.float32(contrast)
+    np.clip(levels, 0, 255, out=levels)
+    return cv2.convertScaleAbs(levels)
+
+
+def _turned_hue(degrees: int, red: Pixels, green: Pixels, blue: Pixels, value: Pixels, chroma: Pixels) -> Pixels:
+    """The hue after turning, in sixths of a circle: from 0 to 6."""
+    is_red, is_green = value == red, value == green
+    difference = np.where(is_red, green - blue, np.where(is_green, blue - red, red - green))
+    start = np.where(is_red, np.float32(0), np.where(is_green, np.float32(2), np.float32(4)))
+    is_grey = chroma == 0
+    start[is_grey] = 0
+    hue = difference / np.where(is_grey, np.float32(1), chroma)
+    hue += np.float32(math.fmod(degrees, 360)) * np.float32(0.01666667) + start
+    hue -= np.float32(6) * (hue >= 6)
+    hue += np.float32(6) * (hue < 0)
+    return hue
+
+
+def _blur(pixels: Pixels) -> Pixels:
+    """The mean of 3 x 3 pixels; beyond the border its pixels are repeated.
+
+    RPP's vector loop cuts the mean's fraction off, its scalar loop rounds: the first column and the last ones.
+    """
+    width, channels = pixels.shape[1], pixels.shape[2]
+    box = cv2.boxFilter(pixels, cv2.CV_16U, (3, 3), normalize=False, borderType=cv2.BORDER_REPLICATE)
+    sums = with_channels(cast(Pixels, box))
+    # 24 bytes at a time, after the first pixel and before the last.
+    step = 24 // channels
+    end = 1 + max(width - 2, 0) // step * step
+    means = np.empty_like(pixels)
+    means[:, 1:end] = sums[:, 1:end] // np.uint16(9)
+    for columns in (slice(0, 1), slice(end, width)):
+        means[:, columns] = (sums[:, columns] + np.uint16(4)) // np.uint16(9)
+    return means
+
+
+def _pixelate(pixels: Pixels, pixelate_percent: float) -> Pixels:
+    """Shrinks the image by so much between pixels, and stretches it again by the nearest ones."""
+    height, width = pixels.shape[:2]
+    kept = np.float32(100) - np.float32(pixelate_percent)
+    shrunk_height, shrunk_width = (max(int(np.float32(side) * kept / np.float32(100)), 1) for side in (height, width))
+    return resize_nearest(resize_to_bytes(pixels, shrunk_width, shrunk_height), width, height)
+
+
+_SHADES = 8
+"""Vignettes that are kept ready, each as large as an image."""
+
+
+def _vignette(pixels: Pixels, vignette: float) -> Pixels:
+    """Darkens towards the corners: level * exp(-vignette / 4 * (distance / radius) ** 2).
+
+    The distance is that from the middle, the radius half the longer side.
+    """
+    levels = pixels.astype(np.float32)
+    levels *= _shades(pixels.shape[0], pixels.shape[1], vignette)
+    return with_channels(cv2.convertScaleAbs(levels))
+
+
+@lru_cache(_SHADES)
+def _shades(height: int, width: int, vignette: float) -> Pixels:
+    half_height, half_width = height // 2, width // 2
+    radius = np.float32(max(half_height, half_width, 1))
+    factor = -(np.float32(0.25) * np.float32(vignette)) / (radius * radius)
+    rows = (np.arange(height, dtype=np.float32) - np.float32(half_height))[:, np.newaxis]
+    columns = (np.arange(width, dtype=np.float32) - np.float32(half_width))[np.newaxis]
+    return cast(Pixels, np.exp((columns * columns + rows * rows) * factor)[:, :, np.newaxis])
+
+
+_NUMBER = Key(schema.read_number)
+
+OPERATIONS = (
+    by_levels("brightness", _brightness, {"brightness": _NUMBER, "brightness_shift": _NUMBER}),
+    by_levels(
+        "brightness_fixed",
+        _brightness,
+        {
+            "brightness": Key(schema.read_number, default=1.0),
+            "brightness_shift": Key(schema.read_number, default=0.0),
+        },
+        # fn.brightness_fixed hands its arguments on in the wrong order, and the image comes out black.
+        amd=AmdForm("brightness"),
+    ),
+    by_levels("contrast", _contrast, {"contrast": _NUMBER, "contrast_center": _NUMBER}),
+    by_levels("exposure", _exposure, {"exposure": Key(schema.read_exponent, default=0.5)}),
+    by_levels("gamma_correction", _gamma_correction, {"gamma": Key(schema.read_not_negative, default=0.5)}),
+    by_levels(
+        "color_temp",
+        _color_temp,
+        {"adjustment_value": Key(schema.read_signed_integer, default=50)},
+        colour_only=True,
+    ),
+    in_place("hue", _hue, {"hue": _NUMBER}, colour_only=True),
+    in_place(
+        "saturation",
+        _saturation,
+        {"saturation": Key(schema.read_not_negative, default=1.0)},
+        colour_only=True,
+    ),
+    in_place(
+        "color_twist",
+        _color_twist,
+        {
+            "brightness": Key(schema.read_number, default=1.0),
+            "contrast": Key(schema.read_number, default=1.0),
+            "hue": Key(schema.read_number, default=0.0),
+            "saturation": Key(schema.read_not_negative, default=1.0),
+        },
+        colour_only=True,
+    ),
+    in_place(
+        "blur",
+        _blur,
+        # rocAL takes them, but hands neither on.
+        ignored_keys={"window_size": Key(schema.read_size, default=3), "sigma": Key(schema.read_number, default=0)},
+        amd=refused("rocAL moves the picture four pixels to the left and reads beside it; use the CPU engine"),
+    ),
+    in_place("pixelate", _pixelate, {"pixelate_percent": Key(schema.read_percentage, default=50.0)}),
+    in_place("vignette", _vignette, {"vignette": Key(schema.read_not_negative, default=0.5)}),
 )
