@@ -41,10 +41,9 @@ from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_looks, default_spin
-from rocserve.repository.fallbacks import FallbackCounter
-from rocserve.repository.host_policies import HostPolicies
+from rocserve.repository.engine_plan import FallbackCounter
 from rocserve.repository.item_version import ItemVersionLoader
-from rocserve.repository.machine import ThisMachine
+from rocserve.repository.machine import HostPolicies, ThisMachine
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.single_model import find_single_model

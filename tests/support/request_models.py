@@ -22,7 +22,7 @@ from rocserve.core.requests import InferRequest, InferResponse, InputHead, Param
 from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.fallbacks import FallbackCounter
+from rocserve.repository.engine_plan import FallbackCounter
 from rocserve.repository.version_loader import LoadedEnsemble, LoadedModelVersion, WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.settings import EngineSettings

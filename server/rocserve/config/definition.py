@@ -13,7 +13,6 @@ from typing import cast
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
-from rocserve.config.agents import check_agents_known, run_agents
 from rocserve.config.backend_choice import (
     UnknownBackend,
     choose_backend,
@@ -23,8 +22,7 @@ from rocserve.config.backend_choice import (
     model_filenames,
 )
 from rocserve.config.completion import adopt, autofill, fill_from_model, normalise
-from rocserve.config.labels import read_labels
-from rocserve.config.model_folder import Listing, ModelFolder
+from rocserve.config.model_folder import Listing, ModelFolder, check_agents_known, read_labels, run_agents
 from rocserve.config.plain import to_plain, version_policy, with_scalars
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature

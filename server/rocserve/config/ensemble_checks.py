@@ -1,17 +1,119 @@
-"""An ensemble against its members: every map names real tensors, and datatypes, shapes and batch sizes agree.
+"""Checks ensembles: each by itself, that every tensor is written, read and reachable; and against its members, that
+every map names real tensors, and that datatypes, shapes and batch sizes agree.
 
-Rules and words are Triton's (its ensemble_utils).
+Rules and words are Triton's (its model_config_utils and ensemble_utils).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rocserve.config.datatypes import format_shape, type_name
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
-from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig
+from rocserve.core.model_config import EnsembleStep, InputConfig, OutputConfig
+from rocserve.core.model_config import ModelConfig as PlainConfig
+from rocserve.protocol.model_config_pb2 import ModelConfig
+
+
+@dataclass(slots=True)
+class _Node:
+    is_output: bool = False
+    """Whether a step writes it."""
+    ready: bool = False
+    reads: list[str] = field(default_factory=list)
+    """The tensors that the step which writes it reads."""
+    feeds: list[str] = field(default_factory=list)
+    """The tensors that the steps which read it write."""
+
+
+def check_ensemble_scheduling(message: ModelConfig) -> None:
+    """Raises: ServeError INVALID_ARGUMENT with the first fault of the ensemble's own configuration."""
+    _check_other_fields(message)
+    tensors = _build_graph(message)
+    _mark_ready(message, tensors)
+    for output in message.output:
+        _check_output(output.name, message, tensors)
+    outputs = {output.name for output in message.output}
+    for name, tensor in tensors.items():
+        if name not in outputs and (not tensor.ready or not tensor.feeds):
+            raise invalid_argument(f"ensemble tensor '{name}' is unused in ensemble '{message.name}'")
+
+
+def _check_other_fields(message: ModelConfig) -> None:
+    name = message.name
+    if message.instance_group:
+        raise invalid_argument(f"instance group should not be specified for ensemble '{name}'")
+    if message.HasField("optimization"):
+        raise invalid_argument(f"optimization should not be specified for ensemble '{name}'")
+    if not message.ensemble_scheduling.step:
+        raise invalid_argument(f"must specify 'step' for ensemble '{name}'")
+
+
+def _build_graph(message: ModelConfig) -> dict[str, _Node]:
+    tensors: dict[str, _Node] = {}
+    for index, step in enumerate(message.ensemble_scheduling.step):
+        for what, given in (
+            ("model_name", step.model_name),
+            ("input_map", step.input_map),
+            ("output_map", step.output_map),
+        ):
+            if not given:
+                raise invalid_argument(f"must specify '{what}' in step {index} of ensemble '{message.name}'")
+        for written in step.output_map.values():
+            tensor = tensors.setdefault(written, _Node())
+            if tensor.is_output:
+                raise invalid_argument(
+                    f"ensemble tensor '{written}' can appear in an output map only once for ensemble"
+                    f" '{message.name}' step {index}"
+                )
+            tensor.is_output = True
+        for read in step.input_map.values():
+            source = tensors.setdefault(read, _Node())
+            for written in step.output_map.values():
+                tensors[written].reads.append(read)
+                source.feeds.append(written)
+    return tensors
+
+
+def _mark_ready(message: ModelConfig, tensors: dict[str, _Node]) -> None:
+    pending: list[str] = []
+    for ensemble_input in message.input:
+        if ensemble_input.name not in tensors:
+            raise invalid_argument(f"ensemble input '{ensemble_input.name}' for ensemble {message.name}' is not used")
+        tensors[ensemble_input.name].ready = True
+        pending.append(ensemble_input.name)
+    while pending:
+        for name in tensors[pending.pop()].feeds:
+            tensor = tensors[name]
+            if not tensor.ready and all(tensors[read].ready for read in tensor.reads):
+                tensor.ready = True
+                pending.append(name)
+
+
+def _check_output(name: str, message: ModelConfig, tensors: dict[str, _Node]) -> None:
+    if name not in tensors:
+        raise invalid_argument(f"ensemble output '{name}' for ensemble {message.name}' is not used")
+    if tensors[name].ready:
+        return
+    text = f"output '{name}' for ensemble '{message.name}' is not written"
+    source = _unready_source(name, tensors)
+    if source != name:
+        text += f": at least one of its depending tensors, '{source}', is not connected"
+    raise invalid_argument(text)
+
+
+def _unready_source(name: str, tensors: dict[str, _Node]) -> str:
+    """The furthest tensor up the graph that keeps `name` from being ready; cycles end the search."""
+    seen: set[str] = set()
+    while True:
+        unready = [read for read in tensors[name].reads if not tensors[read].ready and read not in seen]
+        if not unready:
+            return name
+        name = unready[0]
+        seen.add(name)
+
 
 _VARIABLE = -1
 
@@ -30,7 +132,7 @@ class _Tensor:
         return (_VARIABLE, *self.dims) if self.batches else self.dims
 
 
-def check_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig | None]) -> bool:
+def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None]) -> bool:
     """Check a complete ensemble against its complete members; whether it is decoupled, as a member of it is.
 
     Args:
@@ -54,7 +156,7 @@ def check_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig | None
     return _check_streams(config, {name for name, member in members.items() if member is not None and member.decoupled})
 
 
-def _check_streams(config: ModelConfig, decoupled: Set[str]) -> bool:
+def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
     """Whether answers of a decoupled member flow through the ensemble.
 
     Each of its answers is a stream element; a step cannot join elements of different streams. Raises: ServeError.
@@ -76,7 +178,7 @@ def _check_streams(config: ModelConfig, decoupled: Set[str]) -> bool:
     return any(streams.values())
 
 
-def check_members_available(config: ModelConfig, members: Mapping[str, ModelConfig | None]) -> None:
+def check_members_available(config: PlainConfig, members: Mapping[str, PlainConfig | None]) -> None:
     """Raises: ServeError INVALID_ARGUMENT that names the members that are missing."""
     missing = sorted({step.model_name for step in config.ensemble_steps if members.get(step.member) is None})
     if missing:
@@ -85,7 +187,7 @@ def check_members_available(config: ModelConfig, members: Mapping[str, ModelConf
         )
 
 
-def check_no_cycle(name: str, ensembles: Mapping[str, ModelConfig]) -> None:
+def check_no_cycle(name: str, ensembles: Mapping[str, PlainConfig]) -> None:
     """Check that the ensemble `name` does not contain itself through other ensembles.
 
     Raises:
@@ -107,7 +209,7 @@ def check_no_cycle(name: str, ensembles: Mapping[str, ModelConfig]) -> None:
     visit(name)
 
 
-def _ensemble_ends(config: ModelConfig) -> dict[str, _Tensor]:
+def _ensemble_ends(config: PlainConfig) -> dict[str, _Tensor]:
     batches = config.max_batch_size > 0
     ends: dict[str, _Tensor] = {}
     tensors: tuple[InputConfig | OutputConfig, ...] = (*config.inputs, *config.outputs)
@@ -117,7 +219,7 @@ def _ensemble_ends(config: ModelConfig) -> dict[str, _Tensor]:
     return ends
 
 
-def _check_inputs(ensemble: str, step: EnsembleStep, member: ModelConfig, tensors: dict[str, _Tensor]) -> None:
+def _check_inputs(ensemble: str, step: EnsembleStep, member: PlainConfig, tensors: dict[str, _Tensor]) -> None:
     inputs = {tensor.name: tensor for tensor in member.inputs}
     for name, tensor in step.input_map.items():
         if name not in inputs:
@@ -133,7 +235,7 @@ def _check_inputs(ensemble: str, step: EnsembleStep, member: ModelConfig, tensor
             )
 
 
-def _check_outputs(ensemble: str, step: EnsembleStep, member: ModelConfig, tensors: dict[str, _Tensor]) -> None:
+def _check_outputs(ensemble: str, step: EnsembleStep, member: PlainConfig, tensors: dict[str, _Tensor]) -> None:
     outputs = {tensor.name: tensor for tensor in member.outputs}
     for name, tensor in step.output_map.items():
         if name not in outputs:
@@ -149,7 +251,7 @@ def _merge(
     tensor: str,
     spec: InputConfig | OutputConfig,
     model: str,
-    member: ModelConfig,
+    member: PlainConfig,
     tensors: dict[str, _Tensor],
 ) -> None:
     """Remember what the member declares of the tensor, or compare it with what was declared before."""

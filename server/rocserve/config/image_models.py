@@ -15,8 +15,7 @@ from typing import Any
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.datatypes import type_number
-from rocserve.config.labels import read_names
-from rocserve.config.model_folder import ModelFolder
+from rocserve.config.model_folder import ModelFolder, read_names
 from rocserve.config.pbtxt import format_model_config, suggest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument

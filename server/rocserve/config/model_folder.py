@@ -1,14 +1,50 @@
-"""A model's folder as one reading of its configuration sees it: listed once, whoever asks."""
+"""A model's folder as one reading of its configuration sees it, listed once; its versions; and the files that a
+configuration names in it: labels, the states that sequences begin with, and those of repository agents
+(model_repository_agents), of which there is one, Triton's `checksum`: its parameters name files and their digests.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from rocserve.config.versions import is_version_name
-from rocserve.core.errors import invalid_argument
+from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import internal, invalid_argument, unimplemented
+from rocserve.core.model_config import InitialState, VersionPolicy, VersionPolicyKind
+from rocserve.core.model_config import ModelConfig as PlainConfig
+from rocserve.protocol.model_config_pb2 import ModelConfig
+
+_HIGHEST = 2**63 - 1
+_GET_WITH = "get_with"
+"""The parameter by which a model that comes without its files names the command that fetches them."""
+
+
+def is_version_name(name: str) -> bool:
+    """Whether a folder of this name holds a version: digits only, no leading zero but "0" itself, at most 63 bits."""
+    digits = name.isascii() and name.isdigit() and len(name) <= 19
+    return digits and (name == "0" or not name.startswith("0")) and int(name) <= _HIGHEST
+
+
+def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:
+    """The versions that the policy serves, ascending. Specific ones that are not there are left out."""
+    existing = sorted(set(available))
+    if policy.kind is VersionPolicyKind.ALL:
+        return tuple(existing)
+    if policy.kind is VersionPolicyKind.SPECIFIC:
+        return tuple(version for version in existing if version in policy.specific)
+    return tuple(existing[-policy.latest :]) if policy.latest else ()
+
+
+def no_version_text(config: PlainConfig) -> str:
+    """What is said, first in Triton's words, of a model none of whose versions may be served."""
+    text = f"at least one version must be available under the version policy of model '{config.name}'"
+    command = config.parameters.get(_GET_WITH, "").strip()
+    return f"{text}; get one with: {command}" if command else text
 
 
 class Listing:
@@ -120,3 +156,130 @@ def is_so(ask: Callable[[], bool]) -> bool:
         return ask()
     except OSError:
         return False
+
+
+def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]]:
+    """The labels of each output with a `label_filename`, which lies within the model's folder.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when the file leads out of the folder or is not UTF-8, INTERNAL when it is absent.
+    """
+    return {
+        output.name: _read_lines(ModelFolder(folder), output.label_filename, f"label file of output '{output.name}'")
+        for output in message.output
+        if output.label_filename
+    }
+
+
+def read_names(folder: ModelFolder, filename: str) -> tuple[str, ...]:
+    """The lines of a label file that need not be there.
+
+    Raises:
+        ServeError: as `read_labels`.
+    """
+    return _read_lines(folder, filename, "label file") if folder.listing.has(filename) else ()
+
+
+def _read_lines(folder: ModelFolder, filename: str, what: str) -> tuple[str, ...]:
+    path = folder.resolve(filename, what)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_LABEL_BYTES + 1)
+    except OSError as error:
+        raise internal(
+            f"failed to open text file for read {path}: {error.strerror} ({what}; put it in the model's folder)"
+        ) from None
+    if len(raw) > MOST_LABEL_BYTES or raw.count(b"\n") > MOST_LABELS:
+        raise invalid_argument(
+            f"{what}: {filename} is larger than the {MOST_LABELS} lines and {MOST_LABEL_BYTES} bytes that a label file"
+            " may have"
+        )
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise invalid_argument(f"{what}: {filename} is not UTF-8 text") from None
+    # Not splitlines: a label may hold any character but a line feed.
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return tuple(line.removesuffix("\r") for line in lines)
+
+
+CHECKSUM = "checksum"
+_MD5 = "md5"
+
+
+def check_agents_known(message: ModelConfig) -> None:
+    """Raises: ServeError INVALID_ARGUMENT: there is no such agent."""
+    for agent in message.model_repository_agents.agents:
+        if agent.name != CHECKSUM:
+            raise invalid_argument(
+                f"unable to find 'libtritonrepoagent_{agent.name}.so' for repo agent '{agent.name}'; the only agent of"
+                f" rocserve is '{CHECKSUM}': prepare the files of model '{message.name}' before they are dropped"
+            )
+
+
+def run_agents(message: ModelConfig, folder: ModelFolder) -> None:
+    """Let the agents look at the files of a model's folder.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT in Triton's words: a file is not there or not what it should be; UNIMPLEMENTED:
+            another kind of digest.
+    """
+    for agent in message.model_repository_agents.agents:
+        for key, wanted in sorted(agent.parameters.items()):
+            algorithm, colon, name = key.partition(":")
+            if not colon:
+                raise invalid_argument(f"failed to parse key: {key}; expected MD5:<path in the model's folder>")
+            if algorithm.lower() != _MD5:
+                raise unimplemented(f"Unsupported checksum algorithm: {algorithm}; expected MD5")
+            found = _digest(name, folder)
+            if found != wanted:
+                raise invalid_argument(f"Mismatched MD5 hash for file {name}, expect: {wanted}, got: {found}")
+
+
+def _digest(name: str, folder: ModelFolder) -> str:
+    path = folder.resolve(name, f"file of agent '{CHECKSUM}'")
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise invalid_argument(f"failed to open text file for read {name}: {error.strerror}") from None
+
+
+INITIAL_STATE_FOLDER = "initial_state"
+
+
+def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str, bytes]:
+    """By the state's input name, what its `initial_state` names in the model's folder; none for zeros.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, a file is missing, elsewhere, or too short.
+    """
+    batching = config.sequence_batching
+    if batching is None:
+        return {}
+    return {
+        state.input_name: _content(initial, folder)
+        for state in batching.states
+        for initial in state.initial_states
+        if initial.data_file
+    }
+
+
+def _content(initial: InitialState, folder: ModelFolder) -> bytes:
+    path = folder.resolve(initial.data_file, f"initial state '{initial.name}'", INITIAL_STATE_FOLDER)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise invalid_argument(
+            f"the file '{initial.data_file}' of initial state '{initial.name}' cannot be read in the model's folder"
+            f" '{INITIAL_STATE_FOLDER}': {error.strerror}"
+        ) from None
+    if initial.datatype is DataType.BYTES:
+        return content
+    expected = math.prod(initial.dims) * initial.datatype.itemsize
+    if len(content) < expected:
+        raise invalid_argument(
+            f"initial_state setting expects {expected} bytes, but the data provided from {initial.data_file}only has"
+            f" {len(content)} bytes."
+        )
+    return content[:expected]

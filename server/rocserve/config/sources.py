@@ -1,21 +1,99 @@
-"""Finds a model folder's configuration, in whatever dialect it is written, and reads it as ModelConfig messages."""
+"""Finds a model folder's configuration, in whatever dialect it is written, and reads it as ModelConfig messages; a load
+request may have one as JSON that takes its place."""
 
 from __future__ import annotations
 
 import enum
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rocserve.config.amd.model import AmdModel
-from rocserve.config.amd.pbtxt import is_amd_pbtxt, parse_amd_pbtxt
-from rocserve.config.amd.toml import is_amd_toml, parse_toml, read_amd_toml
-from rocserve.config.amd.translation import translate
+from google.protobuf import json_format
+
+from rocserve.config.amd_dialect import (
+    AmdModel,
+    is_amd_pbtxt,
+    is_amd_toml,
+    parse_amd_pbtxt,
+    parse_toml,
+    read_amd_toml,
+    translate,
+)
+from rocserve.config.bounds import check_config_size
 from rocserve.config.model_folder import ModelFolder
-from rocserve.config.override import REQUEST_SOURCE, parse_override
-from rocserve.config.pbtxt import parse_model_config, read_text
+from rocserve.config.pbtxt import parse_model_config, read_text, suggest, unknown_value
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
+
+REQUEST_SOURCE = "the load request's config"
+"""Where such a configuration comes from, in the place of a file's name."""
+
+_NO_FIELD = re.compile(
+    r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"(?: at "(?P<path>[^"]*)")?'
+)
+
+
+def parse_override(text: str) -> ModelConfig:
+    """A ModelConfig from its JSON form (protobuf's JSON mapping; unknown fields are errors).
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, "Invalid config override: ...".
+    """
+    check_config_size(len(text), REQUEST_SOURCE)
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise invalid_argument(
+            f"Invalid config override: not JSON: {error.msg} at line {error.lineno} column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise invalid_argument("Invalid config override: nested too deeply") from None
+    if not isinstance(document, dict):
+        raise invalid_argument(
+            f"Invalid config override: expected a JSON object of ModelConfig's fields, got {type(document).__name__}"
+        )
+    message = ModelConfig()
+    try:
+        json_format.ParseDict(_conforming(document, message.DESCRIPTOR), message, max_recursion_depth=20)
+    except (json_format.Error, ValueError, TypeError) as error:
+        raise invalid_argument(f"Invalid config override: {_explain(str(error), message)}") from None
+    if fault := unknown_value(message):
+        raise invalid_argument(f"Invalid config override: {fault}")
+    return message
+
+
+def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
+    """As Triton's parser takes it, where Python's would do otherwise: one element may stand for a list of one, and an
+    empty list is no message."""
+    by_name = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
+    return {name: _conforming_value(name, value, by_name.get(name)) for name, value in document.items()}
+
+
+def _conforming_value(name: str, value: Any, field: Any) -> Any:
+    if field is None or value is None or field.message_type is None or field.message_type.GetOptions().map_entry:
+        return value
+    if not field.is_repeated:
+        if isinstance(value, list):
+            raise invalid_argument(f"Invalid config override: expected an object for '{name}', got a list")
+        return _conforming(value, field.message_type) if isinstance(value, dict) else value
+    elements = [value] if isinstance(value, dict) else value
+    if not isinstance(elements, list):
+        return elements
+    return [_conforming(entry, field.message_type) if isinstance(entry, dict) else entry for entry in elements]
+
+
+def _explain(error: str, message: ModelConfig) -> str:
+    match = _NO_FIELD.search(error)
+    if match is None:
+        return error.splitlines()[0]
+    fields = message.DESCRIPTOR.file.pool.FindMessageTypeByName(match["type"]).fields_by_name
+    type_name = match["type"].rsplit(".", 1)[-1]
+    where = f" at {match['path']}" if match["path"] and match["path"] != type_name else ""
+    return f"unknown field '{match['name']}' of {type_name}{where}{suggest(match['name'], fields)}"
+
 
 CONFIG_FILENAME = "config.pbtxt"
 TOML_FILENAME = "config.toml"

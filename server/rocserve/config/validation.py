@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.bounds import check_bounds, check_step_count
-from rocserve.config.ensemble_validation import check_ensemble_scheduling
+from rocserve.config.ensemble_checks import check_ensemble_scheduling
 from rocserve.config.ragged_checks import check_batch_tensors
 from rocserve.config.sequence_validation import check_sequence_batching
 from rocserve.core.errors import invalid_argument

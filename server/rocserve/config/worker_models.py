@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
-from rocserve.config.amd.translation import BATCH_SIZE
+from rocserve.config.amd_dialect import BATCH_SIZE
 from rocserve.config.datatypes import type_number
 from rocserve.config.sources import Dialect, WrittenConfig, WrittenModel
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument

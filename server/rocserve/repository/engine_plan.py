@@ -1,17 +1,167 @@
-"""Which engine runs a version, on which workers, and which one takes its place."""
+"""Plans which engine runs a version, on which workers (its instance groups, as processes and threads), and which engine
+takes its place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.config.definition import ModelDefinition
-from rocserve.core.errors import ServeError
-from rocserve.core.model_config import InstanceKind
-from rocserve.repository.instance_plan import group_places, plan_workers
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.workers.messages import WorkerPlan
+
+_DEFAULT = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)
+
+SMALL_MODEL_BYTES = 4 << 20
+"""A copy takes less memory than a worker does without it, and an engine is done so soon that threads of one process
+would mostly wait for each other's Python: four of them made a quarter of the requests that one made."""
+
+
+def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine, model_bytes: int) -> Sequence[WorkerPlan]:
+    """The workers of all groups that are not passive.
+
+    On the CPU a group is one worker with `count` threads where the engine is thread-safe and the model not small, else
+    `count` workers. On GPUs it is `count` workers for each of its `gpus`, or of all that there are; a group of
+    KIND_AUTO is on the GPUs only where the choice says so.
+
+    Args:
+        model_bytes: of the version's files.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, there would be too many; or a group asks for a GPU that the engine cannot have.
+            It is never served by the CPU instead unless the group says KIND_AUTO or KIND_CPU, or the parameter
+            `engine` "auto".
+    """
+    plans: list[WorkerPlan] = []
+    shares = choice.engine.thread_safe and model_bytes > SMALL_MODEL_BYTES
+    asked = _Asked(config.name, machine)
+    for number, group in enumerate(config.instance_groups or (_DEFAULT,)):
+        if group.passive:
+            continue
+        name = group.name or f"{config.name}_{number}"
+        gpus = _gpus_of_group(group, name, config, choice, machine)
+        asked.add(group.count, gpus)
+        plans.extend(
+            replace(plan, **_place(plan, group, machine)) for plan in _plans_of_group(group, name, gpus, shares)
+        )
+    if not plans:
+        raise invalid_argument(f"model {config.name} has no instance that may run: all its instance groups are passive")
+    return plans
+
+
+def group_places(
+    config: ModelConfig, choice: EngineChoice, machine: Machine
+) -> Sequence[tuple[InstanceKind, Sequence[int]]]:
+    """Where each group is in the end: KIND_AUTO has become KIND_GPU or KIND_CPU, and the GPUs are named.
+
+    Raises:
+        ServeError: as `plan_workers`.
+    """
+    places: list[tuple[InstanceKind, Sequence[int]]] = []
+    for group in config.instance_groups:
+        if group.kind is InstanceKind.MODEL or group.passive:
+            places.append((group.kind, group.gpus))
+            continue
+        gpus = _gpus_of_group(group, group.name, config, choice, machine)
+        places.append((InstanceKind.GPU if gpus else InstanceKind.CPU, gpus))
+    return places
+
+
+class _Asked:
+    """Counts the instances of a model before any is planned: a number costs nothing to write."""
+
+    def __init__(self, model: str, machine: Machine) -> None:
+        self._model = model
+        self._machine = machine
+        self._counts = {"CPU": 0, "GPUs": 0}
+        self._gpus: set[int] = set()
+
+    def add(self, count: int, gpus: Sequence[int]) -> None:
+        """A group, with `count` instances on each of these GPUs, or on the CPU. Raises: ServeError."""
+        place = "GPUs" if gpus else "CPU"
+        self._gpus.update(gpus)
+        self._counts[place] += count * max(len(gpus), 1)
+        # Any number may be named where GPUs cannot be listed.
+        there = max(1, min(len(self._gpus), len(self._machine.gpus))) if gpus else 0
+        asked, most = self._counts[place], self._machine.most_instances(there)
+        if asked > most:
+            raise invalid_argument(
+                f"the instance groups of model {self._model} ask for {asked} instances on the {place}, at most {most}"
+                " are possible here; lower 'count', or raise --max-model-instances"
+            )
+
+
+def _place(plan: WorkerPlan, group: InstanceGroup, machine: Machine) -> Mapping[str, Any]:
+    """What the worker's place says: its GPU's architecture, and the cores of its host policy. Without one, Triton takes
+    that of the device's own name."""
+    if group.kind is InstanceKind.MODEL:
+        policy = group.host_policy or "model"
+    else:
+        policy = group.host_policy or ("cpu" if plan.device is None else f"gpu_{plan.device}")
+    architecture = "" if plan.device is None else machine.architecture(plan.device)
+    return {"cores": tuple(machine.cores(policy)), "architecture": architecture}
+
+
+def _gpus_of_group(
+    group: InstanceGroup, name: str, config: ModelConfig, choice: EngineChoice, machine: Machine
+) -> Sequence[int]:
+    """Empty: it is on the CPU."""
+    absent = sorted(set(group.gpus) - set(machine.gpus)) if machine.gpus else ()
+    if absent:
+        raise invalid_argument(
+            f"instance group {name} of model {config.name} specifies invalid or unsupported gpu id {absent[0]}; this"
+            f" machine has: {', '.join(map(str, machine.gpus))}"
+        )
+    if group.kind is InstanceKind.GPU:
+        gpus = (group.gpus or machine.gpus) if _takes_gpus(choice.engine, machine) else ()
+        if not gpus and config.parameters.get("engine") != "auto":
+            raise _no_gpu(config, choice, name, machine)
+        return gpus
+    if group.kind is InstanceKind.CPU or not choice.auto_takes_gpus:
+        return ()
+    return group.gpus or machine.gpus
+
+
+def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
+    if engine.needs_migraphx:
+        return True
+    return bool(engine.gpu_module) and machine.is_installed(engine.gpu_module, engine.gpu_files)
+
+
+def _plans_of_group(group: InstanceGroup, name: str, gpus: Sequence[int], shares: bool) -> Sequence[WorkerPlan]:
+    """`shares`: whether instances on the CPU have one copy of the model."""
+    if gpus:
+        places = [(gpu, place) for gpu in gpus for place in range(group.count)]
+        return [
+            WorkerPlan(InstanceKind.GPU, gpu, 1, f"{name}_{instance}", group.rate_limiter)
+            for instance, (gpu, _) in enumerate(places)
+        ]
+    if shares:
+        return [WorkerPlan(InstanceKind.CPU, None, group.count, rate_limiter=group.rate_limiter)]
+    return [
+        WorkerPlan(InstanceKind.CPU, None, 1, f"{name}_{instance}", group.rate_limiter)
+        for instance in range(group.count)
+    ]
+
+
+def _no_gpu(config: ModelConfig, choice: EngineChoice, group: str, machine: Machine) -> ServeError:
+    engine = choice.engine
+    if _takes_gpus(engine, machine):
+        why = " (none was found on this machine; name those to use in 'gpus')"
+    elif engine.gpu_module and not engine.gpu_files:
+        why = f" (the Python module {engine.gpu_module} is not installed)"
+    else:
+        why = f" (engine {engine.name} runs it: {choice.reason})"
+    return invalid_argument(
+        f"instance group {group} of model {config.name} has kind KIND_GPU but no GPUs are available to the backend"
+        f" '{config.backend}'{why}; use KIND_CPU or KIND_AUTO, or set parameter 'engine' to \"auto\" to accept the CPU"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +231,29 @@ def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine, m
     places = group_places(definition.config, choice, machine)
     loader = machine.loader(choice.engine)
     return EnginePlan(choice.engine, choice.reason, workers, loader, choice.fallback, model_bytes, places)
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    model: str
+    version: int
+    engine: str
+    """What was to run it."""
+    replaced_by: str
+    """What runs it instead."""
+
+
+class FallbackCounter:
+    """From any thread. Only grows while the server runs, as counters of a metrics endpoint do."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[Fallback] = Counter()
+
+    def count(self, fallback: Fallback) -> None:
+        with self._lock:
+            self._counts[fallback] += 1
+
+    def snapshot(self) -> Mapping[Fallback, int]:
+        with self._lock:
+            return dict(self._counts)

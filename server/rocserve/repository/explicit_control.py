@@ -13,17 +13,14 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_names import ModelNames
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
-from rocserve.repository.content import ModelContent
-from rocserve.repository.layout import RepositoryScan
-from rocserve.repository.load_parameters import LoadParameters, parse_load_parameters
+from rocserve.repository.content import ContentReader, LoadParameters, ModelContent, parse_load_parameters
+from rocserve.repository.layout import RepositoryScan, ScanRunner
 from rocserve.repository.managed_model import ManagedModel, wait_for_loads
 from rocserve.repository.membership import members_of
-from rocserve.repository.reading import ContentReader
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
-from rocserve.repository.scan_runner import ScanRunner
 from rocserve.settings import RepositorySettings
 
 ALL_MODELS = "*"

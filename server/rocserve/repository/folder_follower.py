@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rocserve.core.errors import ServeError, internal
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
-from rocserve.repository.reading import ContentReader
+from rocserve.repository.content import ContentReader
 from rocserve.repository.retry import Failure, Retries, Retry, RetryPolicy, next_failure
 from rocserve.repository.scan import ModelScan
 

@@ -9,17 +9,15 @@ from pathlib import Path
 
 from rocserve.config.definition import ModelDefinition
 from rocserve.config.image_models import MadeModel, class_names, image_models
-from rocserve.config.labels import read_names
-from rocserve.config.model_folder import ModelFolder
+from rocserve.config.model_folder import ModelFolder, read_names
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.presets import PREPROCESS
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
-from rocserve.repository.content import ModelContent
+from rocserve.repository.content import ContentReader, ModelContent
 from rocserve.repository.managed_model import ManagedModel, wait_for_loads
 from rocserve.repository.publication import Publication
-from rocserve.repository.reading import ContentReader
 from rocserve.repository.retry import Failure
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 import time
@@ -11,14 +13,12 @@ from fnmatch import translate
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.model_folder import ModelFolder, is_so
-from rocserve.config.versions import is_version_name
+from rocserve.config.model_folder import ModelFolder, is_so, is_version_name
 from rocserve.core.errors import ServeError
 from rocserve.core.flat_model import FlatModel
 from rocserve.core.printable import printable_name
-from rocserve.repository.fingerprint import is_temporary, link_refusal
 from rocserve.repository.misplaced import advice_on_stray, model_filename
-from rocserve.repository.scan import ModelScan, scan_model
+from rocserve.repository.scan import ModelScan, is_temporary, link_refusal, scan_model
 from rocserve.repository.single_model import find_flat_file, is_model, is_one_model
 from rocserve.settings.repository import SingleModel
 
@@ -223,3 +223,52 @@ def _merge(scans: Iterable[ModelScan]) -> dict[str, ModelScan]:
             )
             models[scan.key] = replace(first, refusal=reason)
     return models
+
+
+class ScanRunner:
+    def __init__(self, scanner: RepositoryScanner, log: logging.Logger) -> None:
+        self.latest = RepositoryScan({}, {})
+        self.cpu_seconds = 0.0
+        """Of the last scan."""
+        self._scanner = scanner
+        self._log = log
+        self._lock = asyncio.Lock()
+        self._unreadable: dict[Path, str] = {}
+        self._ignored: set[tuple[Path, str]] = set()
+
+    async def run(self, changed: Collection[Path] | None = None) -> RepositoryScan:
+        """Scan all repositories, or of what was seen before only the folders that have `changed`. A slow disk keeps its
+        caller waiting, and nobody else."""
+        async with self._lock:
+            scan = await asyncio.to_thread(self._scan, changed)
+        self.latest = scan
+        self._report(scan)
+        return scan
+
+    def _scan(self, changed: Collection[Path] | None) -> RepositoryScan:
+        began = time.thread_time()
+        scan = self._scanner.scan(changed)
+        self.cpu_seconds = time.thread_time() - began
+        return scan
+
+    async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
+        """Whether all that a load of the version reads is still as it was scanned."""
+        try:
+            return scan.same_for(version, await asyncio.to_thread(self._scanner.rescan, scan))
+        except OSError:
+            return False
+
+    def _report(self, scan: RepositoryScan) -> None:
+        for root, reason in scan.unreadable.items():
+            if self._unreadable.get(root) != reason:
+                self._log.error("failed to read model repository '%s': %s; its models stay as they are", root, reason)
+        for root in self._unreadable.keys() - scan.unreadable.keys():
+            self._log.info("model repository '%s' can be read again", root)
+        self._unreadable = scan.unreadable
+        for model in scan.models.values():
+            for name in model.ignored:
+                if (model.folder, name) not in self._ignored:
+                    self._ignored.add((model.folder, name))
+                    self._log.warning(
+                        "ignoring version folder '%s' of model '%s': a version has no leading zeros", name, model.name
+                    )

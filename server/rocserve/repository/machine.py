@@ -2,16 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rocserve.backends.base import EngineSpec
 from rocserve.backends.gpus import find_gpu, visible_gpus
 from rocserve.backends.installed import has_file, is_installed
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.parameters import usable_cpus
-from rocserve.core.errors import ServeError
-from rocserve.repository.host_policies import HostPolicies
+from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.settings import EngineSettings
+
+_NODES = Path("/sys/devices/system/node")
+CORES = "cpu-cores"
+NODE = "numa-node"
+SETTINGS = (NODE, CORES)
+
+
+class HostPolicies:
+    """The policies of the command line, by name."""
+
+    def __init__(self, values: Iterable[tuple[str, str, str]] = (), nodes: Path = _NODES) -> None:
+        """`values`: policy, setting, value. `nodes`: the folder where Linux tells of NUMA nodes."""
+        self._policies: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        self._nodes = nodes
+        for policy, setting, value in values:
+            self._policies[policy][setting] = value
+
+    def cores(self, policy: str) -> Sequence[int]:
+        """The cores of a policy, ascending: those of `cpu-cores`, else those of `numa-node`; empty = no policy of that
+        name, so any.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, a setting cannot be read; INTERNAL, this machine has no such node or cores.
+        """
+        settings: Mapping[str, str] = self._policies.get(policy, {})
+        if CORES in settings:
+            wanted = parse_cores(settings[CORES])
+        elif NODE in settings:
+            wanted = self._cores_of_node(settings[NODE])
+        else:
+            return ()
+        usable = wanted & os.sched_getaffinity(0)
+        if not usable:
+            raise internal(
+                f"Unable to set NUMA thread affinity: host policy '{policy}' names the cores {_shown(wanted)}, of which"
+                f" this process may use none; it may use {_shown(os.sched_getaffinity(0))}"
+            )
+        return sorted(usable)
+
+    def _cores_of_node(self, text: str) -> set[int]:
+        if not text.isdecimal():
+            raise invalid_argument(f"host policy setting '{NODE}' is the number of a NUMA node. Got {text}")
+        try:
+            listed = (self._nodes / f"node{int(text)}" / "cpulist").read_text().strip()
+        except OSError:
+            raise internal(
+                f"Unable to set NUMA memory policy: this machine has no NUMA node {text}; it has"
+                f" {', '.join(sorted(path.name for path in self._nodes.glob('node[0-9]*'))) or 'none'}"
+            ) from None
+        # Linux writes a single core as one number.
+        return {
+            core for part in listed.split(",") if part for core in _range(part if "-" in part else f"{part}-{part}")
+        }
+
+
+def parse_cores(text: str) -> set[int]:
+    """`0-3,8-9`. Raises: ServeError INVALID_ARGUMENT."""
+    return {core for part in text.split(",") for core in _range(part)}
+
+
+def _range(text: str) -> range:
+    lower, dash, upper = text.strip().partition("-")
+    if not dash or not lower.isdecimal() or not upper.isdecimal() or int(lower) > int(upper):
+        raise invalid_argument(
+            "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got " + text
+        )
+    return range(int(lower), int(upper) + 1)
+
+
+def _shown(cores: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(cores)))
+
 
 _INSTANCES_A_CPU = 8
 """Instances that compute need one CPU each; those that wait, for other models or services, may share one."""

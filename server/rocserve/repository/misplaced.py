@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from rocserve.config.versions import is_version_name
+from rocserve.config.model_folder import is_version_name
 
 _COMMON_SUFFIXES = ("", ".py", ".json", ".pb")
 """Such a file is a model's only under its right name."""

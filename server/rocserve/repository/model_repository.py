@@ -13,11 +13,12 @@ from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.catalogue import ModelCatalogue
+from rocserve.repository.content import ContentReader
 from rocserve.repository.context import LifecycleContext
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.folder_follower import FolderFollower
 from rocserve.repository.image_models import ImageModels
-from rocserve.repository.layout import RepositoryScan, RepositoryScanner
+from rocserve.repository.layout import RepositoryScan, RepositoryScanner, ScanRunner
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.loader import VersionLoader
 from rocserve.repository.managed_model import ManagedModel, wait_for_loads
@@ -25,16 +26,13 @@ from rocserve.repository.managed_version import VersionState
 from rocserve.repository.membership import outermost
 from rocserve.repository.poll_control import PollControl
 from rocserve.repository.publication import Publication
-from rocserve.repository.reading import ContentReader
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scan_loop import ScanLoop
-from rocserve.repository.scan_runner import ScanRunner
 from rocserve.repository.watch import RepositoryWatch
-from rocserve.repository.worker_endpoints import WorkerEndpoints
-from rocserve.repository.worker_files import WorkerFiles
+from rocserve.repository.worker_endpoints import WorkerEndpoints, WorkerFiles
 from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings
 from rocserve.settings.repository import WhatKind
 

@@ -11,8 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from rocserve.repository.layout import RepositoryScan
-from rocserve.repository.scan_runner import ScanRunner
+from rocserve.repository.layout import RepositoryScan, ScanRunner
 from rocserve.repository.watch import UNWATCHED_POLL_SECONDS, RepositoryWatch
 
 _SPACING_SECONDS = 0.05

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.model_folder import ModelFolder
-from rocserve.config.versions import is_version_name
+from rocserve.config.model_folder import ModelFolder, is_version_name
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.printable import printable_name
-from rocserve.repository.fingerprint import is_temporary
-from rocserve.repository.scan import CONFIG_FILENAMES
+from rocserve.repository.scan import CONFIG_FILENAMES, is_temporary
 from rocserve.settings.repository import SingleModel, WhatKind
 
 

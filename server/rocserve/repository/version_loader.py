@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocserve.backends.base import Machine
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
-from rocserve.config.initial_states import read_initial_states
+from rocserve.config.model_folder import read_initial_states
 from rocserve.config.model_limits import time_limits
 from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
 from rocserve.core.dispatch import Dispatcher
@@ -23,9 +23,8 @@ from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
-from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
+from rocserve.repository.engine_plan import EngineFailure, EnginePlan, Fallback, FallbackCounter, plan_engine
 from rocserve.repository.ensemble_warmup import warm_up_ensemble
-from rocserve.repository.fallbacks import Fallback, FallbackCounter
 from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.version_wiring import VersionWiring, drained
 from rocserve.repository.version_workers import config_text, load_message, worker_group

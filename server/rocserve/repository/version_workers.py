@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from rocserve.cache.directory import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
 from rocserve.config.model_limits import worker_bounds
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.repository.engine_plan import EnginePlan
-from rocserve.repository.model_interpreter import model_interpreter
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance_mail import InstanceMail
@@ -143,3 +144,37 @@ def _with_file(worker: WorkerPlan, definition: ModelDefinition, version_folder: 
         return worker
     file = find_model_file(definition, version_folder, worker.architecture)
     return replace(worker, model_file=str(file))
+
+
+PARAMETER = "EXECUTION_ENV_PATH"
+
+_MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
+_ARCHIVES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
+
+
+def model_interpreter(definition: ModelDefinition) -> str:
+    """The interpreter's path; empty for the server's own.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, what the parameter names is no Python.
+    """
+    written = definition.config.parameters.get(PARAMETER, "")
+    if not written or definition.backend is None or not definition.backend.answers_requests:
+        return ""
+    path = Path(definition.folder, written.replace(_MODEL_FOLDER, str(definition.folder)))
+    if path.name.lower().endswith(_ARCHIVES):
+        raise _refusal(
+            definition,
+            f"'{written}' is an archive; unpack it, and name the folder of the environment or its interpreter",
+        )
+    interpreter = path / "bin" / "python" if path.is_dir() else path
+    if not interpreter.is_file():
+        raise _refusal(definition, f"there is no Python at {interpreter}; make it with: python3 -m venv {path}")
+    if not os.access(interpreter, os.X_OK):
+        raise _refusal(definition, f"{interpreter} cannot be executed")
+    # Not resolved: the interpreter of a virtual environment is a link, and its place says which environment it is.
+    return str(interpreter.absolute())
+
+
+def _refusal(definition: ModelDefinition, reason: str) -> ServeError:
+    return invalid_argument(f"model '{definition.name}': parameter {PARAMETER}: {reason}")

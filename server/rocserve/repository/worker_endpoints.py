@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from rocserve.config.worker_models import Worker, chain_config, read_worker, worker_config
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_found
@@ -17,12 +19,105 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import ServingTableHolder
 from rocserve.repository.catalogue import ModelCatalogue
-from rocserve.repository.content import ModelContent
+from rocserve.repository.content import ContentReader, ModelContent
+from rocserve.repository.layout import ScanRunner
 from rocserve.repository.managed_model import ManagedModel, wait_for_loads
-from rocserve.repository.reading import ContentReader
-from rocserve.repository.scan_runner import ScanRunner
-from rocserve.repository.worker_files import WorkerFiles
-from rocserve.repository.worker_names import WorkerNames
+
+
+@dataclass(slots=True)
+class _Group:
+    """The endpoints of one worker."""
+
+    names: dict[Hashable, str] = field(default_factory=dict)
+    """By the parameters that they were asked for with."""
+    next_number: int = 0
+
+
+class WorkerNames:
+    """Equal parameters mean the same endpoint, others a new one."""
+
+    def __init__(self, is_taken: Callable[[str], bool]) -> None:
+        """`is_taken`: whether a model of a repository has the name."""
+        self._is_taken = is_taken
+        self._groups: dict[str, _Group] = {}
+
+    def name(self, worker: str, parameters: Hashable) -> str:
+        """The endpoint's name, which it keeps until `forget`."""
+        group = self._groups.setdefault(worker, _Group())
+        name = group.names.get(parameters)
+        if name is None:
+            name = worker if not group.names else self._numbered(worker, group)
+            while self._is_taken(name):
+                name = self._numbered(worker, group)
+            group.names[parameters] = name
+        return name
+
+    def forget(self, worker: str, parameters: Hashable) -> None:
+        """The endpoint is no more. When it was the worker's last, its names begin anew."""
+        group = self._groups[worker]
+        group.names.pop(parameters)
+        if not group.names:
+            self._groups.pop(worker)
+
+    def _numbered(self, worker: str, group: _Group) -> str:
+        number, group.next_number = group.next_number, group.next_number + 1
+        return f"{worker}-{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFile:
+    path: Path
+    """Resolved."""
+    root: Path
+    """The allowed folder that it is in, resolved; links may lead anywhere within it."""
+
+
+class WorkerFiles:
+    """Its method blocks on the disk: call it in a thread."""
+
+    def __init__(self, repositories: Sequence[Path], allowed: Sequence[Path]) -> None:
+        """`allowed`: folders beside the repositories (--allow-worker-load)."""
+        self._repositories = tuple(repositories)
+        self._folders = tuple(dict.fromkeys((*repositories, *allowed)))
+
+    def find(self, candidates: Sequence[str]) -> WorkerFile:
+        """The first of the files that is there. A relative path is one within a repository.
+
+        Raises:
+            ServeError: PERMISSION_DENIED, it is in no allowed folder; NOT_FOUND, there is none of them.
+        """
+        for path in (path for candidate in candidates for path in self._places(candidate)):
+            found = self._allowed(path)
+            if found is None:
+                # Whether it is there is nobody's business.
+                raise ServeError(
+                    StatusCode.PERMISSION_DENIED,
+                    f"'{path}' is not in a model repository; put it there, or start the server with"
+                    " --allow-worker-load=FOLDER",
+                )
+            # A name that is too long is nobody's.
+            with suppress(OSError):
+                if found.path.is_file():
+                    return found
+        looked_for = ", ".join(candidates)
+        raise not_found(f"model file {candidates[0]} not found or can't be opened; looked for {looked_for}")
+
+    def _places(self, candidate: str) -> Iterable[Path]:
+        path = Path(candidate)
+        return [path] if path.is_absolute() else [root.absolute() / path for root in self._repositories]
+
+    def _allowed(self, path: Path) -> WorkerFile | None:
+        """None: it leads out of all folders that are allowed, by a link or by `..`."""
+        try:
+            target = path.resolve()
+        except (OSError, RuntimeError):
+            return None
+        for folder in self._folders:
+            root = folder.resolve()
+            if target.is_relative_to(root):
+                return WorkerFile(target, root)
+        return None
+
 
 _STAGE = "_stage"
 """Behind the name of an endpoint in a chain: the worker's own model."""

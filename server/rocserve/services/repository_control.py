@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocserve.core.errors import invalid_argument, unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.repository.load_parameters import wrong_type
+from rocserve.repository.content import wrong_type
 from rocserve.repository.model_repository import ModelRepository
 
 

@@ -11,10 +11,9 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
-from rocserve.config.model_folder import ModelFolder
+from rocserve.config.model_folder import ModelFolder, no_version_text, select_versions
 from rocserve.config.pbtxt import format_model_config
 from rocserve.config.sources import read_written_config
-from rocserve.config.versions import no_version_text, select_versions
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature

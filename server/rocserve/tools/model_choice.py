@@ -12,7 +12,7 @@ from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
-from rocserve.config.versions import no_version_text, select_versions
+from rocserve.config.model_folder import no_version_text, select_versions
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings

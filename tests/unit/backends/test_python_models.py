@@ -28,7 +28,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.repository.instance_plan import plan_workers
+from rocserve.repository.engine_plan import plan_workers
 
 NUMBERS = """
 backend: "python"

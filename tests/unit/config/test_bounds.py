@@ -8,9 +8,9 @@ import pytest
 
 from rocserve.backends.parameters import read_integer
 from rocserve.config import bounds
-from rocserve.config.labels import read_labels
-from rocserve.config.override import parse_override
+from rocserve.config.model_folder import read_labels
 from rocserve.config.pbtxt import parse_model_config, read_text
+from rocserve.config.sources import parse_override
 from rocserve.config.validation import check_readable
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig

@@ -5,8 +5,8 @@ import json
 import pytest
 from google.protobuf import json_format
 
-from rocserve.config.override import parse_override
 from rocserve.config.pbtxt import parse_model_config
+from rocserve.config.sources import parse_override
 from rocserve.core.errors import ServeError, StatusCode
 
 

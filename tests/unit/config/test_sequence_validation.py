@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.config.completion import autofill, normalise
-from rocserve.config.initial_states import read_initial_states
-from rocserve.config.model_folder import ModelFolder
+from rocserve.config.model_folder import ModelFolder, read_initial_states
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.plain import to_plain
 from rocserve.config.sequence_validation import check_sequence_batching

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.config.model_folder import ModelFolder
+from rocserve.config.model_folder import ModelFolder, is_version_name, select_versions
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.plain import version_policy
-from rocserve.config.versions import is_version_name, select_versions
 from rocserve.core.model_config import VersionPolicy, VersionPolicyKind
 
 

@@ -20,7 +20,7 @@ from rocserve.frontends.http.protocol import ConnectionLimits
 from rocserve.frontends.metrics.collection import ServerMetrics
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
-from rocserve.repository.fallbacks import Fallback, FallbackCounter
+from rocserve.repository.engine_plan import Fallback, FallbackCounter
 
 LOG = logging.getLogger("test")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.repository.host_policies import HostPolicies, parse_cores
+from rocserve.repository.machine import HostPolicies, parse_cores
 
 CORE = min(os.sched_getaffinity(0))
 

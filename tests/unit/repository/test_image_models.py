@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from rocserve.backends.registry import discover_backends
 from rocserve.config.image_models import MadeModel
-from rocserve.repository.reading import ContentReader
+from rocserve.repository.content import ContentReader
 from rocserve.settings import RepositorySettings
 
 

@@ -10,7 +10,7 @@ from support.machine import ToldMachine
 from rocserve.backends.base import EngineChoice, EngineSpec
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.instance_plan import SMALL_MODEL_BYTES, group_places, plan_workers
+from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, group_places, plan_workers
 
 CPU_ONLY = EngineSpec("some", "some.engine", thread_safe=True, forks_from_zygote=True)
 # A module of the standard library, which is installed everywhere.

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.repository.load_parameters import parse_load_parameters
+from rocserve.repository.content import parse_load_parameters
 
 
 def test_a_configuration_and_files() -> None:

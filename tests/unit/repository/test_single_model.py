@@ -83,9 +83,7 @@ def test_of_a_file_among_others_only_what_is_its_own_counts(tmp_path: Path) -> N
 
 
 def test_what_the_server_writes_into_a_models_folder_is_no_change_of_it(tmp_path: Path) -> None:
-    code = (
-        "from pathlib import Path; from rocserve.repository.fingerprint import own_output; print(*own_output(Path()))"
-    )
+    code = "from pathlib import Path; from rocserve.repository.scan import own_output; print(*own_output(Path()))"
     with (tmp_path / "server.log").open("w") as log:
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=log, check=True)
     assert (tmp_path / "server.log").read_text() == "server.log\n"

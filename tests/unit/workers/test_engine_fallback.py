@@ -23,7 +23,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.fallbacks import Fallback, FallbackCounter
+from rocserve.repository.engine_plan import Fallback, FallbackCounter
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.settings import EngineSettings

@@ -31,7 +31,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     """By parameter `engine`: auto (also when it is left out), migraphx, onnxruntime, cpu (ONNX Runtime on the CPU).
 
     A parameter `target` asks for MIGraphX. A model that asks for a GPU never gets a CPU because of what is chosen here:
-    where the engine cannot have the GPU, its instances are refused (repository/instance_plan.py).
+    where the engine cannot have the GPU, its instances are refused (repository/engine_plan.py).
 
     Raises:
         ServeError: INVALID_ARGUMENT for another engine or a wrong parameter, UNAVAILABLE when "migraphx" is written and

@@ -10,7 +10,7 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample
 from rocserve.frontends.metrics.machine_families import GpuGauges, MachineMetrics, ProcessorGauges
 from rocserve.frontends.metrics.model_families import VersionReading, model_families, read_version
-from rocserve.repository.fallbacks import Fallback
+from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.settings import MetricsSettings
 

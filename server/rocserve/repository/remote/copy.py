@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from rocserve.repository.fingerprint import is_temporary
 from rocserve.repository.remote.objects import Fingerprint, RemoteObject
+from rocserve.repository.scan import is_temporary
 
 _RECORDS = "records"
 _INCOMING = "incoming"

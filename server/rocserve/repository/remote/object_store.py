@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rocserve.config.versions import is_version_name
+from rocserve.config.model_folder import is_version_name
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.repository.remote.credentials import store_options
 from rocserve.repository.remote.objects import ObjectChanged, RemoteObject, StoreError

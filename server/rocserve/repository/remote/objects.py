@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rocserve.config.versions import is_version_name
+from rocserve.config.model_folder import is_version_name
 from rocserve.core.printable import printable_name
-from rocserve.repository.fingerprint import is_temporary
-from rocserve.repository.scan import CONFIG_FILENAMES
+from rocserve.repository.scan import CONFIG_FILENAMES, is_temporary
 
 WHOLE = ""
 """The name of what lies in no folder, and of a repository that is itself one model."""

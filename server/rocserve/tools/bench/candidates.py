@@ -27,7 +27,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig, InstanceGroup, ModelConfig
 from rocserve.core.requests import Signature
-from rocserve.repository.instance_plan import plan_workers
+from rocserve.repository.engine_plan import plan_workers
 from rocserve.repository.machine import ThisMachine
 from rocserve.tools.measuring.messages import (
     Engine,

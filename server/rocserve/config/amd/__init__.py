@@ -1,1 +1,0 @@
-"""AMD Inference Server's configuration dialects, translated to ModelConfig."""
