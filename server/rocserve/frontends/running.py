@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rocserve.backends.parameters import usable_cpus
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from rocserve.frontends.grpc.server import GrpcServer
     from rocserve.frontends.http.listener import HttpListener
     from rocserve.frontends.metrics.endpoint import MetricsEndpoint
-    from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
+    from rocserve.frontends.processes.process import FrontEndParts
+    from rocserve.frontends.processes.supervisor import FrontEndProcesses
     from rocserve.plane.guest_loop import GuestLoop
 
 
@@ -269,13 +272,13 @@ class FrontEnds:
     async def _start_processes(
         self, where: ListenAddress, count: int, routes: Mapping[str, Route], log: logging.Logger
     ) -> int:
-        from rocserve.frontends.processes.edition import Edition
-        from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
+        from rocserve.frontends.processes.process import FrontEndParts
+        from rocserve.frontends.processes.supervisor import FrontEndProcesses
 
         served, loop = self._served, asyncio.get_running_loop()
         if self._common is None:
-            edition = Edition()
-            served.subscribe(edition.count)
+            edition = anonymous_file.create("rocserve:edition", mmap.PAGESIZE)
+            served.subscribe(partial(_count, anonymous_file.map_to_write(edition).cast("Q")))
             uses = anonymous_file.create("rocserve:uses", table_bytes(1 + self._counts.grpc + self._counts.http))
             served.memory.share(anonymous_file.map_to_write(uses), 0)
             self._common = FrontEndParts(
@@ -283,7 +286,7 @@ class FrontEnds:
                 served.inference,
                 self._plane,
                 served.memory,
-                (edition.descriptor, uses),
+                (anonymous_file.open_for_reading(edition), uses),
                 self._settings.grpc.max_message_bytes,
             )
             served.inference.watch_wants(lambda: loop.call_soon_threadsafe(self._tell_wants))
@@ -294,7 +297,7 @@ class FrontEnds:
 
     def _tell_wants(self) -> None:
         for processes in self._processes:
-            processes.tell_wants(self._served.inference.wants_origins)
+            processes.tell_wants()
 
     def _start_transport(
         self, options: TransportOptions, access: Access, routes: Mapping[str, Route], log: logging.Logger
@@ -311,6 +314,11 @@ class FrontEnds:
         port = transport.start()
         self._handlers, self._transport = handlers, transport
         return port
+
+
+def _count(edition: memoryview) -> None:
+    """The serving table has been replaced."""
+    edition[0] += 1
 
 
 def _host(part: GrpcSettings | HttpSettings) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import NamedTuple
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import Holding, RequestMemory
@@ -26,16 +25,7 @@ from rocserve.frontends.grpc.transport import (
     UnaryRoute,
     unknown_method,
 )
-from rocserve.frontends.processes.control_socket import (
-    Begin,
-    Cancelled,
-    ControlSocket,
-    Finish,
-    HalfClosed,
-    Next,
-    Reply,
-    StreamMessage,
-)
+from rocserve.frontends.processes.control_socket import ControlSocket, Head, Kind
 from rocserve.observability.failures import RequestFailures
 from rocserve.services.restrictions import PROTOCOLS
 from rocserve.workers.messages import status_code
@@ -43,14 +33,15 @@ from rocserve.workers.messages import status_code
 _OWN = frozenset({"ModelInfer", "ModelStreamInfer"})
 """Of a front end."""
 _STREAMS = frozenset({"Watch"})
+"""Their clients send one message."""
 
 
-def _as_text(metadata: Metadata) -> tuple[tuple[str, ...], ...]:
-    return tuple([(key, value if isinstance(value, str) else value.decode("latin-1")) for key, value in metadata])
+class _Waiting(NamedTuple):
+    """Who gets what the server says of a call."""
 
-
-def _as_metadata(pairs: tuple[tuple[str, ...], ...]) -> Metadata:
-    return [(key, value.encode("latin-1") if key.endswith("-bin") else value) for key, value in pairs]
+    take: Callable[[bytes], None]
+    fail: Callable[[ServeError], None]
+    holding: Holding
 
 
 class Forwarding:
@@ -60,103 +51,91 @@ class Forwarding:
         self._memory = memory
         self._control = control
         self._numbers = itertools.count(1)
-        self._open: dict[int, _ForwardedUnary | _ForwardedStream] = {}
+        self._open: dict[int, _Waiting] = {}
 
     def routes(self) -> Mapping[str, Route]:
         """By full names."""
         names = PROTOCOLS.keys() - _OWN
         return {
-            full_name(name): StreamRoute(self._forward_stream) if name in _STREAMS else UnaryRoute(self.forward)
+            full_name(name): StreamRoute(lambda call: _ForwardedStream(self, call))
+            if name in _STREAMS
+            else UnaryRoute(self._forward)
             for name in names
         }
 
-    def on_message(self, number: int, head: Any, body: bytes) -> None:
-        """From the server, of a call."""
-        call = self._open.get(number)
-        if call is None:
-            # Its client has gone meanwhile.
-            return
-        if call.take(head, body):
-            del self._open[number]
+    def begin(
+        self,
+        method: str,
+        message: bytes,
+        take: Callable[[bytes], None],
+        fail: Callable[[ServeError], None],
+        metadata: Metadata = (),
+        peer: str = "",
+    ) -> int:
+        """Have the server answer a call; its number. `take` gets each answer, `fail` the end that is an error.
 
-    def send(self, number: int, head: Any, body: bytes = b"") -> None:
-        self._control.send(number, head, body)
+        Raises:
+            ServeError: RESOURCE_EXHAUSTED, there is no memory for its message.
+        """
+        holding = Holding()
+        self._memory.admit(holding, len(message))
+        number = next(self._numbers)
+        self._open[number] = _Waiting(take, fail, holding)
+        told = tuple([(key, value if isinstance(value, str) else value.decode("latin-1")) for key, value in metadata])
+        self._control.send(number, Head(Kind.BEGIN, method, metadata=told, peer=peer), message)
+        return number
 
     def cancel(self, number: int) -> None:
-        if self._open.pop(number, None) is not None:
-            self.send(number, Cancelled())
+        """Nobody waits for it any more."""
+        waiting = self._open.pop(number, None)
+        if waiting is not None:
+            self._memory.release(waiting.holding)
+            self._control.send(number, Head(Kind.CANCELLED))
 
-    def forward(self, call: UnaryCall) -> None:
-        """Have the server answer a call."""
-        holding = Holding()
+    def on_message(self, number: int, head: Head, body: bytes) -> None:
+        """From the server, of a call."""
+        waiting = self._open.get(number)
+        if waiting is None:
+            return  # Its client has gone meanwhile.
+        self._memory.release(waiting.holding)
+        if head.kind is not Kind.MESSAGE:
+            del self._open[number]
+        if head.kind is Kind.FINISH:
+            waiting.fail(ServeError(status_code(head.number), head.text))
+        else:
+            waiting.take(body)
+
+    def _forward(self, call: UnaryCall) -> None:
         try:
-            self._memory.admit(holding, len(call.message))
+            number = self.begin(call.method, call.message, call.reply, call.reply_error, call.metadata, call.peer)
         except ServeError as error:
             call.reply_error(error)
-            return
-        number = next(self._numbers)
-        forwarded = self._open[number] = _ForwardedUnary(call, lambda: self._memory.release(holding))
-        self._begin(number, call, call.message)
-
-        def cancel() -> None:
-            forwarded.release()
-            self.cancel(number)
-
-        call.watch_cancellation(cancel)
-
-    def _forward_stream(self, call: StreamCall) -> StreamReceiver:
-        number = next(self._numbers)
-        stream = self._open[number] = _ForwardedStream(self, number, call)
-        self._begin(number, call, b"")
-        return stream
-
-    def _begin(self, number: int, call: UnaryCall | StreamCall, message: bytes) -> None:
-        deadline = call.deadline
-        left = None if deadline is None else deadline - time.monotonic()
-        self.send(number, Begin(call.method, _as_text(call.metadata), call.peer, left), message)
-
-
-class _ForwardedUnary:
-    def __init__(self, call: UnaryCall, release: Callable[[], None]) -> None:
-        self._call = call
-        self.release = release
-        """Lets go of its message's memory."""
-
-    def take(self, head: Any, body: bytes) -> bool:
-        """What the server says; whether it was the last."""
-        self.release()
-        if isinstance(head, Reply):
-            self._call.reply(body, _as_metadata(head.trailing_metadata))
         else:
-            error = ServeError(status_code(head.code), head.text)
-            self._call.reply_error(error, _as_metadata(head.trailing_metadata))
-        return True
+            call.watch_cancellation(lambda: self.cancel(number))
 
 
 class _ForwardedStream:
     """Implements StreamReceiver."""
 
-    def __init__(self, forwarding: Forwarding, number: int, call: StreamCall) -> None:
+    def __init__(self, forwarding: Forwarding, call: StreamCall) -> None:
         self._forwarding = forwarding
-        self._number = number
         self._call = call
-
-    def take(self, head: Any, body: bytes) -> bool:
-        """What the server says; whether it was the last."""
-        if isinstance(head, StreamMessage):
-            self._call.send(body)
-        elif isinstance(head, Next):
-            self._call.request_next()
-        else:
-            self._call.finish(status_code(head.code), head.text, _as_metadata(head.trailing_metadata))
-            return True
-        return False
+        self._number = 0
 
     def on_message(self, message: bytes) -> None:
-        self._forwarding.send(self._number, StreamMessage(), message)
+        call = self._call
+        try:
+            self._number = self._forwarding.begin(call.method, message, call.send, self._fail, call.metadata, call.peer)
+        except ServeError as error:
+            self._fail(error)
+        call.request_next()
+
+    def _fail(self, error: ServeError) -> None:
+        self._call.finish(error.code, error.text)
 
     def on_half_close(self) -> None:
-        self._forwarding.send(self._number, HalfClosed())
+        if not self._number:
+            self._call.finish(StatusCode.INVALID_ARGUMENT, "expected one HealthCheckRequest, got none")
 
     def on_cancel(self) -> None:
         self._forwarding.cancel(self._number)
@@ -165,31 +144,22 @@ class _ForwardedStream:
 class ForwardedCalls:
     """The server's side: the calls of one front end. On the asyncio loop's thread, and so are all answers."""
 
-    def __init__(self, routes: Mapping[str, Route], log: logging.Logger) -> None:
+    def __init__(self, routes: Mapping[str, Route], control: ControlSocket, log: logging.Logger) -> None:
         self._routes = routes
-        self._failures = RequestFailures(log)
-        self._control: ControlSocket | None = None
-        self._open: dict[int, _UnaryCall | _StreamCall] = {}
-
-    def begin(self, control: ControlSocket) -> None:
         self._control = control
+        self._failures = RequestFailures(log)
+        self._open: dict[int, _Call] = {}
 
-    def on_message(self, number: int, head: Any, body: bytes) -> None:
+    def on_message(self, number: int, head: Head, body: bytes) -> None:
         """Raises: ValueError: it is nothing that a front end says."""
-        if isinstance(head, Begin):
+        if head.kind is Kind.BEGIN:
             self._begin(number, head, body)
-            return
-        call = self._open.get(number)
-        if call is None:
-            # It has been answered meanwhile.
-            return
-        if isinstance(head, Cancelled):
-            del self._open[number]
-            call.cancelled()
-        elif isinstance(call, _StreamCall) and isinstance(head, StreamMessage | HalfClosed):
-            self._guarded(call, lambda: call.take(head, body))
+        elif head.kind is Kind.CANCELLED:
+            call = self._open.pop(number, None)
+            if call is not None:  # Else it has been answered meanwhile.
+                call.cancelled()
         else:
-            raise ValueError(f"a {type(head).__name__} of {call.method}")
+            raise ValueError(f"a message of kind '{head.kind.value}' of a call")
 
     def cancel_all(self) -> None:
         """The front end has ended, and its clients know."""
@@ -197,105 +167,65 @@ class ForwardedCalls:
         for call in calls.values():
             call.cancelled()
 
-    def say(self, number: int, head: Any, body: bytes = b"") -> None:
-        """To the client of an open call; to nobody where it has ended."""
+    def tell(self, number: int, head: Head, body: bytes = b"") -> None:
+        """Of a call that is open: anything but a stream's message ends it."""
         if number in self._open:
-            assert self._control is not None
+            if head.kind is not Kind.MESSAGE:
+                del self._open[number]
             self._control.send(number, head, body)
 
-    def end(self, number: int, head: Any, body: bytes = b"") -> None:
-        """The last of a call."""
-        self.say(number, head, body)
-        self._open.pop(number, None)
-
-    def _begin(self, number: int, head: Begin, body: bytes) -> None:
-        route = self._routes.get(head.method)
-        if isinstance(route, UnaryRoute):
-            handler, call = route.handler, _UnaryCall(self, number, head, body)
-            self._open[number] = call
-            self._guarded(call, lambda: handler(call))
-        elif isinstance(route, StreamRoute):
-            stream = self._open[number] = _StreamCall(self, number, head)
-            self._guarded(stream, lambda: stream.open(route))
-        else:
-            raise ValueError(unknown_method(head.method))
-
-    def _guarded(self, call: _UnaryCall | _StreamCall, handle: Callable[[], None]) -> None:
+    def _begin(self, number: int, head: Head, body: bytes) -> None:
+        route = self._routes.get(head.text)
+        if route is None:
+            raise ValueError(unknown_method(head.text))
+        call = self._open[number] = _Call(self, number, head, body)
         try:
-            handle()
+            if isinstance(route, UnaryRoute):
+                route.handler(call)
+            else:
+                call.receiver = route.handler(call)
+                call.receiver.on_message(body)
         except Exception as error:
-            told = self._failures.error_of(call.method, error)
-            call.finish(told.code, told.text)
+            call.reply_error(self._failures.error_of(call.method, error))
 
 
 class _Call:
-    """What calls of both kinds share."""
-
-    def __init__(self, calls: ForwardedCalls, number: int, head: Begin) -> None:
-        self._calls = calls
-        self._number = number
-        self.method = head.method
-        self.metadata = _as_metadata(head.metadata)
-        self.peer = head.peer
-        self.deadline = None if head.seconds_left is None else time.monotonic() + head.seconds_left
-
-    def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
-        self._calls.end(self._number, Finish(int(code), text, _as_text(trailing_metadata)))
-
-
-class _UnaryCall(_Call):
-    """Implements transport.UnaryCall."""
+    """Implements transport.UnaryCall and transport.StreamCall."""
 
     held_bytes = 0
+    deadline: float | None = None
+    """The front end sees to it."""
 
-    def __init__(self, calls: ForwardedCalls, number: int, head: Begin, message: bytes) -> None:
-        super().__init__(calls, number, head)
+    def __init__(self, calls: ForwardedCalls, number: int, head: Head, message: bytes) -> None:
+        self._calls = calls
+        self._number = number
+        self.method = head.text
+        self.metadata: Metadata = [
+            (key, value.encode("latin-1") if key.endswith("-bin") else value) for key, value in head.metadata
+        ]
+        self.peer = head.peer
         self.message = message
-        self._watchers: list[Callable[[], None]] = []
-        self._is_cancelled = False
+        self.receiver: StreamReceiver | None = None
+        """Of a stream."""
 
     def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
-        self._calls.end(self._number, Reply(_as_text(trailing_metadata)), message)
+        self._calls.tell(self._number, Head(Kind.REPLY), message)
 
     def reply_error(self, error: ServeError, trailing_metadata: Metadata = ()) -> None:
-        self.finish(error.code, error.text, trailing_metadata)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        if self._is_cancelled:
-            callback()
-        else:
-            self._watchers.append(callback)
-
-    def cancelled(self) -> None:
-        self._is_cancelled = True
-        for callback in self._watchers:
-            callback()
-
-
-class _StreamCall(_Call):
-    """Implements transport.StreamCall."""
-
-    def __init__(self, calls: ForwardedCalls, number: int, head: Begin) -> None:
-        super().__init__(calls, number, head)
-        self._receiver: StreamReceiver | None = None
-
-    def open(self, route: StreamRoute) -> None:
-        self._receiver = route.handler(self)
-
-    def take(self, head: StreamMessage | HalfClosed, body: bytes) -> None:
-        if self._receiver is None:
-            return
-        if isinstance(head, StreamMessage):
-            self._receiver.on_message(body)
-        else:
-            self._receiver.on_half_close()
-
-    def cancelled(self) -> None:
-        if self._receiver is not None:
-            self._receiver.on_cancel()
+        self.finish(error.code, error.text)
 
     def send(self, message: bytes) -> None:
-        self._calls.say(self._number, StreamMessage(), message)
+        self._calls.tell(self._number, Head(Kind.MESSAGE), message)
+
+    def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+        self._calls.tell(self._number, Head(Kind.FINISH, text, int(code)))
 
     def request_next(self) -> None:
-        self._calls.say(self._number, Next())
+        """There is none."""
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """What a client has begun goes on without it."""
+
+    def cancelled(self) -> None:
+        if self.receiver is not None:
+            self.receiver.on_cancel()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -14,18 +16,16 @@ from rocserve.config.plain import to_plain
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.frontends.grpc.guards import full_name
-from rocserve.frontends.grpc.transport import Metadata
 from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.serving import HttpParts, start_http
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.frontends.processes.edition import EditionReader
 from rocserve.frontends.processes.forwarding import Forwarding
-from rocserve.frontends.processes.main import FrontEndTask, WayToServer
-from rocserve.plane.guest_loop import GuestLoop
+from rocserve.frontends.processes.main import WayToServer
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
 from rocserve.services.method import Method, SlowMethod
+from rocserve.settings import ServerSettings
 
 _LARGE_BODY_PROCESSES = 1
 """There are other front ends, which have as many."""
@@ -33,73 +33,44 @@ _REMEMBERED_MODELS = 1024
 """Ways to name versions: a version's number may have any number of zeros before it."""
 
 
-def serve(task: FrontEndTask) -> None:
-    """Until the server says so or is gone. Raises: EOFError, ConnectionError: the server is gone."""
-    listener: HttpListener
-    tasks: list[asyncio.Task[None]] = []
+class HttpFrontEnd:
+    """Implements main.Listener."""
 
-    def stop(grace_seconds: float) -> None:
-        tasks.append(loop.create_task(_end(listener, grace_seconds)))
+    def __init__(self, settings: ServerSettings, port: int, way: WayToServer) -> None:
+        self._settings = settings
+        self._way = way
+        methods = remote_methods(way.forwarding, way.loop)
+        models = RemoteModels(way.edition, methods["ModelConfig"])
+        self._parts = HttpParts(way.inference, methods, models, way.memory, LargeBodies(_LARGE_BODY_PROCESSES))
+        self._where = ListenAddress("HTTP", "http", settings.http.address, port, reuse_port=True)
+        self._listener: HttpListener
+        self._ending: asyncio.Task[None] | None = None
 
-    def close_after_answers() -> None:
-        listener.close_after_answers()
+    async def start(self) -> None:
+        self._listener, _ = await start_http(self._settings, self._where, self._parts, self._way.log)
 
-    async def listen() -> None:
-        nonlocal listener
-        try:
-            listener, _ = await start_http(task.settings, where, parts, task.log)
-        except (OSError, ValueError) as error:
-            way.tell_refusal(error)
-            os._exit(0)
-        way.tell_listening()
+    def begin_exit(self) -> None:
+        self._listener.close_after_answers()
 
-    way = WayToServer(task, stop, close_after_answers)
-    loop = GuestLoop(way.plane)
-    methods = remote_methods(way.forwarding, loop)
-    models = RemoteModels(EditionReader(task.edition), methods["ModelConfig"])
-    parts = HttpParts(way.inference, methods, models, task.memory, LargeBodies(_LARGE_BODY_PROCESSES))
-    where = ListenAddress("HTTP", "http", task.settings.http.address, task.port, reuse_port=True)
-    tasks.append(loop.create_task(listen()))
-    way.plane.run()
-
-
-async def _end(listener: HttpListener, grace_seconds: float) -> None:
-    await listener.stop(grace_seconds)
-    os._exit(0)
-
-
-class _MethodCall:
-    """Implements transport.UnaryCall for whoever waits for a method's answer. Who may call it has been decided."""
-
-    metadata: Metadata = ()
-    peer = ""
-    held_bytes = 0
-    deadline: float | None = None
-
-    def __init__(self, method: str, message: bytes, answer: asyncio.Future[bytes]) -> None:
-        self.method = method
-        self.message = message
-        self._answer = answer
-
-    def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
-        if not self._answer.done():
-            self._answer.set_result(message)
-
-    def reply_error(self, error: ServeError, trailing_metadata: Metadata = ()) -> None:
-        if not self._answer.done():
-            self._answer.set_exception(error)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """It goes on when the client does not wait for it."""
+    def stop(self, grace_seconds: float) -> None:
+        self._ending = self._way.loop.create_task(self._listener.stop(grace_seconds))
+        self._ending.add_done_callback(lambda ended: os._exit(0))
 
 
 def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> Mapping[str, Method]:
-    """As methods.methods; the server answers them."""
+    """As methods.methods; the server answers them, and goes on where nobody waits any more. Who may call them has been
+    decided."""
 
     def method(name: str, response: type[Message]) -> Method:
         async def ask(request: Message) -> Message:
             answer: asyncio.Future[bytes] = loop.create_future()
-            forwarding.forward(_MethodCall(full_name(name), request.SerializeToString(), answer))
+
+            def end(give: Callable[[Any], None], what: bytes | ServeError) -> None:
+                if not answer.done():
+                    give(what)
+
+            take, fail = partial(end, answer.set_result), partial(end, answer.set_exception)
+            forwarding.begin(full_name(name), request.SerializeToString(), take, fail)
             return response.FromString(await answer)
 
         return SlowMethod(GetMessageClass(described[name].input_type), ask)
@@ -113,7 +84,7 @@ class RemoteModels:
     """Implements models.Models: the server is asked once for each version that requests name, and again when its
     serving table has changed."""
 
-    def __init__(self, edition: EditionReader, model_config: Method) -> None:
+    def __init__(self, edition: memoryview, model_config: Method) -> None:
         assert isinstance(model_config, SlowMethod)
         self._edition = edition
         self._model_config = model_config.answer
@@ -123,8 +94,8 @@ class RemoteModels:
 
     def find(self, name: str, version: str) -> ModelConfig | None:
         """See Models."""
-        if self._edition.value != self._known_edition:
-            self._known_edition = self._edition.value
+        if self._edition[0] != self._known_edition:
+            self._known_edition = self._edition[0]
             self._known.clear()
         asked = self._known.get((name, version))
         return asked.result() if asked is not None and asked.done() else None

@@ -1,23 +1,22 @@
 """A front end's process: serves clients on a port that it shares with others of its kind, and asks the server.
 
-It has one thread, its loop's. Inference goes to the server by a link, all other calls by the control socket. It has no
-models and no repository; what it is to do the server's own command line tells it.
+It has one thread, its loop's, with asyncio as its guest. Inference goes to the server by a link, all other calls by the
+control socket. It has no models and no repository; what it is to do the server's own command line tells it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import logging
 import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
@@ -25,18 +24,12 @@ from rocserve.core.lifeline import die_with_holder
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.flags import settings_again
-from rocserve.frontends.processes.control_socket import (
-    NOBODYS,
-    ControlSocket,
-    Listening,
-    NotListening,
-    PlaneWatch,
-    Stop,
-)
+from rocserve.frontends.processes.control_socket import NOBODYS, ControlSocket, Head, Kind
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.observability.logs import ROOT, LinesWithLevels
 from rocserve.plane import anonymous_file
+from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop, default_spin
 from rocserve.settings import ServerSettings
 
@@ -62,41 +55,36 @@ def main(arguments: Sequence[str]) -> int:
     memory = RequestMemory(memory_bytes)
     memory.share(anonymous_file.map_to_write(uses), row)
     os.close(uses)
-    task = FrontEndTask(
-        settings_again(arguments[10:]),
-        port,
-        memory,
-        _open_log().getChild(protocol),
-        socket.socket(fileno=control),
-        socket.socket(fileno=link),
-        edition,
-    )
+    log = _open_log().getChild(protocol)
+    settings = settings_again(arguments[10:])
     # Each is spared the other's modules.
+    make: Callable[[ServerSettings, int, WayToServer], Listener]
     if protocol == "grpc":
-        from rocserve.frontends.processes.grpc_front_end import serve
+        from rocserve.frontends.processes.grpc_front_end import GrpcFrontEnd
+
+        make = GrpcFrontEnd
     else:
-        from rocserve.frontends.processes.http_front_end import serve
-    try:
-        serve(task)
-    except (EOFError, ConnectionError):
-        pass  # The server has ended meanwhile.
-    finally:
-        os.close(kept)
+        from rocserve.frontends.processes.http_front_end import HttpFrontEnd
+
+        make = HttpFrontEnd
+    with suppress(EOFError, ConnectionError):  # The server has ended meanwhile.
+        way = WayToServer(settings, memory, log, socket.socket(fileno=control), socket.socket(fileno=link), edition)
+        way.serve(make(settings, port, way))
+    os.close(kept)
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class FrontEndTask:
-    """What a front end is started with."""
+class Listener(Protocol):
+    """Serves the clients of one protocol. All is called on the loop."""
 
-    settings: ServerSettings
-    port: int
-    memory: RequestMemory
-    log: logging.Logger
-    control: socket.socket
-    link: socket.socket
-    edition: int
-    """See edition.py."""
+    async def start(self) -> None:
+        """Raises: OSError, RuntimeError, ValueError: it cannot listen."""
+
+    def begin_exit(self) -> None:
+        """Clients are to be told that the server ends."""
+
+    def stop(self, grace_seconds: float) -> None:
+        """Refuse new calls, answer those in flight within so many seconds, and then end the process."""
 
 
 class WayToServer:
@@ -104,61 +92,74 @@ class WayToServer:
 
     def __init__(
         self,
-        task: FrontEndTask,
-        stop: Callable[[float], object],
-        begin_exit: Callable[[], None],
+        settings: ServerSettings,
+        memory: RequestMemory,
+        log: logging.Logger,
+        control: socket.socket,
+        link: socket.socket,
+        edition: int,
     ) -> None:
         """
         Args:
-            stop: called when it is to refuse new calls, to answer those in flight within so many seconds, and then to
-                end its process.
-            begin_exit: called when clients are to be told that the server ends.
+            edition: the file of a number (u64) that is another with each serving table. It is written before anybody is
+                told that a model has been loaded: while it is the same, what the server has told of its models holds.
 
         Raises:
             EOFError, ConnectionError: the server is gone.
         """
-        settings, memory = task.settings, task.memory
+        self.memory = memory
+        self.log = log
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
-        self.plane = plane = PlaneLoop(task.log.getChild("plane"), spin)
+        self.plane = plane = PlaneLoop(log.getChild("plane"), spin)
         """Runs on the process's one thread."""
-        self._stop = stop
+        self.loop = GuestLoop(plane)
+        self.edition = anonymous_file.map_to_read(edition).cast("Q")
+        os.close(edition)
+        self._listener: Listener | None = None
+        """Once it listens."""
         self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
-        self._control = ControlSocket(
-            task.control,
-            PlaneWatch(task.control, plane),
-            settings.grpc.max_message_bytes,
-            self._on_message,
-            lambda reason: os._exit(0),
-        )
+        most_bytes = settings.grpc.max_message_bytes
+        self._control = ControlSocket(self.loop, control, most_bytes, self._on_message, lambda reason: os._exit(0))
         self.forwarding = Forwarding(memory, self._control)
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
-        self.inference = RemoteInference(
-            task.link, plane, paths, task.log, on_gone=lambda: os._exit(0), on_exit=begin_exit
-        )
+        self.inference = RemoteInference(link, plane, paths, log, on_gone=lambda: os._exit(0), on_exit=self._begin_exit)
         plane.add_source(self.inference)
 
-    def tell_listening(self) -> None:
-        self._control.send(NOBODYS, Listening())
-        self.plane.call_soon(self._check)
+    def serve(self, listener: Listener) -> None:
+        """Until the server says so or is gone."""
+        serving = self.loop.create_task(self._serve(listener))
+        self.plane.run()
+        serving.cancel()
 
-    def tell_refusal(self, error: Exception) -> None:
-        """The port cannot be listened on; the process is to end."""
-        if isinstance(error, OSError) and not error.filename:
-            self._control.send(NOBODYS, NotListening(error.errno or 0, error.strerror or str(error)))
-        else:
-            self._control.send(NOBODYS, NotListening(0, str(error)))
+    async def _serve(self, listener: Listener) -> None:
+        await self._control.opening
+        try:
+            await listener.start()
+        except (OSError, RuntimeError, ValueError) as error:
+            number, text = 0, str(error)
+            if isinstance(error, OSError) and not error.filename:
+                number, text = error.errno or 0, error.strerror or text
+            self._control.send(NOBODYS, Head(Kind.NOT_LISTENING, text, number))
+            os._exit(0)
+        self._listener = listener
+        self._control.send(NOBODYS, Head(Kind.LISTENING))
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            # Nothing is under way when it is time to.
+            if self._trim.check():
+                self._trim.trim()
 
-    def _on_message(self, call: int, head: Any, body: bytes) -> None:
+    def _on_message(self, call: int, head: Head, body: bytes) -> None:
         if call != NOBODYS:
             self.forwarding.on_message(call, head, body)
-        elif isinstance(head, Stop):
-            self._stop(head.grace_seconds)
+        elif head.kind is Kind.STOP and self._listener is not None:
+            self._listener.stop(head.seconds)
+        else:
+            os._exit(0)
 
-    def _check(self) -> None:
-        self.plane.call_at(time.monotonic() + _CHECK_SECONDS, self._check)
-        # Nothing is under way when it is time to.
-        if self._trim.check():
-            self._trim.trim()
+    def _begin_exit(self) -> None:
+        if self._listener is not None:
+            self._listener.begin_exit()
 
 
 def _open_log() -> logging.Logger:

@@ -12,20 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rocserve import workers
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.transport import Route
-from rocserve.frontends.processes.control_socket import (
-    NOBODYS,
-    AsyncioWatch,
-    ControlSocket,
-    Listening,
-    NotListening,
-    Stop,
-)
+from rocserve.frontends.processes.control_socket import NOBODYS, ControlSocket, Head, Kind
 from rocserve.frontends.processes.forwarding import ForwardedCalls
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane.loop import PlaneLoop
@@ -40,6 +33,23 @@ _CLOSED_SECONDS = 0.5
 """How long it may live on without them."""
 
 
+@dataclass(frozen=True, slots=True)
+class FrontEndParts:
+    """What the front ends of all protocols have in common."""
+
+    command: Sequence[str]
+    """The flags that the server was started with."""
+    inference: InferenceService
+    """What answers inference, on the plane's thread."""
+    plane: PlaneLoop
+    memory: RequestMemory
+    """That they have together with the server."""
+    tables: Sequence[int]
+    """Descriptors of the serving table's edition, and of the table where the memory's use is counted; see main.py."""
+    most_body_bytes: int
+    """Of a message that is forwarded."""
+
+
 class FrontEndProcess:
     """On the asyncio loop."""
 
@@ -47,22 +57,22 @@ class FrontEndProcess:
         self,
         protocol: str,
         number: int,
-        inference: InferenceService,
-        plane: PlaneLoop,
-        memory: RequestMemory,
+        common: FrontEndParts,
+        routes: Mapping[str, Route],
         log: logging.Logger,
         on_ended: Callable[[FrontEndProcess, str], None],
     ) -> None:
         """
         Args:
             protocol: gRPC or HTTP.
+            routes: of the calls that it forwards; called on the loop.
             on_ended: called once, with how it has ended.
         """
         self.protocol = protocol
         self.number = number
-        self._inference = inference
-        self._plane = plane
-        self._memory = memory
+        self._plane = common.plane
+        self._common = common
+        self._routes = routes
         self._log = log
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
@@ -78,24 +88,15 @@ class FrontEndProcess:
         self._calls: ForwardedCalls
         self._output: WorkerOutput
 
-    def start(
-        self,
-        routes: Mapping[str, Route],
-        most_body_bytes: int,
-        lifeline: int,
-        tables: Sequence[int],
-        port: int,
-        command: Sequence[str],
-    ) -> None:
+    def start(self, lifeline: int, port: int) -> None:
         """
         Args:
-            routes: of the calls that it forwards; called on the loop.
             lifeline: the reading end of a pipe; when its writing end is gone, the process ends.
-            tables, command: what it is to be given, see main.py.
 
         Raises:
             OSError: it cannot be started; nothing is left of it.
         """
+        common = self._common
         with ExitStack() as peers, ExitStack() as own:
             pairs = [socket.socketpair() for _ in range(2)]
             for mine, peer in pairs:
@@ -106,12 +107,12 @@ class FrontEndProcess:
             peers.callback(os.close, writer)
             own.callback(os.close, reader)
             self._link = FrontLink(
-                link, self.protocol.upper(), self._plane, self._inference, self._on_link_gone, self._log
+                link, self.protocol.upper(), self._plane, common.inference, self._on_link_gone, self._log
             )
-            passed = (lifeline, peer_control.fileno(), peer_link.fileno(), *tables)
-            self._row = self._memory.add_front_end()
-            own.callback(self._memory.forget_front_end, self._row)
-            numbers = (self.number, self._row, port, self._memory.limit_bytes)
+            passed = (lifeline, peer_control.fileno(), peer_link.fileno(), *common.tables)
+            self._row = common.memory.add_front_end()
+            own.callback(common.memory.forget_front_end, self._row)
+            numbers = (self.number, self._row, port, common.memory.limit_bytes)
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -119,7 +120,7 @@ class FrontEndProcess:
                     "rocserve.frontends.processes.main",
                     self.protocol.lower(),
                     *map(str, (*passed, *numbers)),
-                    *command,
+                    *common.command,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
@@ -128,12 +129,10 @@ class FrontEndProcess:
             )
             own.pop_all()
         self._output = WorkerOutput(reader, f"front end {self.number} of {self.protocol}: ", self._log)
-        self._calls = ForwardedCalls(routes, self._log)
-        self._control = ControlSocket(
-            control, AsyncioWatch(control), most_body_bytes, self._on_message, self._on_closed
-        )
-        self._calls.begin(self._control)
+        self._control = ControlSocket(self._loop, control, common.most_body_bytes, self._on_message, self._on_closed)
+        self._calls = ForwardedCalls(self._routes, self._control, self._log)
         self._plane.call_soon(self._link.open)
+        self.tell_wants()
 
     @property
     def age(self) -> float:
@@ -144,30 +143,29 @@ class FrontEndProcess:
     def has_listened(self) -> bool:
         return self.listening.done() and self.listening.exception() is None
 
-    def tell_wants(self, origins: bool) -> None:
+    def tell_wants(self) -> None:
         """Whether its requests are to say where they come from."""
-        self._plane.call_soon(lambda: self._link.want_origins(origins))
+        self._plane.call_soon(lambda: self._link.want_origins(self._common.inference.wants_origins))
 
     def begin_exit(self) -> None:
         self._plane.call_soon(self._link.begin_exit)
 
     def stop(self, grace_seconds: float) -> None:
-        self._control.send(NOBODYS, Stop(grace_seconds))
+        self._control.send(NOBODYS, Head(Kind.STOP, seconds=grace_seconds))
 
     def kill(self) -> None:
         self._process.kill()
 
-    def _on_message(self, call: int, head: Any, body: bytes) -> None:
+    def _on_message(self, call: int, head: Head, body: bytes) -> None:
         """Raises: ValueError: it is nothing that a front end says."""
         if call != NOBODYS:
             self._calls.on_message(call, head, body)
-        elif isinstance(head, Listening) and not self.listening.done():
+        elif head.kind is Kind.LISTENING and not self.listening.done():
             self.listening.set_result(None)
-        elif isinstance(head, NotListening) and not self.listening.done():
-            known = OSError(head.error_number, head.text) if head.error_number else RuntimeError(head.text)
-            self.listening.set_exception(known)
+        elif head.kind is Kind.NOT_LISTENING and not self.listening.done():
+            self.listening.set_exception(OSError(head.number, head.text) if head.number else RuntimeError(head.text))
         else:
-            raise ValueError(f"a {type(head).__name__}")
+            raise ValueError(f"a message of kind '{head.kind.value}'")
 
     def _on_link_gone(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._on_closed, reason)
@@ -191,7 +189,7 @@ class FrontEndProcess:
         del self._link
         self._control.close()
         self._calls.cancel_all()
-        self._memory.forget_front_end(self._row)
+        self._common.memory.forget_front_end(self._row)
         self._output.close()
         how = _ending(status)
         reason = self.listening.exception() if self.listening.done() else None

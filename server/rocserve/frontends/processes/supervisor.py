@@ -10,16 +10,12 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.transport import Route
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.frontends.processes.process import FrontEndProcess
-from rocserve.plane.loop import PlaneLoop
+from rocserve.frontends.processes.process import FrontEndParts, FrontEndProcess
 from rocserve.repository.retry import RetryPolicy
-from rocserve.services.inference import InferenceService
 
 _START_SECONDS = 60.0
 """Until a front end listens: half a second, and many times that on a busy machine."""
@@ -30,23 +26,6 @@ _END_SECONDS = 5.0
 """Beyond the grace time, in which a front end closes its connections."""
 _AT_ONCE_SECONDS = 1.0
 """The same where there is no grace time."""
-
-
-@dataclass(frozen=True, slots=True)
-class FrontEndParts:
-    """What the front ends of all protocols have in common."""
-
-    command: Sequence[str]
-    """The flags that the server was started with."""
-    inference: InferenceService
-    """What answers inference, on the plane's thread."""
-    plane: PlaneLoop
-    memory: RequestMemory
-    """That they have together with the server."""
-    tables: Sequence[int]
-    """Descriptors of the serving table's edition (edition.py), and of the table where the memory's use is counted."""
-    most_body_bytes: int
-    """Of a message that is forwarded."""
 
 
 class FrontEndProcesses:
@@ -149,20 +128,14 @@ class FrontEndProcesses:
 
     def _spawn(self, number: int) -> None:
         self._restarts.pop(number, None)
-        common = self._common
-        front_end = FrontEndProcess(
-            self._where.protocol, number, common.inference, common.plane, common.memory, self._log, self._ended
-        )
-        front_end.start(
-            self._routes, common.most_body_bytes, self._lifeline_reader, common.tables, self._port, common.command
-        )
-        front_end.tell_wants(common.inference.wants_origins)
+        front_end = FrontEndProcess(self.protocol, number, self._common, self._routes, self._log, self._ended)
+        front_end.start(self._lifeline_reader, self._port)
         self._running[number] = front_end
 
-    def tell_wants(self, wants_origins: bool) -> None:
-        """Whether requests are to say where they come from."""
+    def tell_wants(self) -> None:
+        """Whether requests are to say where they come from may have changed."""
         for front_end in self._running.values():
-            front_end.tell_wants(wants_origins)
+            front_end.tell_wants()
 
     def _ended(self, front_end: FrontEndProcess, how: str) -> None:
         number = front_end.number
