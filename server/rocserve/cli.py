@@ -1,13 +1,14 @@
-"""The command `rocserve`. Each verb imports what it needs when it runs, so that the supervisor stays small and the
-zygote starts before gRPC does."""
+"""The command `rocserve`. A verb's module is imported when it is the one to run, so that the supervisor stays small and
+the zygote starts before gRPC does."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,27 @@ if TYPE_CHECKING:
     import logging
 
     from rocserve.handover import SupervisorLink
-    from rocserve.tools.verbs import Verb
+    from rocserve.tools.verb import Verb
     from rocserve.workers.control_groups import ControlGroups
 
 _ENDED_BY_USER = 130
 """As shells have it: 128 and SIGINT's number."""
+_VERBS = {
+    "serve": ("", "serve a model, or the models of a repository"),
+    "config": ("rocserve.tools.config", "print the effective config.pbtxt of a model"),
+    "status": ("rocserve.tools.status", "a live table of a server's models"),
+    "get": ("rocserve.tools.get.verb", "fetch published models, with all that serves them"),
+    "cache": ("rocserve.tools.cache", "list or remove the compiled programs that are kept on disk"),
+    "compile": ("rocserve.tools.compile.verb", "compile a model ahead with MIGraphX"),
+    "inspect": ("rocserve.tools.inspect.verb", "what MIGraphX makes of a model"),
+    "bench": ("rocserve.tools.bench.verb", "time a model's bare engine"),
+    "tune": ("rocserve.tools.tune.verb", "find the batch size and the number of instances"),
+    "doctor": ("rocserve.tools.doctor.verb", "what is installed here, what works, and why not"),
+    "quantise": ("rocserve.tools.quantise.verb", "make a PyTorch program compute in int8"),
+    "classify": ("rocserve.tools.images.classify", "have a running server tell what images show"),
+    "detect": ("rocserve.tools.images.detect", "have a running server find objects in images, and draw them"),
+}
+"""The module that has it as `VERB`, and its help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,21 +57,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str], post: Post | None = None) -> int:
     """`post`: of a server's process."""
-    parser, model_verbs = _parser()
+    parser = argparse.ArgumentParser(
+        prog="rocserve",
+        description="Serve a repository of models over KServe v2, by gRPC and HTTP.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"rocserve {rocserve.__version__}")
+    parsers = parser.add_subparsers(dest="verb", metavar="VERB")
+    of_verbs = {name: parsers.add_parser(name, help=text, allow_abbrev=False) for name, (_, text) in _VERBS.items()}
+    name = next((word for word in words if word in _VERBS), "")
+    verb: Verb | None = None
+    if name == "serve":
+        _describe_serve(of_verbs[name])
+    elif name:
+        _quieten_grpc()
+        verb = import_module(_VERBS[name][0]).VERB
+        _describe(of_verbs[name], verb)
     options, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse(_innermost(parser, options), unknown)
-    if options.verb is None:
-        parser.print_help()
-        return 2
-    own_verbs = {
-        "serve": lambda options: _serve(options, words[1:], post),
-        "config": _config,
-        "status": _status,
-        "get": _get,
-        "cache": _cache,
-    }
-    return {**own_verbs, **model_verbs}[options.verb](options)
+    if verb is not None:
+        return _run_verb(verb, options, _innermost(parser, options))
+    if options.verb == "serve":
+        return _serve(options, words[1:], post)
+    parser.print_help()
+    return 2
+
+
+def _describe(parser: argparse.ArgumentParser, verb: Verb) -> None:
+    from rocserve.flags.arguments import add_flags
+
+    parser.description = verb.description
+    if not verb.actions:
+        add_flags(parser, verb.options)
+        return
+    parsers = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, (text, action) in verb.actions.items():
+        _describe(parsers.add_parser(name, help=text, allow_abbrev=False), action)
+
+
+def _describe_serve(parser: argparse.ArgumentParser) -> None:
+    from rocserve.flags import add_serve_flags
+
+    parser.usage = "rocserve serve [WHAT] [FLAG ...]"
+    parser.description = (
+        "Serve a model's file, the folder that holds it, a model folder, or a repository of models, until SIGTERM or"
+        " SIGINT. The flags are tritonserver's."
+    )
+    add_serve_flags(parser)
+
+
+def _run_verb(verb: Verb, given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from rocserve.flags.arguments import filled
+    from rocserve.tools.running import guarded
+    from rocserve.tools.verb import UsageError
+
+    action = verb.actions[given.action][1] if verb.actions else verb
+    options = filled(action.options, given)
+    try:
+        return guarded(given.verb, str(action.subject(options)), lambda: action.run(options))
+    except UsageError as error:
+        parser.error(str(error))
 
 
 def _innermost(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.ArgumentParser:
@@ -73,147 +136,6 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
     meant = (begun or get_close_matches(word, flags, n=1)) if word.startswith("--") else []
     hint = f"; did you mean {meant[0]}?" if meant else ""
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-
-
-def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, Verb]]:
-    """The parser, and what runs the verbs that tools/verbs.py adds."""
-    from rocserve.flags import add_serve_flags
-    from rocserve.flags.arguments import at_least, for_argparse
-    from rocserve.settings.flag import setting
-    from rocserve.tools.images.command import add_image_verbs
-    from rocserve.tools.quantise.command import add_quantise_verb
-    from rocserve.tools.verbs import add_model_verbs
-
-    parser = argparse.ArgumentParser(
-        prog="rocserve",
-        description="Serve a repository of models over KServe v2, by gRPC and HTTP.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"rocserve {rocserve.__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-
-    serve = verbs.add_parser(
-        "serve",
-        help="serve a model, or the models of a repository",
-        usage="rocserve serve [WHAT] [FLAG ...]",
-        description="Serve a model's file, the folder that holds it, a model folder, or a repository of models, until"
-        " SIGTERM or SIGINT. The flags are tritonserver's.",
-        allow_abbrev=False,
-    )
-    add_serve_flags(serve)
-
-    config = verbs.add_parser(
-        "config",
-        help="print the effective config.pbtxt of a model",
-        description="Load a model, without a server, and print its configuration as the server would complete it.",
-        allow_abbrev=False,
-    )
-    config.add_argument("model_folder", type=Path, metavar="MODEL_DIR", help="the model's folder")
-    config.add_argument(
-        "--model-config-name", default="", metavar="NAME", help="read configs/NAME.pbtxt instead, where it exists"
-    )
-    config.add_argument("--strict", action="store_true", help="complete nothing from the model's file")
-    config.add_argument(
-        "--save", type=Path, metavar="DIR", help="write the models that `preprocess` makes beside it into this folder"
-    )
-
-    status = verbs.add_parser(
-        "status",
-        help="a live table of a server's models",
-        description="Show the models of a running server: state, requests, times, and why one is not served."
-        " Follows until Ctrl-C; into a pipe the table is printed once.",
-        allow_abbrev=False,
-    )
-    status.add_argument("--url", default="localhost:8001", help="the server's gRPC address (default localhost:8001)")
-    status.add_argument(
-        "--interval", type=at_least(0.1, float), default=1.0, metavar="SECONDS", help="between two polls (default 1)"
-    )
-    status.add_argument("--once", action="store_true", help="print the table once and end")
-    status.add_argument(
-        "--header",
-        action="append",
-        default=[],
-        type=for_argparse(setting),
-        metavar="NAME=VALUE",
-        help="sent with each call, for servers with --grpc-restricted-protocol; repeatable",
-    )
-    status.add_argument("--tls", action="store_true", help="the server speaks TLS; implied by the files below")
-    status.add_argument(
-        "--root-cert", type=Path, metavar="FILE", help="what the server's certificate is checked against"
-    )
-    status.add_argument("--client-cert", type=Path, metavar="FILE", help="the client's own certificate, for mutual TLS")
-    status.add_argument("--client-key", type=Path, metavar="FILE", help="its key")
-
-    get = verbs.add_parser(
-        "get",
-        help="fetch published models, with all that serves them",
-        description="Download published models into a repository, which is made where there is none, check them,"
-        " and go on where an earlier download stopped. Configurations, labels, pipelines and ensembles come along. A"
-        " running server takes them up.",
-        allow_abbrev=False,
-    )
-    known = ("efficientnet_lite0", "resnet50", "yolov4")
-    get.add_argument("models", nargs="+", choices=known, metavar="MODEL", help=", ".join(known))
-    get.add_argument(
-        "--untrained",
-        action="store_true",
-        help="build the same networks with seeded weights, without a download; good for measuring, not for answers",
-    )
-    get.add_argument(
-        "--model-repository",
-        type=Path,
-        default=Path("model_repository"),
-        metavar="DIR",
-        help="the repository (default model_repository)",
-    )
-    get.add_argument("--force", action="store_true", help="replace a file that is there")
-    get.add_argument(
-        "--source",
-        metavar="URL",
-        help="a folder that has the files under their published names (also $ROCSERVE_GET_SOURCE)",
-    )
-    _add_cache_verb(verbs)
-    return parser, {**add_model_verbs(verbs), **add_quantise_verb(verbs), **add_image_verbs(verbs)}
-
-
-def _add_cache_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    cache = verbs.add_parser(
-        "cache",
-        help="list or remove the compiled programs that are kept on disk",
-        description="Look after the programs that MIGraphX has compiled. Those that a process is using stay.",
-        allow_abbrev=False,
-    )
-    actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
-    shown = actions.add_parser(
-        "list", help="show what is kept, and which files are not tried again", allow_abbrev=False
-    )
-    prune = actions.add_parser(
-        "prune",
-        help="remove what was used least lately",
-        description="Remove programs, those used least lately first, until the rest takes no more than the limit.",
-        allow_abbrev=False,
-    )
-    for action in (shown, prune):
-        action.add_argument(
-            "--cache-directory",
-            default="",
-            metavar="DIR",
-            help="the cache (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)",
-        )
-    what = prune.add_mutually_exclusive_group()
-    what.add_argument("--size", type=_byte_count, metavar="BYTES", help="the limit, e.g. 500M or 10G (default 20G)")
-    what.add_argument("--all", action="store_true", help="remove all, also what is known of files not tried again")
-    what.add_argument("models", nargs="*", default=[], metavar="MODEL", help="remove all of these models, and no other")
-
-
-def _byte_count(text: str) -> int:
-    """Bytes, or with K, M, G or T that many times 1024, 1024 times 1024, ..."""
-    amount, factor = text, 1
-    if text and text[-1].upper() in "KMGT":
-        amount, factor = text[:-1], 1 << 10 * ("KMGT".index(text[-1].upper()) + 1)
-    if not amount.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number of bytes such as 500M or 10G, got '{text}'")
-    return int(amount) * factor
 
 
 def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | None) -> int:
@@ -289,69 +211,6 @@ def _let_the_plane_poll() -> None:
     """Have gRPC's core read and write sockets on the thread that polls its completion queue, not on threads of its own:
     each call then saves the way from one to the other. Has to be said before grpc is imported; the user's word goes."""
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
-
-
-def _config(options: argparse.Namespace) -> int:
-    from rocserve.backends.registry import discover_backends
-    from rocserve.tools.config import run
-    from rocserve.tools.running import guarded
-    from rocserve.tools.signature import describe
-
-    return guarded(
-        "config",
-        "",
-        lambda: run(
-            options.model_folder,
-            registry=discover_backends(),
-            describe=describe,
-            config_name=options.model_config_name,
-            strict=options.strict,
-            save=options.save,
-        ),
-    )
-
-
-def _status(options: argparse.Namespace) -> int:
-    _quieten_grpc()
-    from rocserve.tools.running import guarded
-    from rocserve.tools.status import run
-    from rocserve_client import Tls
-
-    files = (options.root_cert, options.client_key, options.client_cert)
-    tls = Tls(*files) if options.tls or any(files) else None
-    headers = dict(options.header)
-    return guarded(
-        "status",
-        "",
-        lambda: run(url=options.url, interval=options.interval, once=options.once, tls=tls, headers=headers),
-    )
-
-
-def _get(options: argparse.Namespace) -> int:
-    from rocserve.tools.get.verb import run
-
-    return run(
-        options.models,
-        options.model_repository,
-        untrained=options.untrained,
-        force=options.force,
-        source=options.source,
-    )
-
-
-def _cache(options: argparse.Namespace) -> int:
-    from rocserve.settings import EngineSettings
-    from rocserve.tools.cache import list_programs, prune_programs
-    from rocserve.tools.running import guarded
-
-    settings = EngineSettings(cache_directory=options.cache_directory)
-    if options.action == "list":
-        return guarded("cache", "", lambda: list_programs(settings))
-    return guarded(
-        "cache",
-        "",
-        lambda: prune_programs(settings, limit_bytes=options.size, everything=options.all, models=options.models),
-    )
 
 
 def _quieten_grpc() -> None:

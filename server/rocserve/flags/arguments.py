@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from rocserve.settings.flag import METADATA, Flag, number
+from rocserve.settings.flag import METADATA, SWITCH, Flag
 
 T = TypeVar("T")
 
@@ -30,7 +30,9 @@ class FieldFlag:
     def help(self) -> str:
         """Ends with the default, where there is one and the help does not say it itself."""
         default, text = self.default, self.flag.help
-        if default in (None, "", ()) or "(default" in text or dataclasses.is_dataclass(default):
+        is_needed = self.flag.is_positional or self.flag.required
+        is_told = is_needed or self.flag.kind is SWITCH or "(default" in text
+        if is_told or default in (None, "", ()) or dataclasses.is_dataclass(default):
             return text
         value = default.value if isinstance(default, enum.Enum) else default
         shown = f"{value:g}" if isinstance(value, float) else str(value)
@@ -53,24 +55,45 @@ def flags_of(defaults: Any, prefix: str = "", group: str = "") -> Iterator[Field
 
 def add_flags(parser: argparse.ArgumentParser, defaults: Any, group: str = "") -> None:
     """`filled` makes the dataclass of what is found. `group`: of the dataclass's own flags; "" = the parser's."""
-    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    containers: dict[str, argparse._ActionsContainer] = {"": parser}
     for one in flags_of(defaults, group=group):
-        if one.group not in groups:
-            groups[one.group] = parser.add_argument_group(one.group)
-        kind = one.flag.kind
-        groups[one.group].add_argument(
-            *(f"--{name}" for name in one.names),
-            dest=one.target,
-            type=for_argparse(kind.read),
-            choices=kind.choices or None,
-            action="append" if one.flag.repeatable else "store",
-            # Without a value: a switch that stands without "=true", as tritonserver allows.
-            nargs=None if kind.alone is None else "?",
-            const=None if kind.alone is None else kind.read(kind.alone),
-            default=None,
-            metavar=kind.shown or None,
-            help=one.help,
-        )
+        place = "exclusive" if one.flag.exclusive else one.group
+        if place not in containers:
+            exclusive = one.flag.exclusive
+            containers[place] = parser.add_mutually_exclusive_group() if exclusive else parser.add_argument_group(place)
+        (_add_switch if one.flag.kind is SWITCH else _add_flag)(containers[place], one)
+
+
+def _add_switch(container: argparse._ActionsContainer, one: FieldFlag) -> None:
+    names = [f"--{name}" for name in one.names]
+    container.add_argument(*names, dest=one.target, action="store_const", const=True, help=one.help)
+    for value, text in ((True, "true"), (False, "false")):
+        words = [f"{name}={text}" for name in names]
+        container.add_argument(*words, dest=one.target, action="store_const", const=value, help=argparse.SUPPRESS)
+
+
+def _add_flag(container: argparse._ActionsContainer, one: FieldFlag) -> None:
+    flag, kind = one.flag, one.flag.kind
+    # Without a value: a flag that stands without "=true", as tritonserver allows.
+    may_stand_alone = kind.alone is not None
+    more: dict[str, Any] = {"nargs": "?" if may_stand_alone else flag.nargs}
+    if flag.is_positional:
+        names = [one.target]
+    else:
+        names = [f"--{name}" for name in one.names]
+        more |= {"dest": one.target, "required": flag.required}
+        more |= {"const": kind.read(kind.alone)} if kind.alone is not None else {}
+    container.add_argument(
+        *names,
+        type=for_argparse(kind.read),
+        choices=kind.choices or None,
+        action="append" if flag.repeatable else "store",
+        # None is what was not given; argparse itself wants a list to be left out.
+        default=[] if flag.nargs == "*" else None,
+        metavar=kind.shown or None,
+        help=one.help,
+        **more,
+    )
 
 
 def filled(defaults: T, arguments: argparse.Namespace) -> T:
@@ -86,8 +109,8 @@ def _filled(defaults: Any, given: dict[str, Any], prefix: str) -> Any:
         if isinstance(found, Flag):
             value = given.get(prefix + field.name)
             if value is not None:
-                make = found.make or (tuple if found.repeatable else lambda one: one)
-                changes[field.name] = make(value)
+                value = tuple(value) if isinstance(value, list) else value
+                changes[field.name] = found.make(value) if found.make else value
         elif found is not None:
             changes[field.name] = _filled(getattr(defaults, field.name), given, f"{prefix}{field.name}.")
     return dataclasses.replace(defaults, **changes)
@@ -101,8 +124,3 @@ def for_argparse(read: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
-
-
-def at_least(least: float, of: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A parser of numbers from `least` on."""
-    return for_argparse(number("", least, of).read)

@@ -43,6 +43,12 @@ class Flag:
     """Further flags of the same field; what is written last counts."""
     make: Callable[[Any], Any] | None = None
     """Makes the field's value of what was read, of a repeatable flag of all values; raises ValueError."""
+    is_positional: bool = False
+    nargs: str | None = None
+    """As argparse has it."""
+    required: bool = False
+    exclusive: bool = False
+    """Those of a dataclass that are exclude each other."""
 
 
 def flag(default: T, kind: Kind, help_text: str, **more: Any) -> T:
@@ -50,8 +56,13 @@ def flag(default: T, kind: Kind, help_text: str, **more: Any) -> T:
     return field(default=default, metadata={METADATA: Flag(kind, help_text, **more)})
 
 
-def part(default: Callable[[], T], group: str) -> T:
-    """A field that is a dataclass with flags of its own. `group`: of the help."""
+def positional(default: T, kind: Kind, help_text: str, **more: Any) -> T:
+    """A field of a dataclass that is an argument without a flag."""
+    return flag(default, kind, help_text, is_positional=True, **more)
+
+
+def part(default: Callable[[], T], group: str = "") -> T:
+    """A field that is a dataclass with flags of its own. `group`: of the help; "" = among the other options."""
     return field(default_factory=default, metadata={METADATA: group})
 
 
@@ -93,11 +104,11 @@ def one_of(choices: Iterable[str]) -> Kind:
     return Kind("", str, tuple(choices))
 
 
-def byte_size(text: str) -> int:
+def byte_size(text: str, least: int = 1, expected: str = "a size such as 512M or 16G") -> int:
     """A number of bytes, or of KiB, MiB, GiB or TiB: 512M, 16G."""
     found = re.fullmatch(r"([0-9]+)([KMGT]?)", text, re.IGNORECASE)
-    if found is None or not int(found[1]):
-        raise ValueError(f"expected a size such as 512M or 16G, got '{text}'")
+    if found is None or int(found[1]) < least:
+        raise ValueError(f"expected {expected}, got '{text}'")
     return int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ")
 
 
@@ -138,6 +149,8 @@ def regular_expression(text: str) -> str:
     return text
 
 
+SWITCH = Kind("", boolean, alone="true")
+"""Stands alone, or with =true or =false; does not take the next word for its value."""
 BOOLEAN = Kind("true|false", boolean, alone="true")
 PORT = number("PORT", 0, most=65535)
 COUNT = number("N", 0, most=LARGEST_INT32)

@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TextIO
+from dataclasses import dataclass
 
 from rocserve.backends.migraphx.load_trials import LoadTrial
 from rocserve.backends.migraphx.program_cache import CacheEntry, ProgramCache, open_cache
 from rocserve.cache.directory import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
+from rocserve.settings.flag import SWITCH, Kind, byte_size, flag, positional, text
 from rocserve.tools.printing import complain, console_on, say, show, size, table
+from rocserve.tools.verb import Verb
+
+
+def amount(text: str) -> int:
+    return byte_size(text, least=0, expected="a number of bytes such as 500M or 10G")
+
 
 _KEY_DIGITS = 12
 _COLUMNS = ("program", "model", "precision", "target", "MIGraphX", "batch", "size", "last used")
 _UNKNOWN = "-"
 
 
-def list_programs(settings: EngineSettings, out: TextIO | None = None, err: TextIO | None = None) -> int:
-    """Print the programs of the cache that the settings name, and what is not tried again; the exit status."""
-    console = console_on(out)
+_DIRECTORY_HELP = "the cache (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)"
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    cache_directory: str = flag("", text("DIR"), _DIRECTORY_HELP)
+
+
+@dataclass(frozen=True, slots=True)
+class PruneOptions:
+    cache_directory: str = flag("", text("DIR"), _DIRECTORY_HELP)
+    size: int | None = flag(None, Kind("BYTES", amount), "the limit, e.g. 500M or 10G (default 20G)", exclusive=True)
+    all: bool = flag(False, SWITCH, "remove all, also what is known of files not tried again", exclusive=True)
+    models: tuple[str, ...] = positional(
+        (), text("MODEL"), "remove all of these models, and no other", nargs="*", exclusive=True
+    )
+
+
+def list_programs(options: ListOptions) -> int:
+    """Print the programs of the cache, and what is not tried again; the exit status."""
+    console, settings = console_on(), EngineSettings(options.cache_directory)
     directory = cache_directory(settings)
     if not directory.exists():
         say(console, f"no programs are kept in {directory}: it is not there")
@@ -28,7 +53,7 @@ def list_programs(settings: EngineSettings, out: TextIO | None = None, err: Text
     try:
         cache = open_cache(settings)
     except ServeError as error:
-        complain(f"rocserve cache: {error.text}", err)
+        complain(f"rocserve cache: {error.text}")
         return 1
     now = time.time()
     entries = list(reversed(cache.entries()))
@@ -41,18 +66,11 @@ def list_programs(settings: EngineSettings, out: TextIO | None = None, err: Text
     return 0
 
 
-def prune_programs(
-    settings: EngineSettings,
-    *,
-    limit_bytes: int | None = None,
-    everything: bool = False,
-    models: Sequence[str] = (),
-    out: TextIO | None = None,
-    err: TextIO | None = None,
-) -> int:
+def prune_programs(options: PruneOptions) -> int:
     """Remove programs: of `models`, or all, or those used least lately until the rest takes no more than the limit (the
-    settings' where it is None). What is not tried again is forgotten of the models, or with all. The exit status."""
-    console = console_on(out)
+    settings' where none is given). What is not tried again is forgotten of the models, or with all. The exit status."""
+    console, settings = console_on(), EngineSettings(options.cache_directory)
+    models, everything = options.models, options.all
     directory = cache_directory(settings)
     if not directory.exists():
         say(console, f"no programs are kept in {directory}: it is not there")
@@ -62,12 +80,12 @@ def prune_programs(
         if models:
             removed, kept = _remove_models(cache, models)
         else:
-            limit = 0 if everything else settings.cache_bytes if limit_bytes is None else limit_bytes
+            limit = 0 if everything else settings.cache_bytes if options.size is None else options.size
             removed = list(cache.prune(limit))
             kept = _over(cache, limit)
         forgotten = _forget(cache, everything, models)
     except (ServeError, OSError) as error:
-        complain(f"rocserve cache: {error}", err)
+        complain(f"rocserve cache: {error}")
         return 1
     unknown = [name for name in models if not any(_is_of(entry, name) for entry in (*removed, *kept))]
     for entry in removed:
@@ -185,3 +203,19 @@ def _age(seconds: float) -> str:
             break
         amount, unit = amount / factor, larger
     return f"{amount:.0f} {unit} ago"
+
+
+VERB = Verb(
+    "Look after the programs that MIGraphX has compiled. Those that a process is using stay.",
+    actions={
+        "list": ("show what is kept, and which files are not tried again", Verb("", ListOptions(), list_programs)),
+        "prune": (
+            "remove what was used least lately",
+            Verb(
+                "Remove programs, those used least lately first, until the rest takes no more than the limit.",
+                PruneOptions(),
+                prune_programs,
+            ),
+        ),
+    },
+)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
-from rocserve.backends.registry import BackendRegistry
+from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
@@ -20,47 +20,46 @@ from rocserve.core.requests import Signature
 from rocserve.presets import PREPROCESS
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.scan import CONFIG_FILENAMES
+from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
+from rocserve.tools.signature import describe
+from rocserve.tools.verb import Verb
 
 Describe = Callable[[ModelDefinition, int], Signature]
 """Loads a version of the model and returns its signature; raises ServeError when it cannot be loaded."""
 
 
-def run(
-    model_folder: Path,
-    *,
-    registry: BackendRegistry,
-    describe: Describe,
-    config_name: str = "",
-    strict: bool = False,
-    save: Path | None = None,
-    out: TextIO = sys.stdout,
-    err: TextIO = sys.stderr,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class ConfigOptions:
+    model_folder: Path = positional(Path(), Kind("MODEL_DIR", Path), "the model's folder")
+    model_config_name: str = flag("", text("NAME"), "read configs/NAME.pbtxt instead, where it exists")
+    strict: bool = flag(False, SWITCH, "complete nothing from the model's file")
+    save: Path | None = flag(None, FOLDER, "write the models that `preprocess` makes beside it into this folder")
+
+
+def run(options: ConfigOptions, registry: BackendRegistry | None = None, describe: Describe = describe) -> int:
     """Print each model of the folder as config.pbtxt, with comments on what was completed; then the files of the models
-    that `preprocess` makes beside it.
-
-    Args:
-        save: a folder that those are written into, one each.
-
-    Returns:
-        The exit status: 0, or 1 with the reason on `err` when the configuration is wrong or nothing can be written.
-    """
+    that `preprocess` makes beside it. The exit status: 0, or 1 with the reason on standard error when the configuration
+    is wrong or nothing can be written."""
+    model_folder, save = options.model_folder, options.save
+    registry = registry or discover_backends()
     try:
-        definitions, text = _effective_config(model_folder.resolve(), registry, describe, config_name, strict)
+        definitions, text = _effective_config(
+            model_folder.resolve(), registry, describe, options.model_config_name, options.strict
+        )
         made = [model for definition in definitions for model in _made(definition)]
     except ServeError as error:
-        print(f"{model_folder}: {error.text}", file=err)
+        print(f"{model_folder}: {error.text}", file=sys.stderr)
         return 1
-    print(text + "".join(map(_printed, made)), end="", file=out)
+    print(text + "".join(map(_printed, made)), end="")
     if save is None:
         return 0
     try:
         for model in made:
             _save(model, save / model.name)
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=err)
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    print(f"# Written to {save}. Take '{PREPROCESS}' out of the model's parameters where these are served.", file=out)
+    print(f"# Written to {save}. Take '{PREPROCESS}' out of the model's parameters where these are served.")
     return 0
 
 
@@ -157,3 +156,8 @@ def _completed_fields(complete: messages.ModelConfig, written: messages.ModelCon
 
 def _is_set(message: messages.ModelConfig, name: str) -> bool:
     return any(field.name == name for field, _ in message.ListFields())
+
+
+VERB = Verb(
+    "Load a model, without a server, and print its configuration as the server would complete it.", ConfigOptions(), run
+)

@@ -15,12 +15,72 @@ from rocserve.config.definition import ModelDefinition, find_model_file, read_mo
 from rocserve.config.model_folder import no_version_text, select_versions
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
-from rocserve.settings import EngineSettings
-from rocserve.tools.command_line import CommandLine
+from rocserve.settings import EngineSettings, engine_settings
+from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
+from rocserve.tools.verb import UsageError
 
 _BATCH_PARAMETERS = ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH)
 _CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")
 _CALIBRATED = ("int8", "fp8")
+
+
+_PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8")
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """1,2,4: ascending, each once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) <= 9 and int(word) > 0 for word in words):
+        raise ValueError(f"expected whole numbers of 1 or more with commas between, got '{text}'")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def precisions(text: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip().lower() for word in text.split(",")))
+    if not set(words) <= set(_PRECISIONS):
+        raise ValueError(f"expected one of {', '.join(_PRECISIONS)}, got '{text}'")
+    return words
+
+
+COUNTS = Kind("N,N,...", counts)
+_OF_CONFIGURATION = ("target", "input_shapes", "fast_math", "exhaustive_tune", "miopen_tuning", "binding")
+"""The options by the names that config.pbtxt's `parameters` have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What a command line says of the model, instead of its configuration."""
+
+    model: Path = positional(
+        Path(), Kind("MODEL", Path), "a model's folder, or a .onnx, .pb, .graphdef, .mxr, .pt2 or .pt file"
+    )
+    config_name: str = flag(
+        "", text("NAME"), "read configs/NAME.pbtxt instead, where it exists", name="model-config-name"
+    )
+    target: str | None = flag(None, one_of(("gpu", "cpu", "ref")), "gpu, cpu or ref (default: gpu where there is one)")
+    batch_sizes: tuple[int, ...] = flag((), COUNTS, "instead of the model's own")
+    precision: tuple[str, ...] = flag(
+        (), Kind("NAME", precisions), f"one of {', '.join(_PRECISIONS)}; several with compile --compare"
+    )
+    calibration_data: Path | None = flag(None, Kind("PATH", Path), "an .npz file, or a folder of .npy or .jpg files")
+    input_shapes: str | None = flag(None, text("TEXT"), 'without the batch: "image: 3x224x224; mask: 224x224"')
+    fast_math: bool | None = flag(None, SWITCH, "approximations of some functions (default true); =false: not so")
+    exhaustive_tune: bool | None = flag(None, SWITCH, "have MIGraphX try all kernels that it has; =false: not so")
+    miopen_tuning: bool | None = flag(None, SWITCH, "have MIOpen search for the fastest kernels; =false: not so")
+    compile_timeout_secs: float | None = flag(None, SECONDS, "of one program (default 3600; 0 = none)")
+    binding: str | None = flag(None, one_of(("auto", "c_api", "module")), "how MIGraphX is reached")
+    engines: EngineSettings = part(engine_settings)
+
+    def parameters(self) -> dict[str, str]:
+        """By the names that config.pbtxt's `parameters` have. Raises: UsageError: more than one precision."""
+        given = {name: value for name in _OF_CONFIGURATION if (value := getattr(self, name)) is not None}
+        if self.compile_timeout_secs is not None:
+            given["compile_timeout_secs"] = f"{self.compile_timeout_secs:g}"
+        if len(self.precision) > 1:
+            raise UsageError("argument --precision: several of them need compile --compare, which compares them")
+        if self.precision:
+            given["precision"] = self.precision[0]
+        return {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +116,28 @@ def _without(parameters: Mapping[str, str], names: Collection[str]) -> dict[str,
     return {name: text for name, text in parameters.items() if name not in names}
 
 
-def find_model(path: Path, command_line: CommandLine, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
-    """The model at `path`, with what the command line says of it.
+def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
+    """The model that the options name, with what they say of it.
 
     Raises:
         ServeError: there is none, or its configuration is wrong.
     """
-    path = path.absolute()
+    path = options.model.absolute()
     if path.is_dir():
-        model = _from_folder(path, command_line, registry, settings)
+        model = _from_folder(path, options, registry)
     elif path.is_file():
-        model = _from_file(path, registry, settings)
+        model = _from_file(path, registry, options.engines)
     else:
         raise invalid_argument(
             "does not exist; expected a model's folder, or a .onnx, .pb, .graphdef, .mxr, .pt2 or .pt file"
         )
-    return _apply(model, command_line)
+    return _apply(model, options)
 
 
-def _from_folder(
-    folder: Path, command_line: CommandLine, registry: BackendRegistry, settings: EngineSettings
-) -> ToolModel:
+def _from_folder(folder: Path, options: ModelOptions, registry: BackendRegistry) -> ToolModel:
     folder = folder.resolve()
     definition, *members = read_model_definitions(
-        folder, registry, config_name=command_line.config_name, repository=folder.parent
+        folder, registry, config_name=options.config_name, repository=folder.parent
     )
     if definition.backend is None:
         names = [member.name for member in members] or [step.model_name for step in definition.config.ensemble_steps]
@@ -104,7 +162,7 @@ def _from_folder(
         instance_kind=groups[0].kind if groups else InstanceKind.AUTO,
         device=groups[0].gpus[0] if groups and groups[0].gpus else None,
         instance_count=1,
-        settings=settings,
+        settings=options.engines,
     )
     return ToolModel(source, definition.backend, definition)
 
@@ -133,14 +191,14 @@ def _takes_arrays(backend: BackendSpec) -> bool:
     return MIGRAPHX in backend.engines or EAGER in backend.engines
 
 
-def _apply(model: ToolModel, command_line: CommandLine) -> ToolModel:
-    parameters = dict(command_line.parameters)
-    if command_line.calibration_data is not None:
-        model, parameters["calibration_data"] = _with_calibration_data(model, command_line.calibration_data)
+def _apply(model: ToolModel, options: ModelOptions) -> ToolModel:
+    parameters = options.parameters()
+    if options.calibration_data is not None:
+        model, parameters["calibration_data"] = _with_calibration_data(model, options.calibration_data)
     if "precision" in parameters:
         model = model.with_precision(parameters["precision"])
     model = model.with_parameters(**parameters)
-    return _with_batch_sizes(model, command_line.batch_sizes) if command_line.batch_sizes else model
+    return _with_batch_sizes(model, options.batch_sizes) if options.batch_sizes else model
 
 
 def _with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:

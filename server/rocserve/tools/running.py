@@ -1,4 +1,4 @@
-"""Runs a tool on a model: finds it, and turns what goes wrong into one line and an exit status."""
+"""Runs the verbs: finds the model, and turns what goes wrong into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 
 from rocserve.backends.registry import discover_backends
 from rocserve.core.errors import ServeError
-from rocserve.settings import EngineSettings
-from rocserve.tools.command_line import CommandLine
-from rocserve.tools.model_choice import ToolModel, find_model
+from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model
 from rocserve.tools.printing import complain, console_on
 
 ENDED_BY_USER = 130
@@ -24,17 +21,9 @@ Tool = Callable[[ToolModel, Console, logging.Logger], int | None]
 """Returns the exit status, None for 0; may raise ServeError."""
 
 
-def run_on_model(
-    verb: str, path: Path, command_line: CommandLine, settings: EngineSettings, tool: Tool, out: Console | None = None
-) -> int:
-    """The exit status: 0, 1 with a reason on standard error, or 130 when the user ended it."""
-    log = tool_log()
-
-    def run() -> int | None:
-        model = find_model(path, command_line, discover_backends(), settings)
-        return tool(model, out or console_on(), log)
-
-    return guarded(verb, str(path), run)
+def run_on_model(options: ModelOptions, tool: Tool) -> int | None:
+    """The tool's exit status. Raises: ServeError."""
+    return tool(find_model(options, discover_backends()), console_on(), tool_log())
 
 
 def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:

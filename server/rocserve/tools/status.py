@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -13,8 +15,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, setting, text
 from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show_folded
 from rocserve.tools.status_rows import Key, StatusRow, StatusRows
+from rocserve.tools.verb import Verb
 from rocserve_client import Client, IndexEntry, RocserveError, Tls
 
 _WORDS = ("engine", "target", "precision")
@@ -69,32 +73,45 @@ _DISPENSABLE = ("queue ms", "compute ms", "batch", _ENGINE, "total ms", "req/s")
 _STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
 
 
-def run(
-    url: str,
-    interval: float,
-    once: bool,
-    console: Console | None = None,
-    tls: Tls | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> int:
-    """Show the models of the server at `url` (host:port of its gRPC), with a poll every `interval` seconds.
+@dataclass(frozen=True, slots=True)
+class StatusOptions:
+    url: str = flag("localhost:8001", text("URL"), "the server's gRPC address")
+    interval: float = flag(1.0, number("SECONDS", 0.1, float), "between two polls")
+    once: bool = flag(False, SWITCH, "print the table once and end")
+    header: tuple[tuple[str, str], ...] = flag(
+        (),
+        Kind("NAME=VALUE", setting),
+        "sent with each call, for servers with --grpc-restricted-protocol; repeatable",
+        repeatable=True,
+    )
+    tls: bool = flag(False, SWITCH, "the server speaks TLS; implied by the files below")
+    root_cert: Path | None = flag(None, FILE, "what the server's certificate is checked against")
+    client_cert: Path | None = flag(None, FILE, "the client's own certificate, for mutual TLS")
+    client_key: Path | None = flag(None, FILE, "its key")
+
+
+def run(options: StatusOptions, console: Console | None = None) -> int:
+    """Show the models of the server, with a poll every `interval` seconds.
 
     It goes on until interrupted; with `once`, or where the output is no terminal, the table is printed once. Returns
     the exit status: 1 when no server answers.
     """
+    files = (options.root_cert, options.client_key, options.client_cert)
+    tls = Tls(*files) if options.tls or any(files) else None
+    url = options.url
     if console is None or not console.is_terminal:
         console = console_on(console.file if console is not None else None)
-    with Client(url, tls=tls, headers=headers) as client:
+    with Client(url, tls=tls, headers=dict(options.header)) as client:
         watch = _Watch(client, url, console)
         try:
             first = watch.poll()
         except RocserveError as error:
             print(f"rocserve status: {_unreachable(url, error)}", file=sys.stderr)
             return 1
-        if once or not console.is_terminal:
+        if options.once or not console.is_terminal:
             show_folded(console, first)
         else:
-            _follow(watch, first, url, interval, console)
+            _follow(watch, first, url, options.interval, console)
     return 0
 
 
@@ -189,3 +206,11 @@ def _unreachable(url: str, error: RocserveError) -> str:
     if "This protocol is restricted" in error.text:
         return f"the server at {url} does not tell everybody ({error}); send the header with --header=NAME=VALUE"
     return f"no answer from a server at {url} ({error}); is it running, is this its gRPC port, and does it want TLS?"
+
+
+VERB = Verb(
+    "Show the models of a running server: state, requests, times, and why one is not served. Follows until Ctrl-C; into"
+    " a pipe the table is printed once.",
+    StatusOptions(),
+    run,
+)

@@ -16,7 +16,7 @@ from importlib.abc import MetaPathFinder
 
 class Stop(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "rocserve.tools.verbs":
+        if name == "rocserve.tools.doctor.verb":
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Stop())

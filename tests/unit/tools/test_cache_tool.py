@@ -18,8 +18,7 @@ from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, ProgramCache
 from rocserve.cli import main
 from rocserve.core.byte_sizes import readable_size
-from rocserve.settings import EngineSettings
-from rocserve.tools.cache import list_programs
+from rocserve.tools.cache import ListOptions, list_programs
 
 HOUR = 3600
 
@@ -100,8 +99,8 @@ def test_into_a_pipe_no_line_is_broken(cache: ProgramCache, capsys: pytest.Captu
 def test_on_a_terminal_it_is_a_table(cache: ProgramCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fill(cache)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
-    monkeypatch.setattr("rocserve.tools.cache.console_on", lambda file: terminal)
-    assert list_programs(EngineSettings(cache_directory=str(cache.directory))) == 0
+    monkeypatch.setattr("rocserve.tools.cache.console_on", lambda: terminal)
+    assert list_programs(ListOptions(str(cache.directory))) == 0
     output = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[1m" in output and "gpu gfx90a" in output and "resnet" in output
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
-from rocserve.tools.config import run
+from rocserve.tools.config import ConfigOptions, run
 
 _REGISTRY = BackendRegistry(
     [
@@ -43,7 +44,8 @@ def _run(
     folder: Path, describe: Callable[[ModelDefinition, int], Signature] = lambda *_: _SIGNATURE, strict: bool = False
 ) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
-    status = run(folder, registry=_REGISTRY, describe=describe, strict=strict, out=out, err=err)
+    with redirect_stdout(out), redirect_stderr(err):
+        status = run(ConfigOptions(folder, strict=strict), _REGISTRY, describe)
     return status, out.getvalue(), err.getvalue()
 
 

@@ -69,9 +69,9 @@ def get(
 ) -> tuple[int, str]:
     """The exit status and what was printed."""
     out = io.StringIO()
-    options = {"untrained": False, "force": False, **flags}
     console = Console(file=out, force_terminal=terminal, width=100)
-    status = verb.run(["resnet50"], repository, source=source, console=console, patience=Patience(1.0, 0.0), **options)
+    options = verb.GetOptions(("resnet50",), model_repository=repository, source=source, **flags)
+    status = verb.run(options, console, Patience(1.0, 0.0))
     return status, out.getvalue()
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocserve.backends.registry import discover_backends
 from rocserve.core.errors import ServeError
-from rocserve.settings import EngineSettings
-from rocserve.tools.command_line import CommandLine
-from rocserve.tools.model_choice import ToolModel, find_model
+from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model
 
 _ACCELERATED = """
 platform: "onnx_onnxv1"
@@ -37,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def _found(path: Path, command_line: CommandLine | None = None) -> ToolModel:
-    return find_model(path, command_line or CommandLine(), discover_backends(), EngineSettings())
+def _found(path: Path, **options: Any) -> ToolModel:
+    return find_model(ModelOptions(path, **options), discover_backends())
 
 
 def test_a_folder_is_taken_as_a_server_would_take_it(folder: Path) -> None:
@@ -74,18 +73,18 @@ def test_models_that_take_no_arrays(tmp_path: Path) -> None:
 
 
 def test_batch_sizes_of_the_command_line_take_the_place_of_all_others(folder: Path) -> None:
-    config = _found(folder, CommandLine(batch_sizes=(1, 16))).source.config
+    config = _found(folder, batch_sizes=(1, 16)).source.config
     assert (config.parameters["batch_sizes"], config.max_batch_size) == ("1,16", 16)
     assert "batch" not in config.parameters
-    assert _found(folder, CommandLine(batch_sizes=(2,))).source.config.max_batch_size == 8
+    assert _found(folder, batch_sizes=(2,)).source.config.max_batch_size == 8
 
 
 def test_a_precision_without_calibration_leaves_out_what_calibrates(folder: Path) -> None:
-    config = _found(folder, CommandLine({"precision": "fp16"})).source.config
+    config = _found(folder, precision=("fp16",)).source.config
     assert config.parameters["precision"] == "fp16"
     assert "calibration_samples" not in config.parameters
     assert config.gpu_accelerators[0].parameters == {"precision": "int8"}
-    config = _found(folder, CommandLine({"precision": "fp8"})).source.config
+    config = _found(folder, precision=("fp8",)).source.config
     assert config.parameters["calibration_samples"] == "3"
     assert config.gpu_accelerators[0].parameters["calibration_data"] == "samples.npz"
 
@@ -94,13 +93,11 @@ def test_calibration_data_are_named_as_the_configuration_would(folder: Path, tmp
     data = folder / "data" / "samples.npz"
     data.parent.mkdir()
     data.touch()
-    assert _found(folder, CommandLine(calibration_data=data)).source.config.parameters["calibration_data"] == (
-        "data/samples.npz"
-    )
+    assert _found(folder, calibration_data=data).source.config.parameters["calibration_data"] == ("data/samples.npz")
     bare = tmp_path / "elsewhere" / "m.onnx"
     bare.parent.mkdir()
     bare.touch()
-    model = _found(bare, CommandLine(calibration_data=data))
+    model = _found(bare, calibration_data=data)
     assert model.source.config.parameters["calibration_data"] == "m/data/samples.npz"
     assert model.source.model_folder == tmp_path
 
@@ -109,7 +106,7 @@ def test_a_model_that_does_not_batch(folder: Path) -> None:
     config = folder / "config.pbtxt"
     config.write_text(_ACCELERATED.replace("max_batch_size: 8", "max_batch_size: 0"))
     with pytest.raises(ServeError, match=r"^does not batch \(max_batch_size: 0\)"):
-        _found(folder, CommandLine(batch_sizes=(2,)))
+        _found(folder, batch_sizes=(2,))
 
 
 def test_no_version(folder: Path) -> None:

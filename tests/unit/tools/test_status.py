@@ -140,7 +140,7 @@ def address() -> Iterator[str]:
 
 def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
     output = io.StringIO()
-    assert status.run(address, interval=1.0, once=False, console=Console(file=output)) == 0
+    assert status.run(status.StatusOptions(address), Console(file=output)) == 0
     lines = output.getvalue().splitlines()
     assert "\x1b" not in output.getvalue()
     assert lines[0].strip() == f"rocserve 9.9 at {address}: ready"
@@ -167,7 +167,7 @@ def test_a_narrow_terminal_loses_figures_rather_than_reasons(
 ) -> None:
     output = io.StringIO()
     assert (
-        status.run(address, interval=1.0, once=True, console=Console(file=output, width=width, force_terminal=True))
+        status.run(status.StatusOptions(address, once=True), Console(file=output, width=width, force_terminal=True))
         == 0
     )
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.getvalue())
@@ -201,11 +201,11 @@ def test_followed_on_a_terminal_until_interrupted(address: str, monkeypatch: pyt
     monkeypatch.setattr(status.time, "sleep", sleep)
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=200)
-    assert status.run(address, interval=0.5, once=False, console=console) == 0
+    assert status.run(status.StatusOptions(address, 0.5), console) == 0
     assert pauses == [0.5, 0.5, 0.5]
     assert len(re.findall("1234", output.getvalue())) >= 3
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status.run("127.0.0.1:1", interval=1.0, once=True) == 1
+    assert status.run(status.StatusOptions("127.0.0.1:1", once=True)) == 1
     assert "no answer from a server at 127.0.0.1:1" in capsys.readouterr().err

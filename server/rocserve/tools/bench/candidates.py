@@ -47,6 +47,8 @@ from rocserve.tools.tool_context import ToolContext
 from rocserve.workers.messages import WorkerPlan
 
 MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
+ENGINES = (MIGRAPHX, ONNXRUNTIME, "eager", "inductor", "migraphx-onnx")
+"""Those that a server may use."""
 
 _TORCH_FILES = ("model.pt2", "model.pt")
 _PROBE_SECONDS = 600.0

@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 
-from rocserve.tools.bench.candidates import main_engine, prepare
+from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
+from rocserve.tools.bench.candidates import ENGINES, main_engine, prepare
 from rocserve.tools.bench.timing import BenchResult, EngineTimes, bench
 from rocserve.tools.latencies import LatencySummary
 from rocserve.tools.measuring.rounds import Timing
-from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.model_choice import ModelOptions, ToolModel
 from rocserve.tools.printing import complain, say, show, table
 from rocserve.tools.progress import ToolProgress
+from rocserve.tools.running import run_on_model
+from rocserve.tools.verb import Verb
 
 LATENCY_COLUMNS = ("runs", "min ms", "mean", "p50", "p95", "p99", "std", "rows/s")
 
 
-def run_bench(
-    model: ToolModel,
-    engine: str,
-    against: Sequence[str],
-    timing: Timing,
-    as_json: bool,
-    out: Console,
-    log: logging.Logger,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    model: ModelOptions = part(ModelOptions)
+    engine: str = flag("auto", one_of(("auto", *ENGINES)), "(default auto: what a server would use)")
+    against: tuple[str, ...] = flag(
+        (),
+        Kind("ENGINE", str, (*ENGINES, "torch")),
+        f"{', '.join(ENGINES)} or torch, which is the file in a bare loop; may be given more than once",
+        repeatable=True,
+    )
+    timing: Timing = part(Timing)
+    json: bool = flag(False, SWITCH, "print JSON")
+
+
+def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: logging.Logger) -> int:
     """The exit status: 1 when one of the engines could not be had or could not run the model.
 
     Raises:
         ServeError: the model's own engine could not.
     """
-    main = main_engine(model, engine)
+    against, timing, as_json = options.against, options.timing, options.json
+    main = main_engine(model, options.engine)
     names = [main, *(name for name in dict.fromkeys(against) if name != main)]
     with ToolProgress() as progress:
         result = bench(model.source.name, prepare(model, names, progress, log), timing, progress)
@@ -82,3 +93,12 @@ def _comparison(one: EngineTimes) -> Sequence[str]:
     if one.difference is None:
         return [speed, "-", "-"]
     return [speed, f"{one.difference.largest:.2g}", f"{one.difference.relative:.2g}"]
+
+
+VERB = Verb(
+    "Time a model in its engine without a server, for each batch size; against other engines in turns with it, in the"
+    " same run.",
+    BenchOptions(),
+    lambda options: run_on_model(options.model, lambda model, out, log: run_bench(model, options, out, log)),
+    lambda options: options.model.model,
+)

@@ -6,18 +6,22 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.settings.flag import SWITCH, flag, part, text
 from rocserve.tools.compile.comparison import PrecisionResult, compare_precisions
 from rocserve.tools.measuring.rounds import Timing
-from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.model_choice import ModelOptions, ToolModel
 from rocserve.tools.printing import complain, say, show, size, table
 from rocserve.tools.progress import ToolProgress
+from rocserve.tools.running import run_on_model
 from rocserve.tools.tool_context import Compiled, ToolContext
+from rocserve.tools.verb import UsageError, Verb
 from rocserve.tools.whole_file import replacing
 
 BATCH = "{batch}"
@@ -27,6 +31,42 @@ _COMPARED_COLUMNS = (
     "precision", "output", "largest", "mean", "relative", "cosine", "top-1", "p50 ms", "speed", ".mxr file",
 )  # fmt: skip
 _COLUMNS = ("program", "precision", "from", "seconds", "size", "scratch")
+
+
+_COMPARED = Timing(seconds=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    model: ModelOptions = part(ModelOptions)
+    output: str = flag(
+        "",
+        text("FILE.mxr"),
+        "write the program there; {batch} in the name stands for the batch size, where there are several",
+        exclusive=True,
+    )
+    compare: bool = flag(
+        False,
+        SWITCH,
+        "compile in each precision that is named (else fp32, fp16, bf16, with calibration data int8 and fp8) and"
+        " report the errors against fp32, and the speed",
+        exclusive=True,
+    )
+    timing: Timing = part(lambda: _COMPARED)
+
+
+def run(options: CompileOptions) -> int | None:
+    if options.compare:
+        precisions = options.model.precision
+        return run_on_model(
+            replace(options.model, precision=()),
+            lambda model, out, log: compare(model, precisions, options.timing, out, log),
+        )
+    for field in fields(Timing):
+        if getattr(options.timing, field.name) != getattr(_COMPARED, field.name):
+            name = field.name.replace("_", "-")
+            raise UsageError(f"argument --{name}: needs --compare, without which nothing is timed")
+    return run_on_model(options.model, lambda model, out, log: compile_model(model, options.output, out, log))
 
 
 def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logger) -> None:
@@ -135,3 +175,12 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+VERB = Verb(
+    "Compile a model with MIGraphX, into the cache that a server uses or into a .mxr file. What the command line says"
+    " goes before the model's own parameters.",
+    CompileOptions(),
+    run,
+    lambda options: options.model.model,
+)

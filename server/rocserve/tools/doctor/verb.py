@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -20,29 +20,38 @@ from rocserve.backends.host import Host
 from rocserve.backends.migraphx.program_cache import open_cache
 from rocserve.cache.directory import cache_directory
 from rocserve.core.errors import ServeError
-from rocserve.settings import EngineSettings
+from rocserve.settings import EngineSettings, engine_settings
+from rocserve.settings.flag import SWITCH, flag, number, part
 from rocserve.tools.doctor.engines import EngineExamination
 from rocserve.tools.doctor.findings import Finding, State
 from rocserve.tools.doctor.machine import examine_machine
 from rocserve.tools.doctor.software import examine_software
-from rocserve.tools.printing import say, show_folded, size
+from rocserve.tools.printing import console_on, say, show_folded, size
 from rocserve.tools.progress import ToolProgress
+from rocserve.tools.running import tool_log
+from rocserve.tools.verb import Verb
 
 _STYLES = {State.FACT: "", State.WORKS: "green", State.ABSENT: "yellow", State.BROKEN: "red"}
 _WORDS = {State.FACT: "", State.WORKS: "works", State.ABSENT: "absent", State.BROKEN: "BROKEN"}
 
 
-def run_doctor(
-    settings: EngineSettings, timeout_seconds: float, as_json: bool, out: Console, log: logging.Logger
-) -> int:
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    engines: EngineSettings = part(engine_settings)
+    timeout_secs: float = flag(120.0, number("S", 0, float), "of each trial; 0 = none")
+    json: bool = flag(False, SWITCH, "print JSON")
+
+
+def run_doctor(options: DoctorOptions) -> int:
     """Print what is found; the exit status, 1 when something that is installed does not work."""
+    out, settings = console_on(), options.engines
     with ToolProgress() as progress:
-        engines = EngineExamination(settings, timeout_seconds, progress.report, log)
+        engines = EngineExamination(settings, options.timeout_secs, progress.report, tool_log())
         # Before the software is looked at: cv2, once imported, changes $LD_LIBRARY_PATH.
         tried = [*engines.findings()]
         findings = [*examine_machine(Host()), *examine_software(), *_cache(settings), *tried]
     broken = sum(finding.state is State.BROKEN for finding in findings)
-    if as_json:
+    if options.json:
         say(out, json.dumps({"rocserve": rocserve.__version__, "broken": broken, "findings": _plain(findings)}))
     else:
         _print(findings, broken, out)
@@ -103,3 +112,11 @@ def _print(findings: Sequence[Finding], broken: int, out: Console) -> None:
     for advice in dict.fromkeys(finding.advice for finding in findings if finding.advice):
         say(out, f"advice: {advice}")
     say(out, f"{broken} broken" if broken else "nothing that is installed is broken")
+
+
+VERB = Verb(
+    "Look at this machine and run a tiny model through each engine. The exit status is 1 when something that is"
+    " installed does not work.",
+    DoctorOptions(),
+    run_doctor,
+)

@@ -7,19 +7,21 @@ import hashlib
 import importlib
 import os
 import shutil
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from rich.console import Console
 
 import rocserve
+from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
 from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
 from rocserve.tools.get.download import Patience, download
 from rocserve.tools.get.errors import GetError
 from rocserve.tools.get.partial_file import PartialFile
 from rocserve.tools.get.progress import progress_on
 from rocserve.tools.untrained.origin import is_untrained
+from rocserve.tools.verb import Verb
 
 SAMPLES = {
     "efficientnet_lite0": ("efficientnet_lite0",),
@@ -58,31 +60,38 @@ _VERSION = "1"
 _MODEL_FILE = "model.onnx"
 
 
-def run(
-    names: Sequence[str],
-    repository: Path,
-    *,
-    untrained: bool,
-    force: bool,
-    source: str | None = None,
-    console: Console | None = None,
-    patience: Patience | None = None,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class GetOptions:
+    models: tuple[str, ...] = positional((), Kind("MODEL", str, tuple(CATALOGUE)), ", ".join(CATALOGUE), nargs="+")
+    untrained: bool = flag(
+        False,
+        SWITCH,
+        "build the same networks with seeded weights, without a download; good for measuring, not for answers",
+    )
+    model_repository: Path = flag(Path("model_repository"), FOLDER, "the repository")
+    force: bool = flag(False, SWITCH, "replace a file that is there")
+    source: str = flag(
+        "", text("URL"), "a folder that has the files under their published names (also $ROCSERVE_GET_SOURCE)"
+    )
+
+
+def run(options: GetOptions, console: Console | None = None, patience: Patience | None = None) -> int:
     """Get the models, one after the other; returns the exit status: 0, 1 when one of them could not be had, or 130 when
     the user ended it.
 
     A server that serves the repository meanwhile sees each file appear whole.
     """
+    repository, force = options.model_repository, options.force
     out, errors = console or Console(), console or Console(stderr=True)
-    source = source or os.environ.get(SOURCE_VARIABLE)
+    source = options.source or os.environ.get(SOURCE_VARIABLE)
     if source and not source.lower().startswith(("http://", "https://")):
         _complain(errors, f"the source '{source}' is no address; expected one that begins with http:// or https://")
         return 1
     status = 0
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(options.models):
         try:
             folders = _bring_along(name, repository)
-            if untrained:
+            if options.untrained:
                 _build(name, repository / name, force, out)
             else:
                 remote = CATALOGUE[name].at(source) if source else CATALOGUE[name]
@@ -192,3 +201,12 @@ def _say(out: Console, text: str) -> None:
 
 def _complain(errors: Console, text: str) -> None:
     errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+VERB = Verb(
+    "Download published models into a repository, which is made where there is none, check them, and go on where an"
+    " earlier download stopped. Configurations, labels, pipelines and ensembles come along. A running server takes them"
+    " up.",
+    GetOptions(),
+    run,
+)

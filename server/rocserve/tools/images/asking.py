@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Column
 
+from rocserve.settings.flag import Kind, flag, positional, text
 from rocserve_client import (
     AsyncClient,
     DeadlineExceeded,
@@ -26,6 +28,13 @@ ENDED_BY_USER = 130
 """The exit status after Ctrl-C, as shells have it: 128 and SIGINT's number."""
 _LONGEST_ON_ONE_LINE = 30
 _Finding = TypeVar("_Finding")
+
+
+@dataclass(frozen=True, slots=True)
+class AskOptions:
+    images: tuple[Path, ...] = positional((), Kind("IMAGE", Path), "JPEG or PNG files", nargs="+")
+    model: str = flag("", text("MODEL"), "the model's name", required=True)
+    url: str = flag("localhost:8001", text("URL"), "the server's gRPC address")
 
 
 class CannotAskError(Exception):

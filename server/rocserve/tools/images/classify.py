@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from rocserve.settings.flag import flag, number, part
 from rocserve.tools.images.asking import (
     ENDED_BY_USER,
+    AskOptions,
     CannotAskError,
     ask_each,
     image_column,
@@ -28,6 +30,7 @@ from rocserve.tools.images.asking import (
     require_model,
     tensors_text,
 )
+from rocserve.tools.verb import Verb
 from rocserve_client import AsyncClient, Classification, Output, RocserveError
 
 REQUESTS_AT_ONCE = 8
@@ -111,12 +114,19 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def run(url: str, model: str, images: Sequence[Path], top: int) -> int:
+@dataclass(frozen=True, slots=True)
+class ClassifyOptions:
+    ask: AskOptions = part(AskOptions)
+    top: int = flag(1, number("K", 1), "how many classes an image, the best first")
+
+
+def run(options: ClassifyOptions) -> int:
     """Print the best classes of each image; returns the exit status."""
+    ask = options.ask
     try:
-        findings = asyncio.run(classify_all(url, model, images, top))
+        findings = asyncio.run(classify_all(ask.url, ask.model, ask.images, options.top))
     except (CannotAskError, RocserveError) as error:
-        print_refusal(url, error)
+        print_refusal(ask.url, error)
         return 1
     except KeyboardInterrupt:
         return ENDED_BY_USER
@@ -126,3 +136,11 @@ def run(url: str, model: str, images: Sequence[Path], top: int) -> int:
     faults = [(finding.image, finding.error) for finding in findings if finding.error]
     print_faults(faults)
     return 1 if faults else 0
+
+
+VERB = Verb(
+    "Classify images with a model of a running server that takes encoded images and gives probabilities, such as those"
+    " of --preprocess=imagenet.",
+    ClassifyOptions(),
+    run,
+)

@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from rocserve.settings.flag import FOLDER, POSITIVE, flag, part
 from rocserve.tools.images.asking import (
     ENDED_BY_USER,
+    AskOptions,
     CannotAskError,
     ask_each,
     image_column,
@@ -31,6 +33,7 @@ from rocserve.tools.images.asking import (
     require_model,
     tensors_text,
 )
+from rocserve.tools.verb import Verb
 from rocserve_client import AsyncClient, InferResult, RocserveError
 
 REQUESTS_AT_ONCE = 4
@@ -157,19 +160,27 @@ def findings_table(findings: Sequence[Finding], most: int) -> Table:
     return table
 
 
-def run(url: str, model: str, images: Sequence[Path], rows: int, out: Path | None) -> int:
+@dataclass(frozen=True, slots=True)
+class DetectOptions:
+    ask: AskOptions = part(AskOptions)
+    out: Path | None = flag(None, FOLDER, "draw what was found into PNGs in this folder")
+    rows: int = flag(10, POSITIVE, "how many objects an image are printed")
+
+
+def run(options: DetectOptions) -> int:
     """Print what is in each image and, with a folder, draw it; returns the exit status."""
+    ask, out = options.ask, options.out
     if out is not None and not _can_draw(out):
         return 2
     try:
-        findings = asyncio.run(detect_all(url, model, images))
+        findings = asyncio.run(detect_all(ask.url, ask.model, ask.images))
     except (CannotAskError, RocserveError) as error:
-        print_refusal(url, error)
+        print_refusal(ask.url, error)
         return 1
     except KeyboardInterrupt:
         return ENDED_BY_USER
     console = Console()
-    table = findings_table(findings, rows)
+    table = findings_table(findings, options.rows)
     if table.row_count:
         console.print(table)
     faults = [finding for finding in findings if finding.error]
@@ -194,3 +205,11 @@ def _can_draw(folder: Path) -> bool:
     if fault:
         print(f"rocserve detect: {fault}", file=sys.stderr)
     return not fault
+
+
+VERB = Verb(
+    "Find objects in images with a model of a running server that takes encoded images and gives boxes, such as those"
+    " of --preprocess=yolov8.",
+    DetectOptions(),
+    run,
+)

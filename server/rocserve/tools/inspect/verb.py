@@ -16,11 +16,14 @@ from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
+from rocserve.settings.flag import SWITCH, flag, part
 from rocserve.tools.inspect.summary import Copies, ProgramSummary, plain_counts, summarise_program
-from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.model_choice import ModelOptions, ToolModel
 from rocserve.tools.printing import say, show, size, table
 from rocserve.tools.progress import ToolProgress
+from rocserve.tools.running import run_on_model
 from rocserve.tools.tool_context import ToolContext
+from rocserve.tools.verb import Verb
 
 _INSPECT_SECONDS = 600.0
 
@@ -176,10 +179,17 @@ def _tensor_bytes(tensor: ProgramTensor) -> int:
 _SHOWN_OPERATORS = 40
 
 
-def inspect(model: ToolModel, with_text: bool, as_json: bool, out: Console, log: logging.Logger) -> None:
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    model: ModelOptions = part(ModelOptions)
+    text: bool = flag(False, SWITCH, "print MIGraphX's own print of the programs as well")
+    json: bool = flag(False, SWITCH, "print JSON")
+
+
+def inspect(model: ToolModel, options: InspectOptions, out: Console, log: logging.Logger) -> None:
     """Raises: ServeError: MIGraphX cannot be had here, or cannot read or compile the model."""
     inspection = inspect_model(model, log)
-    if as_json:
+    if options.json:
         say(out, inspection.json())
         return
     _print_head(inspection, out)
@@ -190,7 +200,7 @@ def inspect(model: ToolModel, with_text: bool, as_json: bool, out: Console, log:
     _print_memory(inspection, out)
     # All programs of a model are alike but for their sizes; the largest has the most to say.
     _print_operators(inspection.programs[-1], inspection.place, out)
-    if with_text:
+    if options.text:
         for program in inspection.programs:
             _print_text(program, out)
 
@@ -293,3 +303,12 @@ def _print_text(program: ProgramFacts, out: Console) -> None:
     if program.before_text:
         say(out, f"\n{program.title}, as it was read:\n{program.before_text.strip()}")
     say(out, f"\n{program.title}, compiled:\n{program.after_text.strip()}")
+
+
+VERB = Verb(
+    "Show a model's inputs, outputs and memory, and its operators before and after MIGraphX has compiled it: which of"
+    " them it fused, and what is copied to and from a GPU.",
+    InspectOptions(),
+    lambda options: run_on_model(options.model, lambda model, out, log: inspect(model, options, out, log)),
+    lambda options: options.model.model,
+)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rocserve.settings.flag import AMOUNT, POSITIVE, flag, number
 from rocserve.tools.measuring.messages import Measure
 from rocserve.tools.measuring.process import MeasuringProcess
 
@@ -16,11 +17,9 @@ _ROUNDS = 5
 class Timing:
     """How long to measure."""
 
-    warm_up: int
-    repeats: int
-    """Runs that count, at least."""
-    seconds: float
-    """At least."""
+    warm_up: int = flag(3, AMOUNT, "runs before those that count")
+    repeats: int = flag(10, POSITIVE, "runs that count, at least")
+    seconds: float = flag(2.0, number("S", 0, float), "measure each setting for at least so long")
 
 
 def time_interleaved(
@@ -44,5 +43,5 @@ def time_interleaved(
 
 
 def _rounds(names: Sequence[str], timing: Timing) -> Iterator[Sequence[str]]:
-    for number in range(min(_ROUNDS, timing.repeats)):
-        yield names if number % 2 == 0 else names[::-1]
+    for place in range(min(_ROUNDS, timing.repeats)):
+        yield names if place % 2 == 0 else names[::-1]

@@ -15,7 +15,9 @@ import numpy as np
 from rich.console import Console
 
 from rocserve.core.errors import invalid_argument, unavailable
-from rocserve.tools.printing import say, size
+from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
+from rocserve.tools.printing import console_on, say, size
+from rocserve.tools.verb import UsageError, Verb
 from rocserve.tools.whole_file import replacing
 
 if TYPE_CHECKING:
@@ -31,24 +33,40 @@ _NEEDED_FOR_ONNX = ("onnxscript>=0.7", "onnxruntime>=1.18")
 _ONNX = ".onnx"
 
 
+METHODS = ("dynamic", "static", "qat")
+
+
 @dataclass(frozen=True, slots=True)
-class Order:
-    model: Path
-    method: str
-    data: Path
-    out: Path
-    samples: int
-    pipeline: Path | None
-    train: Path | None
+class QuantiseOptions:
+    model: Path = positional(Path(), Kind("MODEL.pt2", Path), "a program that torch.export.save has written")
+    method: str = flag("", one_of(METHODS), "dynamic, static or qat", required=True)
+    data: Path = flag(
+        Path(),
+        Kind("FILES", Path),
+        "samples of the inputs: an .npz file, an .npy file, or a folder of .npy files or images",
+        required=True,
+    )
+    out: Path = flag(Path(), FILE, "write it there, as .pt2 or .onnx", required=True)
+    samples: int = flag(128, POSITIVE, "of the data")
+    pipeline: Path | None = flag(None, Kind("FILE.json", Path), "the rocAL pipeline that images go through")
+    train: Path | None = flag(
+        None, Kind("FILE.py", Path), "for qat: holds train(network), which trains the network that it is given"
+    )
 
 
-def quantise(order: Order, out: Console) -> None:
+def run(options: QuantiseOptions) -> None:
+    if (options.train is None) == (options.method == "qat"):
+        raise UsageError("--method qat needs --train, and no other method takes it")
+    quantise(options, console_on())
+
+
+def quantise(options: QuantiseOptions, out: Console) -> None:
     """Write the quantised program, and print what has become of the original.
 
     Raises:
         ServeError: UNAVAILABLE, PyTorch or torchao is not installed; INVALID_ARGUMENT, the model cannot be quantised.
     """
-    for needed in (*_NEEDED, *(_NEEDED_FOR_ONNX if order.out.suffix == _ONNX else ())):
+    for needed in (*_NEEDED, *(_NEEDED_FOR_ONNX if options.out.suffix == _ONNX else ())):
         package = re.split("[=>]", needed)[0]
         if find_spec(package) is None:
             raise unavailable(f"this needs {package}, which is not installed: pip install '{needed}'")
@@ -57,21 +75,21 @@ def quantise(order: Order, out: Console) -> None:
     from rocserve.tools.quantise.data import read_samples
     from rocserve.tools.quantise.program import layers
 
-    exported = _read(order.model)
+    exported = _read(options.model)
     original = exported_program(exported, exported.module())
-    runs = read_samples(original.signature, order.data, order.samples, order.pipeline)
+    runs = read_samples(original.signature, options.data, options.samples, options.pipeline)
     count = len(layers(exported.graph))
-    quantised = _quantised(order, exported, runs)
+    quantised = _quantised(options, exported, runs)
     done = count - len(_left(quantised))
     if not done:
         raise invalid_argument(
-            f"method {order.method} finds no layer in the program that it could quantise; dynamic quantises linear"
+            f"method {options.method} finds no layer in the program that it could quantise; dynamic quantises linear"
             " layers, static and qat convolutions too"
         )
-    _write(quantised, original.signature, order.out)
-    say(out, f"{order.out}: {done} of {count} layers with weights in int8, by {order.method}")
-    say(out, f"size: {size(order.model.stat().st_size)} -> {size(order.out.stat().st_size)}")
-    _compare(original, _written(order.out), runs, out)
+    _write(quantised, original.signature, options.out)
+    say(out, f"{options.out}: {done} of {count} layers with weights in int8, by {options.method}")
+    say(out, f"size: {size(options.model.stat().st_size)} -> {size(options.out.stat().st_size)}")
+    _compare(original, _written(options.out), runs, out)
 
 
 def _read(path: Path) -> ExportedProgram:
@@ -84,17 +102,19 @@ def _read(path: Path) -> ExportedProgram:
     return read_exported(path)
 
 
-def _quantised(order: Order, program: ExportedProgram, runs: Sequence[Mapping[str, Array]]) -> ExportedProgram:
+def _quantised(
+    options: QuantiseOptions, program: ExportedProgram, runs: Sequence[Mapping[str, Array]]
+) -> ExportedProgram:
     from rocserve.tools.quantise import methods
     from rocserve.tools.quantise.program import export_again
 
-    if order.method == "dynamic":
+    if options.method == "dynamic":
         module = methods.quantise_dynamic(program)
-    elif order.method == "static":
+    elif options.method == "static":
         module = methods.quantise_static(program, runs)
     else:
-        assert order.train is not None, "the command line sees to it"
-        module = methods.quantise_trained(program, methods.training_function(order.train))
+        assert options.train is not None, "the command line sees to it"
+        module = methods.quantise_trained(program, methods.training_function(options.train))
     return export_again(module, program, runs[0])
 
 
@@ -156,3 +176,13 @@ def _hush() -> None:
     warnings.simplefilter("ignore")
     for package in (torch.__name__, "torchao"):
         logging.getLogger(package).setLevel(logging.ERROR)
+
+
+VERB = Verb(
+    "Quantise a program of torch.export with torchao, and compare it with the original on the data. dynamic: linear"
+    " layers, each row of their inputs scaled as it comes; static: layers and what is between them, scaled by the data;"
+    " qat: as static, after the network has been trained to be so.",
+    QuantiseOptions(),
+    run,
+    lambda options: options.model,
+)

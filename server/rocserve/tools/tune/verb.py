@@ -14,31 +14,37 @@ from rocserve.backends.pytorch.engine_choice import MIGRAPHX_ONNX
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.repository.machine import ThisMachine
-from rocserve.tools.bench.candidates import MIGRAPHX, Candidate, main_engine, prepare_one
+from rocserve.settings.flag import SWITCH, Kind, flag, number, one_of, part
+from rocserve.tools.bench.candidates import ENGINES, MIGRAPHX, Candidate, main_engine, prepare_one
 from rocserve.tools.bench.verb import LATENCY_COLUMNS, latency_cells
 from rocserve.tools.measuring.rounds import Timing
-from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.model_choice import COUNTS, ModelOptions, ToolModel
 from rocserve.tools.printing import complain, say, show, table
 from rocserve.tools.progress import ToolProgress
+from rocserve.tools.running import run_on_model
 from rocserve.tools.tune.config_file import config_path, write_choice
 from rocserve.tools.tune.config_text import ServingChoice
 from rocserve.tools.tune.recommendation import Measurement, Recommendation, recommend, setting
 from rocserve.tools.tune.sweep import Sweep, sweep
+from rocserve.tools.verb import Verb
 
 _MARK = "<- recommended"
 
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    engine: str
-    """auto, or an engine's name."""
-    instances: tuple[int, ...]
-    timing: Timing
-    latency_budget_ms: float | None
-    plot: Path | None
-    write: bool
-    as_json: bool
-    config_name: str
+    model: ModelOptions = part(ModelOptions)
+    engine: str = flag("auto", one_of(("auto", *ENGINES)), "(default auto: what a server would use)")
+    instances: tuple[int, ...] = flag((1, 2), COUNTS, "numbers of instances (default 1,2)")
+    latency_budget_ms: float | None = flag(
+        None,
+        number("MS", 0.001, float),
+        "recommend the highest throughput whose p95 latency is within it (default: the knee of the curve)",
+    )
+    plot: Path | None = flag(None, Kind("FILE.png", Path), "draw the curve of throughput over latency")
+    write: bool = flag(False, SWITCH, "put the recommendation into the model's config.pbtxt")
+    timing: Timing = part(Timing)
+    json: bool = flag(False, SWITCH, "print JSON")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
         ServeError: the model cannot be measured at all, nothing is within the budget, or the result cannot be written.
     """
     # Before minutes of measuring, not after.
-    path = config_path(model, options.config_name) if options.write else None
+    path = config_path(model, options.model.config_name) if options.write else None
     if options.plot is not None:
         _check_plot(options.plot)
     engine = main_engine(model, options.engine)
@@ -69,7 +75,7 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
     except ValueError as error:
         _print_table(model, swept, None, out)
         raise invalid_argument(str(error)) from None
-    if options.as_json:
+    if options.json:
         result = TuneResult(
             model.source.name, engine, swept.description, swept.measurements, best.measurement, best.reason
         )
@@ -81,7 +87,7 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
         complain(f"rocserve tune: {failure}")
     if options.plot is not None:
         _draw(model, swept, best, options, options.plot)
-        if not options.as_json:
+        if not options.json:
             say(out, f"curve: {options.plot}")
     if path is not None:
         _write(path, model, engine, swept, best.measurement, out)
@@ -166,3 +172,11 @@ def _write(path: Path, model: ToolModel, engine: str, swept: Sweep, best: Measur
             f"max_batch_size was {before}: requests of more than {best.batch_size} rows will be refused from now on",
         )
     say(out, f"written: {path}")
+
+
+VERB = Verb(
+    "Time a model's engine over batch sizes and numbers of instances, without a server, and recommend a setting.",
+    TuneOptions(),
+    lambda options: run_on_model(options.model, lambda model, out, log: tune(model, options, out, log)),
+    lambda options: options.model.model,
+)
