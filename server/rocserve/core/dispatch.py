@@ -35,8 +35,13 @@ class Dispatcher:
         What copies its inputs, and the count of the elements of BYTES where there may be many, go before, a step a
         turn; a sequence keeps its order meanwhile.
         """
-        if not (copying or request.head.has_strings or self._unprepared):
-            self._hand_over(request, responder)
+        head = request.head
+        if not (copying or head.has_strings or self._unprepared):
+            table = self.tables.table
+            try:
+                (table.by_head.get(head) or table.named_by(head)).infer(request, responder)
+            except ServeError as error:
+                responder.fail(error)
             return
         sequence = request.sequence
         key = None if sequence is None else (request.head.model_name, sequence.id)
@@ -51,7 +56,7 @@ class Dispatcher:
 
     def _hand_over(self, request: InferRequest, responder: Responder) -> None:
         try:
-            self.tables.table.find(request.head.model_name, request.head.model_version).infer(request, responder)
+            self.tables.table.named_by(request.head).infer(request, responder)
         except ServeError as error:
             responder.fail(error)
 

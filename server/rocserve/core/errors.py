@@ -64,6 +64,11 @@ def internal(text: str) -> ServeError:
     return ServeError(StatusCode.INTERNAL, text)
 
 
+def repeated(error: ServeError) -> ServeError:
+    """The same once more: an exception that is raised again and again collects its tracebacks."""
+    return ServeError(error.code, error.text)
+
+
 def deadline_exceeded() -> ServeError:
     """The client's time is up, or would be before the answer is there."""
     return ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")

@@ -228,7 +228,11 @@ class RequestMemory:
 
     def release_answer(self, holder: Holder, nbytes: int = _ALL) -> None:
         """So many bytes have been sent, at most those that are noted; all = also what never will be."""
-        self._add(holder, -nbytes, self._answers)
+        self._lock.acquire()
+        sent = min(nbytes, holder.held_bytes)
+        self._table[self._answers] -= sent
+        holder.held_bytes -= sent
+        self._lock.release()
 
     def admit_step(self, holder: Holder, nbytes: int) -> None:
         """So many bytes more lie between the steps of an ensemble; fewer, where a step made less than it had read.

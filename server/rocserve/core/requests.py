@@ -102,14 +102,16 @@ class InferRequest:
     element_faults: Sequence[str] | None = None
     """Of each input, what `tensors.count_elements` has found; None = its elements are still to be counted."""
 
-    # Once a scheduler has taken it; those without a value have none before.
+    # Once it has been validated; those without a value have none before.
     plan: RequestPlan = field(init=False)
+    nbytes: int = field(init=False)
+    """The size of its inputs."""
+
+    # Once a scheduler has taken it.
     responder: Responder = field(init=False)
     """Who gets the answer."""
     queue_start_ns: int = field(init=False)
     """time.monotonic_ns() when the scheduler took it."""
-    nbytes: int = field(init=False)
-    """The size of its inputs."""
     expires_at: float | None = field(default=None, init=False)
     """time.monotonic() seconds after which it must not run any more; None = never."""
     level: int = field(default=0, init=False)
@@ -122,13 +124,6 @@ class InferRequest:
     """Its responder has been asked to say when the client leaves."""
     on_again: Callable[[InferRequest], None] | None = field(default=None, init=False)
     """Takes it when the model wants it once more; None = it may not."""
-
-    def taken(self, plan: RequestPlan, responder: Responder, now_ns: int) -> None:
-        """A scheduler has it from now on."""
-        self.plan = plan
-        self.responder = responder
-        self.queue_start_ns = now_ns
-        self.nbytes = plan.nbytes or sum(map(len, self.data))
 
 
 class ResponseHead(NamedTuple):

@@ -12,10 +12,11 @@ from typing import Protocol
 from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
 from rocserve.core.hints import names_hint
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.statistics import ModelStatistics
 
 _HIGHEST_VERSION = 2**63 - 1
+_REMEMBERED_HEADS = 1024
 _MOST_HINTED = 100
 """With more models an unknown one is answered without names: each is looked at, on the data plane's thread."""
 
@@ -111,11 +112,21 @@ class ServingTable:
     is_returning: bool = False
     """The server has taken another's place, and not yet loaded all that this one had: whoever had answers of a model
     that is not there may ask again."""
+    by_head: dict[RequestHead, ServedVersion] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What `find` gave for the heads that clients have sent lately."""
 
     @property
     def all_models(self) -> Iterable[ServedModel]:
         """Each once."""
         return self.models.values() if self.listed is None else self.listed
+
+    def named_by(self, head: RequestHead) -> ServedVersion:
+        """As `find`, what is then remembered."""
+        version = self.find(head.model_name, head.model_version)
+        if len(self.by_head) >= _REMEMBERED_HEADS:
+            self.by_head.clear()
+        self.by_head[head] = version
+        return version
 
     def find(self, name: str, version: str) -> ServedVersion:
         """The version that a request names; texts and codes are Triton's.

@@ -96,7 +96,7 @@ class RequestValidator:
         self._plans: dict[RequestHead, RequestPlan] = {}
 
     def validate(self, request: InferRequest) -> RequestPlan:
-        """The plan of a request whose data fits it.
+        """Give a request its plan, which its data fits.
 
         Raises:
             ServeError: INVALID_ARGUMENT with Triton's text.
@@ -117,6 +117,8 @@ class RequestValidator:
             for index, (entry, data) in enumerate(zip(plan.inputs, contents, strict=True)):
                 if len(data) != entry.nbytes:
                     self._check_bytes(entry, data, request, index)
+        request.plan = plan
+        request.nbytes = plan.nbytes or sum(sizes)
         return plan
 
     def _check_bytes(self, entry: InputPlan, data: Buffer, request: InferRequest, index: int) -> None:

@@ -24,6 +24,9 @@ from rocserve.plane import anonymous_file
 SMALLEST_SLOT = ALIGNMENT
 """Bytes."""
 
+_FIRST_OF_PAGES = (mmap.PAGESIZE // SMALLEST_SLOT).bit_length() - 1
+"""The size class of slots of a page."""
+
 TRIMMED_AT_ONCE = 64 << 20
 """Bytes that one call of `trim` gives back: some 12 ms, in which its process does nothing else."""
 
@@ -153,7 +156,6 @@ class Heap:
             _SizeClass(SMALLEST_SLOT << index, first + index << self._shift, first + index + 1 << self._shift)
             for index in range(count)
         ]
-        self._first_of_pages = (mmap.PAGESIZE // SMALLEST_SLOT).bit_length() - 1
         self._trimming: Iterator[int] | None = None
         self._parts = [_UNMAPPED] * count
 
@@ -209,7 +211,7 @@ class Heap:
 
     def _trim_round(self) -> Iterator[int]:
         given = 0
-        for index in range(self._first_of_pages, len(self._classes)):
+        for index in range(_FIRST_OF_PAGES, len(self._classes)):
             slots, part = self._classes[index], self._parts[index]
             if part is _UNMAPPED:
                 continue
@@ -281,8 +283,9 @@ class HeapReader:
         self._descriptor = descriptor
         self._shift = _shift_of(descriptor, shares)
         self._mask = (1 << self._shift) - 1
-        self._classes = _class_count(self._shift)
-        self._count = shares * self._classes
+        self._count = shares * _class_count(self._shift)
+        self.pages_from = _FIRST_OF_PAGES << self._shift
+        """Of a heap without shares, where slots are that take a page or more."""
         self._parts: dict[int, memoryview] = {}
         self.on_closed: dict[object, Callable[[], None]] = {}
         """Called when the file is let go of, under the keys of those who want to know."""
@@ -302,10 +305,6 @@ class HeapReader:
             raise ValueError(f"a tensor of {nbytes} bytes at byte {offset} was not written to its end")
         index = offset >> self._shift
         return (self._parts.get(index) or self._part(index))[start:end]
-
-    def slot_bytes(self, offset: int) -> int:
-        """What a slot takes of memory."""
-        return SMALLEST_SLOT << (offset >> self._shift) % self._classes
 
     def offset_of(self, data: Buffer) -> int | None:
         """Where a view that this has given lies; None: it is no such view."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import ragged_batching
 from rocserve.core.validation import RequestPlan
+from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import RequestQueue
 
 
-@dataclass(frozen=True, slots=True)
-class BatchDecision:
+class BatchDecision(NamedTuple):
     """How many requests from the front of the queue run now, or when to look again."""
 
     request_count: int
@@ -31,9 +30,6 @@ class BatchPolicy(Protocol):
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         """The queue is not empty and an instance is free."""
-
-    def observe(self, engine_ns: int, request_count: int) -> None:
-        """A batch has been in the engine for this long."""
 
 
 _ONE = BatchDecision(1, is_full=True)
@@ -53,15 +49,14 @@ class NoBatching:
 
     largest = 1
 
-    def __init__(self, may_group: bool) -> None:
-        """`may_group`: whether requests of equal heads can be laid one behind the other, and so their answers."""
-        self._may_group = may_group
-        self._request_ns = LONGEST_GROUP_NS
+    def __init__(self, times: ComputeTimes | None) -> None:
+        """`times`: of the model; None: its requests cannot be laid one behind the other, or their answers cannot."""
+        self._times = times
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
-        if queue.count == 1 or not self._may_group:
+        if queue.count == 1 or self._times is None:
             return _ONE
-        longest = min(queue.count, LARGEST_GROUP, LONGEST_GROUP_NS // max(self._request_ns, 1))
+        longest = min(queue.count, LARGEST_GROUP, LONGEST_GROUP_NS // max(self._times.request_ns, 1))
         if longest < 2:
             return _ONE
         count = 0
@@ -73,9 +68,6 @@ class NoBatching:
                 break
             count += 1
         return BatchDecision(count, is_full=True, is_grouped=count > 1)
-
-    def observe(self, engine_ns: int, request_count: int) -> None:
-        self._request_ns += (engine_ns // request_count - self._request_ns) >> 2
 
 
 class DynamicBatcher:
@@ -92,9 +84,6 @@ class DynamicBatcher:
         self._preferred = frozenset(preferred_batch_sizes)
         self._largest_preferred = max(preferred_batch_sizes)
         self._delay_ns = max_queue_delay_ns
-
-    def observe(self, engine_ns: int, request_count: int) -> None:
-        """The time in the engine makes no difference."""
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         rows = count = preferred_count = 0
@@ -131,14 +120,17 @@ class DynamicBatcher:
         return BatchDecision(0, oldest_ns + self._delay_ns)
 
 
-def batch_policy(config: ModelConfig, answers_requests: bool = False) -> BatchPolicy:
+def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: bool = False) -> BatchPolicy:
     """The policy that a model's configuration asks for.
 
-    `answers_requests`: the model sees each request for itself, so that answers of any shape can be told apart.
+    Args:
+        times: of the model.
+        answers_requests: the model sees each request for itself, so that answers of any shape can be told apart.
     """
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:
-        return NoBatching(may_group=config.max_batch_size > 0 if answers_requests else _may_group(config))
+        may_group = config.max_batch_size > 0 if answers_requests else _may_group(config)
+        return NoBatching(times if may_group else None)
     return DynamicBatcher(
         config.max_batch_size,
         batching.preferred_batch_sizes or (config.max_batch_size,),

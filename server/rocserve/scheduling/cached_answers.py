@@ -6,16 +6,79 @@ import hashlib
 import logging
 import struct
 import time
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
 
 from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse
+from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse, Parameters, ResponseHead
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
-from rocserve.core.validation import RequestPlan
-from rocserve.scheduling.response_cache import ResponseCache, copied_response
+
+_ENTRY_BYTES = 256
+_TENSOR_BYTES = 256
+"""About what an entry, and each of its tensors, takes beside the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResponse:
+    """A response on memory of its own."""
+
+    head: ResponseHead
+    data: tuple[bytes, ...]
+    parameters: Parameters
+    nbytes: int
+
+
+def copied_response(response: InferResponse) -> CachedResponse:
+    """What is kept of a response."""
+    data = tuple(map(bytes, response.data))
+    nbytes = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(each) for each in data)
+    return CachedResponse(response.head, data, dict(response.parameters), nbytes)
+
+
+class ResponseCache:
+    """Shared by all models, on the data plane's thread; `nbytes` may be read from any."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._nbytes = 0
+        self._entries: OrderedDict[tuple[Hashable, bytes], CachedResponse] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """How much it holds."""
+        return self._nbytes
+
+    def get(self, owner: Hashable, key: bytes) -> CachedResponse | None:
+        """The answer that `owner` has kept under `key`."""
+        entry = self._entries.get((owner, key))
+        if entry is not None:
+            self._entries.move_to_end((owner, key))
+        return entry
+
+    def put(self, owner: Hashable, key: bytes, response: CachedResponse) -> bool:
+        """Keep an answer; False: it is larger than the whole cache."""
+        if response.nbytes > self._size_bytes:
+            return False
+        replaced = self._entries.pop((owner, key), None)
+        if replaced is not None:
+            self._nbytes -= replaced.nbytes
+        self._entries[owner, key] = response
+        self._nbytes += response.nbytes
+        while self._nbytes > self._size_bytes:
+            _, dropped = self._entries.popitem(last=False)
+            self._nbytes -= dropped.nbytes
+        return True
+
+    def forget(self, owner: Hashable) -> None:
+        """Let go of all that `owner` has kept."""
+        for key in [key for key in self._entries if key[0] == owner]:
+            self._nbytes -= self._entries.pop(key).nbytes
+
 
 LARGEST_CACHED = 32 << 20
 """Bytes of the inputs of a request that is looked up, and of an answer that is kept: each takes as long to go through
@@ -41,7 +104,7 @@ class CachedAnswers:
         self._said_too_large = False
 
     def look_up(
-        self, request: InferRequest, plan: RequestPlan, responder: Responder, in_order: Responder | None = None
+        self, request: InferRequest, responder: Responder, in_order: Responder | None = None
     ) -> Responder | None:
         """Answer a request that was answered before.
 
@@ -51,10 +114,10 @@ class CachedAnswers:
         Returns:
             None when that was done, else the responder that keeps the answer on its way.
         """
-        if sum(map(len, request.data)) > LARGEST_CACHED:
+        if request.nbytes > LARGEST_CACHED:
             return responder
         started_ns = time.monotonic_ns()
-        key = _key(request, plan)
+        key = _key(request)
         cached = self._cache.get(self._owner, key)
         now_ns = time.monotonic_ns()
         if cached is None:
@@ -107,9 +170,10 @@ class _Keeper(ForwardingResponder):
         self._responder.send(response, final)
 
 
-def _key(request: InferRequest, plan: RequestPlan) -> bytes:
+def _key(request: InferRequest) -> bytes:
     """Equal for requests with the same inputs, in whatever order, that want the same of the model."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    plan = request.plan
     entries = sorted(zip(plan.inputs, request.data, strict=True), key=lambda entry: entry[0].name)
     for spec, data in entries:
         digest.update(repr((spec.name, spec.datatype.value, spec.shape)).encode())

@@ -1,8 +1,10 @@
-"""Measures how long batches take, by their size: what a request still needs once an instance takes it.
+"""Measures how long batches take: smoothed, of all in the engine; and by size, what a request still needs once an
+instance takes it.
 
-A high quantile of the last few batches: one slow batch among them changes nothing, some do at once, and what was slow
-is forgotten when it has left the window. Batches of up to 1, 2, 4, 8, ... rows are measured apart; a size that has not
-run yet counts as the largest below it that has, so that it is tried. No estimate is ever made of one batch alone.
+The latter is a high quantile of the last few batches: one slow batch among them changes nothing, some do at once, and
+what was slow is forgotten when it has left the window. Batches of up to 1, 2, 4, 8, ... rows are measured apart; a size
+that has not run yet counts as the largest below it that has, so that it is tried. No estimate is ever made of one batch
+alone.
 """
 
 from __future__ import annotations
@@ -24,10 +26,17 @@ _PROBE_PERIOD_NS = 100_000_000
 model has become faster, and are next to nothing where it has not."""
 
 
+SHORT_NS = 1_000_000
+"""Batches are sent ahead only while the engine takes less than this for one: then the way to the worker and back is a
+large part of the time, and a request that waits there instead of in the queue loses next to nothing."""
+
+
 class ComputeTimes:
-    """The last batches of one model version, by their size."""
+    """The last batches of one model version."""
 
     def __init__(self) -> None:
+        self.engine_ns = self.request_ns = SHORT_NS
+        """Of a batch in the engine, and of one of its requests."""
         self._windows: dict[int, deque[int]] = {}
         self._estimates: dict[int, float] = {}
         """Those that have been asked for lately."""
@@ -37,9 +46,12 @@ class ComputeTimes:
 
     def observe(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """A batch has been run."""
+        entries = batch.entries
+        engine_ns = outcome.output_start_ns - outcome.input_end_ns
+        self.engine_ns += (engine_ns - self.engine_ns) >> 3
+        self.request_ns += (engine_ns // len(entries) - self.request_ns) >> 2
         if batch.is_first:
             return
-        entries = batch.entries
         rows = entries[0].plan.batch_size
         nanoseconds = outcome.compute_end_ns - (outcome.input_end_ns if batch.sent_ahead else batch.compute_start_ns)
         if len(entries) > 1:

@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterator
 
 from rocserve.core.requests import InferRequest
 from rocserve.scheduling.batch import FormedBatch
+from rocserve.scheduling.compute_times import SHORT_NS, ComputeTimes
 from rocserve.scheduling.rate_limiter import LimitedInstance, RateLimiter
 from rocserve.workers.instance import SLOTS, Instance
 
 AHEAD = SLOTS - 2
 """Batches that may wait in a worker behind the one in its engine. A slot each for these, for the one in the engine, and
 for the one whose outputs are still being read."""
-
-SHORT_NS = 1_000_000
-"""Batches are sent ahead only while the engine takes less than this for one: then the way to the worker and back is a
-large part of the time, and a request that waits there instead of in the queue loses next to nothing."""
 
 BRIEF_NS = 100_000
 """What the way to a worker and back takes, about. Where the engine takes less for a batch, the cost of each batch is
@@ -26,13 +23,17 @@ most of what there is, and instances that are idle would have many small ones.""
 class InstancePool:
     """Knows what each instance has in hand."""
 
-    def __init__(self, sends_ahead: bool = True) -> None:
-        """`sends_ahead`: whether a busy instance may be sent more, which then can no longer be overtaken."""
+    def __init__(self, times: ComputeTimes, sends_ahead: bool = True) -> None:
+        """
+        Args:
+            times: of the batches here.
+            sends_ahead: whether a busy instance may be sent more, which then can no longer be overtaken.
+        """
         self._in_hand: dict[Instance, deque[FormedBatch]] = {}
         """By instance; the first is in the engine, those behind it have been sent ahead."""
         self._begun: set[Instance] = set()
         """The instances that have been handed a batch."""
-        self._engine_ns = SHORT_NS
+        self._times = times
         self._begun_ns = 0
         """When a batch was last handed to an instance."""
         self._sends_ahead = sends_ahead
@@ -66,7 +67,7 @@ class InstancePool:
 
     def ahead(self) -> Instance | None:
         """A busy instance that may be sent one more batch, the one with the fewest."""
-        if self._engine_ns >= SHORT_NS or not self._sends_ahead:
+        if self._times.engine_ns >= SHORT_NS or not self._sends_ahead:
             return None
         best, fewest = None, AHEAD + 1
         for instance, batches in self._in_hand.items():
@@ -79,7 +80,7 @@ class InstancePool:
     def returns_by_ns(self) -> int:
         """By time.monotonic_ns(), when a batch that an instance has is likely to be back; 0: none is, or only after
         a while."""
-        if self._engine_ns >= BRIEF_NS or not self._sends_ahead or not any(self._in_hand.values()):
+        if self._times.engine_ns >= BRIEF_NS or not self._sends_ahead or not any(self._in_hand.values()):
             return 0
         return self._begun_ns + BRIEF_NS
 
@@ -104,16 +105,14 @@ class InstancePool:
             self._begun.add(instance)
             batch.is_first = True
 
-    def end(self, instance: Instance, batch: FormedBatch, engine_ns: int) -> None:
-        """A batch is back, after this time in the engine (0: it did not get there)."""
+    def end(self, instance: Instance, batch: FormedBatch) -> None:
+        """A batch is back."""
         batches = self._in_hand.get(instance)
         if batches:
             if batches[0] is batch:
                 batches.popleft()
             elif batch in batches:
                 batches.remove(batch)
-        if engine_ns:
-            self._engine_ns += (engine_ns - self._engine_ns) >> 3
 
     # Requests that have been sent ahead and are still to run
 
@@ -150,8 +149,8 @@ def _waiting_of(batch: FormedBatch, place: int) -> Iterator[InferRequest]:
 class LimitedInstancePool(InstancePool):
     """A pool whose instances run only when they have been granted what they hold while they do."""
 
-    def __init__(self, limiter: RateLimiter) -> None:
-        super().__init__(sends_ahead=False)
+    def __init__(self, times: ComputeTimes, limiter: RateLimiter) -> None:
+        super().__init__(times, sends_ahead=False)
         self._limiter = limiter
         self._limited: dict[Instance, LimitedInstance] = {}
 
@@ -173,8 +172,8 @@ class LimitedInstancePool(InstancePool):
     def claim(self, instance: Instance) -> bool:
         return self._limiter.ask(self._limited[instance])
 
-    def end(self, instance: Instance, batch: FormedBatch, engine_ns: int) -> None:
-        super().end(instance, batch, engine_ns)
+    def end(self, instance: Instance, batch: FormedBatch) -> None:
+        super().end(instance, batch)
         limited = self._limited.get(instance)
         if limited is not None and not self._in_hand[instance]:
             self._limiter.release(limited, has_run=True)

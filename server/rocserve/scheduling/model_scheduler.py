@@ -5,19 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
+from rocserve.core.errors import ServeError, deadline_exceeded, repeated, unavailable
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
-from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.queue import QueueFull, RequestQueue
-from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
-from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work
+from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work, cancelled
 from rocserve.scheduling.triage import NOTHING, Triage
 from rocserve.workers.instance import Instance, WorkerGone
-from rocserve.workers.results import BatchOutcome
 
 
 class ModelScheduler(Scheduler):
@@ -27,19 +24,20 @@ class ModelScheduler(Scheduler):
         batching = parts.config.dynamic_batching
         self._queue = RequestQueue(batching, parts.limits)
         super().__init__(parts, sends_ahead=not self._queue.may_be_overtaken)
-        self._policy = batch_policy(parts.config, parts.answers_requests)
+        self._policy = batch_policy(parts.config, self._times, parts.answers_requests)
         self._sequencer = ResponseSequencer() if batching is not None and batching.preserve_ordering else None
-        self._triage = Triage(self._queue, self._policy, keeps_order=self._sequencer is not None)
+        self._triage = Triage(self._queue, self._policy, self._times, keeps_order=self._sequencer is not None)
 
     # Requests
 
-    def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
+    def submit(self, request: InferRequest, responder: Responder) -> None:
         """See Scheduler."""
-        self._check_outage()
-        now_ns = time.monotonic_ns()
-        request.taken(plan, responder, now_ns)
+        if self._outage is not None:
+            raise repeated(self._outage)
+        request.responder = responder
+        request.queue_start_ns = now_ns = time.monotonic_ns()
         queue = self._queue
-        if request.deadline is not None or plan.timeout_microseconds or not queue.is_plain:
+        if request.deadline is not None or queue.may_be_overtaken or request.plan.timeout_microseconds:
             queue.admit(request, now_ns / 1e9)
         try:
             queue.push(request)
@@ -54,7 +52,8 @@ class ModelScheduler(Scheduler):
             if request.deadline is not None:
                 self._triage.note(request)
         if not self._is_marked:
-            self._mark()
+            self._is_marked = True
+            self._plane.at_end_of_turn(self._pump)
 
     @property
     def waiting(self) -> int:
@@ -120,10 +119,8 @@ class ModelScheduler(Scheduler):
         self._pool.begin(instance, batch)
         return instance, batch
 
-    def _returned(self, instance: Instance, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
-        if outcome is not None and outcome.error is None:
-            self._policy.observe(outcome.output_start_ns - outcome.input_end_ns, len(batch.entries))
-            self._triage.times.observe(batch, outcome)
+    def _freed(self, batch: FormedBatch) -> None:
+        """See Scheduler. Nothing waits for that."""
 
     def _take_back(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """See Scheduler. The requests keep their place for another instance."""

@@ -19,8 +19,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.plane.loop import PlaneLoop
-from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.responses import ResponseMaker
+from rocserve.scheduling.batch import FormedBatch, ResponseMaker
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import InstanceRequests, RequestLost
 from rocserve.workers.request_details import write_details

@@ -2,20 +2,114 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
-from rocserve.scheduling.level import Level
 
-_KEPT_LEVELS = 64
-"""Priority levels whose queues stay when they are empty, since the next request is likely to need one of them again; a
-configuration may allow 2^64 levels."""
+_ARRIVAL = attrgetter("queue_start_ns")
+
+
+class Level:
+    """Requests in order of arrival, then those whose time passed but may run late (DELAY)."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        self.waiting: deque[InferRequest] = deque()
+        self.dated: deque[InferRequest] = deque()
+        """Those that may be overtaken by newer ones, in order of arrival as well."""
+        self.delayed: deque[InferRequest] = deque()
+        self.newest_first = False
+        """Those newest ones run first, in turns with what waits otherwise."""
+        self.has_lost = False
+        """One of them was lost for lack of time, since there were none last."""
+        self._dated_turn = True
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.dated) + len(self.delayed)
+
+    def __iter__(self) -> Iterator[InferRequest]:
+        """In the order in which they would run."""
+        first: Iterable[InferRequest]
+        if not self.dated:
+            first = self.waiting
+        elif not self.waiting:
+            first = reversed(self.dated) if self.newest_first else self.dated
+        elif self.newest_first:
+            first = self._in_turns()
+        else:
+            first = heapq.merge(self.dated, self.waiting, key=_ARRIVAL)
+        return chain(first, self.delayed)
+
+    def _in_turns(self) -> Iterator[InferRequest]:
+        first, second = reversed(self.dated), iter(self.waiting)
+        if not self._dated_turn:
+            first, second = second, first
+        for one in first:
+            yield one
+            other = next(second, None)
+            if other is None:
+                break
+            yield other
+        yield from first
+        yield from second
+
+    def push_back(self, entry: InferRequest) -> None:
+        """One that was taken but not run is the next again."""
+        if entry.dated and self.newest_first:
+            self.dated.append(entry)
+        else:
+            (self.dated if entry.dated else self.waiting).appendleft(entry)
+
+    def take(self, count: int, taken: list[InferRequest]) -> None:
+        """Add the next ones to those that were taken, up to so many in all."""
+        waiting, dated = self.waiting, self.dated
+        while dated and len(taken) < count:
+            if not waiting:
+                entry = dated.pop() if self.newest_first else dated.popleft()
+            elif self.newest_first:
+                is_turn, self._dated_turn = self._dated_turn, not self._dated_turn
+                entry = dated.pop() if is_turn else waiting.popleft()
+            else:
+                entry = (dated if dated[0].queue_start_ns <= waiting[0].queue_start_ns else waiting).popleft()
+            taken.append(entry)
+            self._forget_overload()
+        for source in (waiting, self.delayed):
+            while source and len(taken) < count:
+                taken.append(source.popleft())
+
+    def remove(self, entry: InferRequest) -> None:
+        """Take out one that is here."""
+        for entries in (self.dated if entry.dated else self.waiting, self.delayed):
+            if entries and entries[-1] is entry:
+                # Where the newest are first, so that a long queue is not searched.
+                entries.pop()
+                self._forget_overload()
+                return
+            try:
+                entries.remove(entry)
+            except ValueError:
+                continue
+            self._forget_overload()
+            return
+        raise ValueError("no request of this level")
+
+    def delay(self, entry: InferRequest) -> None:
+        """One that is here runs after all others from now on."""
+        self.remove(entry)
+        self.delayed.append(entry)
+
+    def _forget_overload(self) -> None:
+        if not self.dated:
+            self.newest_first = self.has_lost = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +136,14 @@ class RequestQueue:
         self._default_policy = settings.default_queue_policy
         self._policies = settings.priority_queue_policy if settings.priority_levels else {}
         self._levels: dict[int, Level] = {}
-        """Those that requests have come for, by number."""
+        """Those that requests wait in, and the default one, by number."""
         self._order: list[int] = []
         """Their numbers, ascending: the highest priority first."""
         # A model whose config says nothing of time-outs honours the request's own.
         self._has_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
-        self.is_plain = not self._has_policy and not settings.priority_levels
-        """Nothing is to be asked of `admit` for requests without a deadline and a time-out."""
         self.may_be_overtaken = self._has_policy or bool(settings.priority_levels)
-        """Requests are to be run, refused or overtaken by what the queue knows of them: none may leave it early."""
+        """Requests are to be run, refused or overtaken by what the queue knows of them: none may leave it early. Where
+        they are not, `admit` has nothing to say of those without a deadline and a time-out."""
         self._nbytes = 0
         self.count = 0
         """How many requests there are; as `len`, without a call."""
@@ -69,7 +162,7 @@ class RequestQueue:
         deadline = entry.expires_at = entry.deadline
         if deadline is not None:
             entry.dated = not entry.in_turn
-        if self.is_plain and not plan.timeout_microseconds:
+        if not self.may_be_overtaken and not plan.timeout_microseconds:
             return
         if self._level_count:
             entry.level = plan.priority if 1 <= plan.priority <= self._level_count else self._default_level
@@ -103,7 +196,12 @@ class RequestQueue:
         if limit and len(level) >= limit:
             raise QueueFull(entry.id)
         (level.dated if entry.dated else level.waiting).append(entry)
-        self._add(entry)
+        # As `_add`, without a call: it is done for every request.
+        entry.waiting = True
+        self.count += 1
+        self._nbytes += entry.nbytes
+        if entry.deadline is not None:
+            self.deadline_count += 1
 
     def push_back(self, entries: list[InferRequest]) -> None:
         """Put requests that were taken but not run back to the front, in their order."""
@@ -114,13 +212,19 @@ class RequestQueue:
     def take(self, count: int) -> list[InferRequest]:
         """The next `count` requests in order of priority and arrival, at most as many as there are."""
         taken: list[InferRequest] = []
+        # A copy: levels may be closed meanwhile.
         for number in self._order.copy():
-            taken += self._levels[number].take(count - len(taken))
-            if len(self._order) > _KEPT_LEVELS:
-                self._close_empty(number)
+            self._levels[number].take(count, taken)
+            if number != self._default_level:
+                self._close_if_empty(number)
             if len(taken) == count:
                 break
-        self._drop(taken)
+        self.count -= len(taken)
+        for entry in taken:
+            entry.waiting = False
+            self._nbytes -= entry.nbytes
+            if entry.deadline is not None:
+                self.deadline_count -= 1
         return taken
 
     def remove(self, entry: InferRequest) -> bool:
@@ -128,9 +232,12 @@ class RequestQueue:
         if not entry.waiting:
             return False
         self._levels[entry.level].remove(entry)
-        self._drop([entry])
-        if len(self._order) > _KEPT_LEVELS:
-            self._close_empty(entry.level)
+        entry.waiting = False
+        self.count -= 1
+        self._nbytes -= entry.nbytes
+        self.deadline_count -= entry.deadline is not None
+        if entry.level != self._default_level:
+            self._close_if_empty(entry.level)
         return True
 
     def expire(self, entry: InferRequest, now: float) -> bool:
@@ -177,7 +284,8 @@ class RequestQueue:
         insort(self._order, number)
         return level
 
-    def _close_empty(self, number: int) -> None:
+    def _close_if_empty(self, number: int) -> None:
+        """A configuration may allow 2^64 levels."""
         if not self._levels[number]:
             del self._levels[number]
             del self._order[bisect_left(self._order, number)]
@@ -188,11 +296,3 @@ class RequestQueue:
         self._nbytes += entry.nbytes
         if entry.deadline is not None:
             self.deadline_count += 1
-
-    def _drop(self, entries: list[InferRequest]) -> None:
-        self.count -= len(entries)
-        for entry in entries:
-            entry.waiting = False
-            self._nbytes -= entry.nbytes
-            if entry.deadline is not None:
-                self.deadline_count -= 1

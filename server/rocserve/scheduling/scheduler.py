@@ -3,30 +3,165 @@
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.validation import RequestPlan, RequestValidator
-from rocserve.plane.loop import PlaneLoop
+from rocserve.core.trace import QUEUE_START
+from rocserve.core.validation import RequestValidator
+from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
-from rocserve.scheduling.drain import Drain
+from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.instances import InstancePool, LimitedInstancePool
 from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
-from rocserve.scheduling.refusals import Refused, not_handed_over, refuse
+from rocserve.scheduling.response_sequencer import OrderedResponder
 from rocserve.scheduling.sequence.router import SequenceRouter
-from rocserve.scheduling.timers import Alarm, Deadlines
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
+
+
+class Drain:
+    """Counts what was taken and is not answered yet; its owner says when there may be nothing left."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.is_awaited = False
+        """Somebody waits to be told."""
+        self._on_drained: Callable[[], None] | None = None
+
+    def close(self, on_drained: Callable[[], None]) -> None:
+        """`on_drained` is to be called, once, when nothing is left."""
+        self._on_drained = on_drained
+        self.is_awaited = True
+
+    def report(self) -> bool:
+        """Tell whoever waits, where nothing runs any more; whether that was done."""
+        if self.running or self._on_drained is None:
+            return False
+        on_drained, self._on_drained = self._on_drained, None
+        self.is_awaited = False
+        on_drained()
+        return True
+
+
+_FEW = 256
+
+
+class Alarm:
+    """Fires at the earliest of the times that it was given. It knows whom it calls only while it is set."""
+
+    def __init__(self, plane: PlaneLoop) -> None:
+        self._plane = plane
+        self._timer: tuple[float, TimerHandle] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
+
+    def set(self, when: float, on_fired: Callable[[], None]) -> None:
+        """`when` is time.monotonic() seconds; `on_fired` begins with `fired`."""
+        if self._timer is not None:
+            if self._timer[0] <= when:
+                return
+            self._timer[1].cancel()
+        self._timer = (when, self._plane.call_at(when, on_fired))
+
+    def fired(self) -> None:
+        """It may be set anew."""
+        self._timer = None
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer[1].cancel()
+            self._timer = None
+
+
+class Deadlines:
+    """Keeps the times at which requests expire, and an alarm for the next.
+
+    A request that has begun or was answered stays until its time, or until there are many like it.
+    """
+
+    def __init__(self, plane: PlaneLoop) -> None:
+        self.alarm = Alarm(plane)
+        self._heap: list[tuple[float, int, InferRequest]] = []
+        self._numbers = itertools.count()
+        self._most = _FEW
+
+    def add(self, when: float, entry: InferRequest, on_due: Callable[[], None]) -> bool:
+        """A request, and when it expires; `on_due` begins with `pop_due`. True: there are many, and it is time to call
+        `keep_only`."""
+        heapq.heappush(self._heap, (when, next(self._numbers), entry))
+        self.alarm.set(when, on_due)
+        return len(self._heap) > self._most
+
+    def keep_only(self, entries: Iterable[InferRequest]) -> None:
+        """Forget all but these."""
+        self._heap = [
+            (entry.expires_at, next(self._numbers), entry) for entry in entries if entry.expires_at is not None
+        ]
+        heapq.heapify(self._heap)
+        self._most = max(_FEW, 2 * len(self._heap))
+
+    def pop_due(self, now: float, on_due: Callable[[], None]) -> list[InferRequest]:
+        """Those whose time has come, and the alarm is set for the next; `now` is time.monotonic()."""
+        self.alarm.fired()
+        due: list[InferRequest] = []
+        while self._heap and self._heap[0][0] <= now:
+            when, _, entry = heapq.heappop(self._heap)
+            # A request may have been given another time.
+            if entry.expires_at == when:
+                due.append(entry)
+        if self._heap:
+            self.alarm.set(self._heap[0][0], on_due)
+        return due
+
+
+Refused = tuple[InferRequest, ServeError]
+"""A request that is not to run, and why."""
+
+
+def refuse(entry: InferRequest, error: ServeError, statistics: ModelStatistics) -> None:
+    """Tell a request that has waited why it is not run."""
+    now = time.monotonic_ns()
+    if entry.trace is not None:
+        entry.trace.note(QUEUE_START, entry.queue_start_ns)
+    if error.code is StatusCode.CANCELLED:
+        statistics.record_cancellation(entry.queue_start_ns, now)
+    else:
+        statistics.record_rejection(entry.queue_start_ns, now)
+        statistics.note_failure(error.text)
+    responder = entry.responder
+    if isinstance(responder, OrderedResponder):
+        # It need not wait for the answers to others.
+        responder = responder.out_of_order()
+    responder.fail(error)
+
+
+def cancelled() -> ServeError:
+    """Its client has gone."""
+    return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")
+
+
+def not_handed_over(batch: FormedBatch, error: Exception, model_name: str, log: logging.Logger) -> ServeError:
+    """What the requests of a batch are told that could not be given to its worker. Called while the error is being
+    handled, which the log gets whole."""
+    prefix = request_prefix([entry.id for entry in batch.undropped])
+    log.exception("%sa batch of model '%s' could not be handed to its worker", prefix, model_name)
+    return internal(f"the batch could not be handed to the worker: {error}")
+
 
 _LOOK_SECONDS = 0.01
 """The client of a request that has waited this long is asked after: whoever is served sooner never pays for it."""
@@ -71,7 +206,10 @@ class Scheduler(ABC):
         self._log = parts.log
         self._plane = parts.plane
         limiter = parts.limiter
-        self._pool = InstancePool(sends_ahead) if limiter is None else LimitedInstancePool(limiter)
+        self._times = ComputeTimes()
+        self._pool = (
+            InstancePool(self._times, sends_ahead) if limiter is None else LimitedInstancePool(self._times, limiter)
+        )
         self._answerer: BatchAnswerer | RequestBatches
         if parts.answers_requests:
             self._answerer = RequestBatches(
@@ -92,7 +230,7 @@ class Scheduler(ABC):
     # What the kinds say
 
     @abstractmethod
-    def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
+    def submit(self, request: InferRequest, responder: Responder) -> None:
         """Take a validated request.
 
         Raises:
@@ -125,8 +263,8 @@ class Scheduler(ABC):
         """The time of a request has passed. Where it is still to run it is taken out, and refused."""
 
     @abstractmethod
-    def _returned(self, instance: Instance, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
-        """A batch is back, and its requests are about to be answered; None: it could not be handed over."""
+    def _freed(self, batch: FormedBatch) -> None:
+        """A batch is not with an instance any more, for it could not be handed over."""
 
     @abstractmethod
     def _take_back(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
@@ -152,12 +290,6 @@ class Scheduler(ABC):
     @abstractmethod
     def fail_queue(self, outage: ServeError) -> None:
         """No instance is left and none comes back soon: answer what waits, and what comes, with the reason."""
-
-    def _check_outage(self) -> None:
-        """Raises: ServeError: no instance is left and none comes back soon."""
-        if self._outage is not None:
-            # A new one: an exception that is raised again and again collects its tracebacks.
-            raise ServeError(self._outage.code, self._outage.text)
 
     def _granted(self) -> None:
         """An instance that had to wait for its turn may run."""
@@ -221,9 +353,9 @@ class Scheduler(ABC):
             failure = not_handed_over(batch, error, self._config.name, self._log)
             self._answerer.forget(batch)
             self._drain.running -= 1
-            self._pool.end(instance, batch, 0)
+            self._pool.end(instance, batch)
             self._refused += [(entry, failure) for entry in batch.undropped]
-            self._returned(instance, batch, None)
+            self._freed(batch)
             self._mark()
 
     def _lose(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
@@ -237,21 +369,19 @@ class Scheduler(ABC):
         if isinstance(outcome.error, WorkerGone):
             self._lose(instance, batch, outcome.error)
             return
-        self._pool.end(instance, batch, outcome.output_start_ns - outcome.input_end_ns)
-        self._returned(instance, batch, outcome)
+        self._pool.end(instance, batch)
+        if outcome.error is None:
+            self._times.observe(batch, outcome)
+        is_answered = True
         try:
             if self._has_queued() or self._refused:
                 self._pump()
         finally:
-            self._answer(batch, outcome)
-
-    def _answer(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
-        is_answered = True
-        try:
-            is_answered = self._answerer.answer(batch, outcome)
-        finally:
-            if is_answered:
-                self._batch_ended()
+            try:
+                is_answered = self._answerer.answer(batch, outcome)
+            finally:
+                if is_answered:
+                    self._batch_ended()
 
     def _batch_ended(self) -> None:
         """All requests of a batch have been answered."""

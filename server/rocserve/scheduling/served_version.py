@@ -9,7 +9,6 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.validation import RequestPlan
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.queue import QueueFull
@@ -39,6 +38,7 @@ class ScheduledVersion:
         self.statistics = statistics
         self.inputs = inputs
         self._scheduler = scheduler
+        self._validate = scheduler.validator.validate
         self._answers = answers
         batching = config.dynamic_batching
         in_order = answers is not None and batching is not None and batching.preserve_ordering
@@ -53,7 +53,7 @@ class ScheduledVersion:
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """See core.serving.ServedVersion."""
         try:
-            plan = self._scheduler.validator.validate(request)
+            self._validate(request)
         except ServeError as error:
             # As in Triton, what does not fit the model has never been one of its requests.
             self.statistics.note_failure(error.text)
@@ -64,9 +64,9 @@ class ScheduledVersion:
                 # Only for clients that can take any number of responses.
                 responder.expect_many()
             elif self._answers is not None:
-                self._infer_unless_cached(self._answers, request, plan, responder)
+                self._infer_unless_cached(self._answers, request, responder)
                 return
-            self._scheduler.submit(request, plan, responder)
+            self._scheduler.submit(request, responder)
         except ServeError as error:
             now = time.monotonic_ns()
             if isinstance(error, QueueFull):
@@ -76,22 +76,20 @@ class ScheduledVersion:
             self.statistics.note_failure(error.text)
             responder.fail(error)
 
-    def _infer_unless_cached(
-        self, answers: CachedAnswers, request: InferRequest, plan: RequestPlan, responder: Responder
-    ) -> None:
+    def _infer_unless_cached(self, answers: CachedAnswers, request: InferRequest, responder: Responder) -> None:
         """What has been answered before is answered again."""
         if self._sequencer is None:
-            keeper = answers.look_up(request, plan, responder)
+            keeper = answers.look_up(request, responder)
             if keeper is not None:
-                self._scheduler.submit(request, plan, keeper)
+                self._scheduler.submit(request, keeper)
             return
         ticket = self._sequencer.ticket()
-        keeper = answers.look_up(request, plan, responder, OrderedResponder(responder, ticket))
+        keeper = answers.look_up(request, responder, OrderedResponder(responder, ticket))
         if keeper is None:
             return
         try:
             # Outermost, so that a request that is refused later on need not wait for its turn.
-            self._scheduler.submit(request, plan, OrderedResponder(keeper, ticket))
+            self._scheduler.submit(request, OrderedResponder(keeper, ticket))
         except ServeError:
             ticket.end()
             raise

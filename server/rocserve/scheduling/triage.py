@@ -47,9 +47,9 @@ _FEW = 64
 class Triage:
     """Asked in the policy's place while requests with deadlines wait."""
 
-    def __init__(self, queue: RequestQueue, policy: BatchPolicy, keeps_order: bool) -> None:
-        """`keeps_order`: whether no request may run before one that came earlier."""
-        self.times = ComputeTimes()
+    def __init__(self, queue: RequestQueue, policy: BatchPolicy, times: ComputeTimes, keeps_order: bool) -> None:
+        """`times`: of the model. `keeps_order`: whether no request may run before one that came earlier."""
+        self.times = times
         self.lost: list[InferRequest] = []
         """Taken out of the queue for lack of time; for the scheduler to answer."""
         self._queue = queue

@@ -27,6 +27,8 @@ from rocserve.workers.entries import (
 from rocserve.workers.layouts import checked
 from rocserve.workers.results import BatchOutcome
 
+_NO_ENTRY = bytes(ENTRY_BYTES)
+
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
@@ -77,16 +79,19 @@ class BatchWriter:
         if fresh:
             forms = {**forms, **fresh}
         count = len(members) + len(fresh)
+        sizes: list[int] = []
         table: list[bytes] = []
         pieces: list[Buffer] = []
         placed: list[PlacedTensors] = []
-        end = aligned(count * ENTRY_BYTES)
+        # Two entries take as much as tensors are aligned to.
+        end = (count + count % 2) * ENTRY_BYTES
         for form, number in fresh.items():
             text = checked(to_json(form.layout))
             table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
             pieces += padded((text,))
             end += aligned(len(text))
         for form, data, number, details in members:
+            sizes.append(form.layout.rows)
             flags, place = 0, end
             if type(data) is PlacedTensors and data.heap is inputs and data.sizes == form.places.sizes:
                 flags, place = PLACED, data.offset
@@ -107,9 +112,9 @@ class BatchWriter:
             self._forms = forms
             while len(forms) > REMEMBERED_LAYOUTS:
                 del forms[next(iter(forms))]
-        pieces = [*padded((b"".join(table),)), *pieces]
+        if count % 2:
+            table.append(_NO_ENTRY)
         batch_id = next(self._batch_ids) & 0xFFFFFFFF
         entry = pack(BATCH, GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)
-        sizes = tuple([member[0].layout.rows for member in members])
-        large = fill(view, pieces, COPIED_AT_ONCE)
-        return SentBatch(batch_id, entry, sizes, on_outcome, slot, placed, view, large)
+        large = fill(view, [*table, *pieces], COPIED_AT_ONCE)
+        return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, large)

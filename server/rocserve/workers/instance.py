@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import socket
 import time
@@ -52,6 +51,8 @@ SLOTS = 4
 """That an instance holds: one in the engine, one whose outputs are still being read, the others ahead of time."""
 HEAP_BYTES = 1 << 32
 """Of slots of one size, in an instance's heap and in a version's; gRPC's messages have half as many at most."""
+_RETURNED_TOGETHER = 15
+"""Places of slots smaller than a page: five messages full."""
 _MOST_UNRETURNED = 1 << 16
 """Places that a worker may leave to be taken back; it takes all that there are whenever it needs memory."""
 
@@ -113,7 +114,6 @@ class Instance:
         """Those of them whose inputs, or those of one before them, are still being copied: one may name the forms of
         another."""
         self._to_return: list[int] = []
-        self._bytes_to_return = 0
         self.requests: InstanceRequests | None = None
         """Where the model sees each request for itself."""
         self._attach(start_call)
@@ -275,7 +275,7 @@ class Instance:
         kind, _, count, _, place, entries, nbytes = following or (0,) * 7
         if kind == RESULTS:
             outcome = self.results.read_batch(place, nbytes, entries, times, batch.sizes, self.requests is not None)
-            outcome.slot = self.slot(place)
+            outcome.slot = Slot(self.give_place, place, self._reader)
         elif kind == FAILED:
             outcome = BatchOutcome(self.results.error(count, place, entries), times)
             self.give_place(place)
@@ -300,10 +300,9 @@ class Instance:
     # What has been read
 
     def give_place(self, place: int) -> None:
-        """A slot of the worker's has been read. It is told so once they take a page together, for it has more."""
+        """A slot of the worker's has been read. It is told of several small ones at once, for it has more."""
         self._to_return.append(place)
-        self._bytes_to_return += self._reader.slot_bytes(place)
-        if self._bytes_to_return >= mmap.PAGESIZE:
+        if place >= self._reader.pages_from or len(self._to_return) >= _RETURNED_TOGETHER:
             self._mail.return_later(self)
 
     def return_places(self) -> None:
@@ -317,7 +316,6 @@ class Instance:
             self._returns.post(return_entries(self._to_return[: 3 * entries]))
             # Before it posts more, the worker takes what is there: the rest follows then.
             del self._to_return[: 3 * entries]
-            self._bytes_to_return = 0
 
     # Its watch; from any thread
 

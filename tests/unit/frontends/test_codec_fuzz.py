@@ -278,7 +278,7 @@ responses = st.builds(
 @settings(max_examples=600, deadline=None)
 def test_responses(response: InferResponse) -> None:
     for _ in range(2):
-        data = CODEC.encode_response(response)
+        data = b"".join(CODEC.parts(response))
         message = tritons.ModelInferResponse.FromString(data)
         assert (message.model_name, message.model_version, message.id) == (
             response.head.model_name,

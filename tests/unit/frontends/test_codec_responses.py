@@ -26,8 +26,12 @@ def _response(**fields: object) -> InferResponse:
     )
 
 
+def _encoded(codec: InferCodec | ResponseEncoder, response: InferResponse) -> bytes:
+    return b"".join(codec.parts(response))
+
+
 def _read(response: InferResponse) -> ModelInferResponse:
-    return ModelInferResponse.FromString(InferCodec().encode_response(response))
+    return ModelInferResponse.FromString(_encoded(InferCodec(), response))
 
 
 def test_the_bytes_are_those_of_protobuf() -> None:
@@ -38,7 +42,7 @@ def test_the_bytes_are_those_of_protobuf() -> None:
         expected.raw_output_contents.append(values.tobytes())
     codec = InferCodec()
     for _ in range(2):
-        assert codec.encode_response(_response(parameters={"done": True})) == expected.SerializeToString()
+        assert _encoded(codec, _response(parameters={"done": True})) == expected.SerializeToString()
     for final in (True, False):
         expected.parameters["triton_final_response"].bool_param = final
         encoded = codec.encode_stream_response(_response(parameters={"done": True}), final)
@@ -50,7 +54,7 @@ def test_tritonclient_reads_the_arrays() -> None:
     halves = np.array([0.5, -2.0], dtype=np.float16)
     empty = np.zeros((0, 3), dtype=np.float64)
     outputs = [tensor_from_numpy(name, array) for name, array in (("T", texts), ("H", halves), ("E", empty))]
-    data = InferCodec().encode_response(_response(outputs=outputs))
+    data = _encoded(InferCodec(), _response(outputs=outputs))
     result = InferResult(tritons.ModelInferResponse.FromString(data))
     for name, array in (("T", texts), ("H", halves), ("E", empty)):
         np.testing.assert_array_equal(result.as_numpy(name), array)
@@ -61,7 +65,7 @@ def test_a_remembered_head_takes_other_ids_data_and_lengths() -> None:
     for request_id, texts in (("a", [b"x"]), ("", [b"y" * 1000]), ("é" * 100, [b""])):
         raw = encode_bytes_elements(texts)
         response = _response(request_id=request_id, outputs=[Tensor("T", DataType.BYTES, (1,), raw)])
-        message = ModelInferResponse.FromString(codec.encode_response(response))
+        message = ModelInferResponse.FromString(_encoded(codec, response))
         assert (message.id, list(message.raw_output_contents)) == (request_id, [raw])
 
 
@@ -78,9 +82,9 @@ def test_a_remembered_head_takes_other_ids_data_and_lengths() -> None:
 )
 def test_other_heads_are_told_apart(change: dict[str, object]) -> None:
     codec = InferCodec()
-    codec.encode_response(_response())
+    _encoded(codec, _response())
     response = _response(**change)
-    message = ModelInferResponse.FromString(codec.encode_response(response))
+    message = ModelInferResponse.FromString(_encoded(codec, response))
     assert (message.model_name, message.model_version) == (response.head.model_name, response.head.model_version)
     assert [(output.name, output.datatype, tuple(output.shape)) for output in message.outputs] == [
         (tensor.name, tensor.datatype.value, tensor.shape) for tensor in response.outputs
@@ -96,7 +100,7 @@ def test_buffers_of_every_kind() -> None:
 
 def test_the_bytes_outlive_the_tensors_memory() -> None:
     memory = bytearray(VALUES.tobytes())
-    data = InferCodec().encode_response(_response(outputs=[Tensor("X", DataType.INT32, (1, 16), memoryview(memory))]))
+    data = _encoded(InferCodec(), _response(outputs=[Tensor("X", DataType.INT32, (1, 16), memoryview(memory))]))
     memory[:] = bytes(len(memory))
     assert ModelInferResponse.FromString(data).raw_output_contents[0] == VALUES.tobytes()
 
@@ -113,7 +117,7 @@ def test_parameters_of_every_kind() -> None:
 @pytest.mark.parametrize(("value", "text"), [(1 << 64, "64 bits"), (b"raw", "of type bytes")])
 def test_parameters_without_a_form_on_the_wire(value: object, text: str) -> None:
     with pytest.raises(ServeError, match=text) as caught:
-        InferCodec().encode_response(_response(parameters={"x": value}))
+        _encoded(InferCodec(), _response(parameters={"x": value}))
     assert caught.value.code is StatusCode.INTERNAL
 
 
@@ -131,7 +135,7 @@ def test_stream_errors() -> None:
 def test_remembered_heads_are_bounded() -> None:
     encoder = ResponseEncoder()
     for number in range(2 * REMEMBERED_HEADS + 10):
-        encoder.encode_response(_response(model_version=str(number)))
+        _encoded(encoder, _response(model_version=str(number)))
         assert len(encoder._heads) <= REMEMBERED_HEADS
 
 

@@ -11,7 +11,6 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.typed_answers import typed_answer
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse
 
@@ -39,7 +38,7 @@ def response(*tensors: Tensor) -> InferResponse:
     ],
 )
 def test_each_datatype_has_its_field(array: np.ndarray, field: str) -> None:
-    encoded = InferCodec().encode_response(response(tensor_from_numpy("OUT", array)))
+    encoded = typed_answer(response(tensor_from_numpy("OUT", array))).SerializeToString()
     message = ModelInferResponse.FromString(encoded)
     output = message.outputs[0]
     assert (message.model_name, message.model_version, message.id) == ("m", "1", "id")

@@ -162,7 +162,8 @@ class Bench:
         data = np.full((rows, width), value, np.float32).tobytes()
         request = InferRequest(head, str(value), [data], deadline)
         answer = Answer(self.loop, self.answered)
-        self.scheduler.inner.submit(request, self.validator.validate(request), answer)
+        self.validator.validate(request)
+        self.scheduler.inner.submit(request, answer)
         return answer
 
     def submit_in_one_turn(self, *values: float) -> None:

@@ -12,9 +12,7 @@ from rocserve.core.model_config import DynamicBatching, ModelConfig, QueuePolicy
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
-from rocserve.core.validation import RequestValidator
-from rocserve.scheduling.cached_answers import LARGEST_CACHED, CachedAnswers
-from rocserve.scheduling.response_cache import ResponseCache
+from rocserve.scheduling.cached_answers import LARGEST_CACHED, CachedAnswers, ResponseCache
 from rocserve.scheduling.served_version import ScheduledVersion
 
 HEAD = RequestHead("m", "", (InputHead("IN", "FP32", (1, 2)),))
@@ -69,8 +67,9 @@ def test_what_would_take_long_to_go_through_is_not_cached(caplog) -> None:
     cache = ResponseCache(1 << 30)
     answers = CachedAnswers(cache, config, 1, ModelStatistics(), logging.getLogger("test"))
     large = bytes(LARGEST_CACHED + 1)
-    plan, responder = RequestValidator(config).validate(InferRequest(RequestHead("m", "", ()), "", [])), object()
-    assert answers.look_up(InferRequest(HEAD, "", [large]), plan, responder) is responder
+    request, responder = InferRequest(HEAD, "", [large]), object()
+    request.nbytes = len(large)
+    assert answers.look_up(request, responder) is responder
     answers.keep(b"key", InferResponse.of("m", "1", "", [Tensor("OUT", DataType.UINT8, (len(large),), large)]), 0)
     assert cache.nbytes == 0
     assert "one response has 33554432 bytes at most" in caplog.text

@@ -23,9 +23,8 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor
 from rocserve.core.validation import RequestValidator
-from rocserve.scheduling.cached_answers import CachedAnswers
+from rocserve.scheduling.cached_answers import CachedAnswers, ResponseCache
 from rocserve.scheduling.ensemble.version import EnsembleVersion
-from rocserve.scheduling.response_cache import ResponseCache
 
 FP32 = DataType.FP32
 

@@ -126,7 +126,8 @@ class Model:
     def submit(self) -> Told:
         request = InferRequest(self._head, "r", [np.zeros(1, np.float32).tobytes()])
         told = Told(self.loop)
-        self.scheduler.submit(request, self._validator.validate(request), told)
+        self._validator.validate(request)
+        self.scheduler.submit(request, told)
         return told
 
     def counts(self) -> tuple[int, int, int]:

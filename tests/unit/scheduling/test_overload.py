@@ -31,7 +31,7 @@ def entry_at(now_ns: int, milliseconds: float | None, in_turn: bool = False) -> 
     """A request that comes now, whose client waits for so long."""
     deadline = None if milliseconds is None else now_ns / 1e9 + milliseconds / 1e3
     request = InferRequest(RequestHead("m", "", ()), "", [], deadline, in_turn)
-    request.taken(PLAN, None, now_ns)  # type: ignore[arg-type]
+    request.plan, request.nbytes, request.queue_start_ns = PLAN, PLAN.nbytes, now_ns
     return request
 
 
@@ -45,9 +45,11 @@ class Model:
         batching: DynamicBatching | None = None,
         **limits: int,
     ) -> None:
-        self.policy = policy or NoBatching(may_group=False)
+        self.policy = policy or NoBatching(None)
         self.queue = RequestQueue(batching, QueueLimits(**limits))
-        self.triage = Triage(self.queue, self.policy, batching is not None and batching.preserve_ordering)
+        self.triage = Triage(
+            self.queue, self.policy, ComputeTimes(), batching is not None and batching.preserve_ordering
+        )
         self.now_ns = SECOND
         self.run_ms = run_ms
         self.ran: list[tuple[InferRequest, int]] = []

@@ -6,7 +6,7 @@ import pytest
 
 from rocserve.core.model_config import DynamicBatching, QueuePolicy
 from rocserve.core.requests import InferRequest, RequestHead
-from rocserve.scheduling.queue import _KEPT_LEVELS, QueueFull, QueueLimits, RequestQueue
+from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
 
 MOST_LEVELS = 2**64 - 1
 LIMITS = QueueLimits(max_requests=1000)
@@ -15,7 +15,7 @@ LIMITS = QueueLimits(max_requests=1000)
 class Plan:
     """All that the queue reads of a request's plan."""
 
-    timeout_microseconds = nbytes = 0
+    timeout_microseconds = 0
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
@@ -28,7 +28,7 @@ def queue() -> RequestQueue:
 
 def entry(queue: RequestQueue, priority: int) -> InferRequest:
     made = InferRequest(RequestHead("m", "", ()), "", [])
-    made.taken(Plan(priority), None, 0)
+    made.plan, made.nbytes, made.queue_start_ns = Plan(priority), 0, 0
     queue.admit(made, 0.0)
     return made
 
@@ -54,8 +54,8 @@ def test_empty_levels_do_not_pile_up(queue: RequestQueue) -> None:
     assert queue.remove(removed)
     while queue:
         queue.take(1)
-    assert len(queue._levels) <= _KEPT_LEVELS
-    assert sorted(queue._levels) == queue._order
+    assert list(queue._levels) == [7]
+    assert queue._order == [7]
 
 
 def test_requests_that_a_full_queue_refuses_leave_no_levels(queue: RequestQueue) -> None:

@@ -13,7 +13,6 @@ class InferCodec:
         decoder, encoder = RequestDecoder(), ResponseEncoder()
         # The methods themselves, so that each message pays for one call and not for two.
         self.decode_request = decoder.decode_request
-        self.encode_response = encoder.encode_response
         self.parts = encoder.parts
         self.stream_parts = encoder.stream_parts
         self.encode_stream_response = encoder.encode_stream_response

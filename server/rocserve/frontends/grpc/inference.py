@@ -24,6 +24,7 @@ from rocserve.frontends.grpc.transport import (
     UnaryHandler,
     UnaryRoute,
 )
+from rocserve.frontends.grpc.typed_answers import typed_answer
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
@@ -104,10 +105,13 @@ class InferCall(ServerUnaryCall):
 
     def send(self, response: InferResponse, final: bool = True) -> None:
         try:
-            if response.is_large and not response.is_typed:
+            if response.is_typed:
+                message = typed_answer(response).SerializeToString()
+            elif response.is_large:
                 self.handlers.plane.work_off(self._reply_large(response))
                 return
-            message = self.handlers.codec.encode_response(response)
+            else:
+                message = b"".join(self.handlers.codec.parts(response))
         except ServeError as error:
             self.fail(error)
         else:

@@ -15,7 +15,6 @@ from itertools import chain
 from rocserve.core.requests import InferResponse, Parameters, ResponseHead
 from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import length_prefix
-from rocserve.frontends.grpc.typed_answers import typed_answer
 from rocserve.plane.heap import copy_in_steps, no_memory
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 from rocserve.protocol.parameters import write_parameters
@@ -70,18 +69,12 @@ class ResponseEncoder:
         self._heads: dict[ResponseHead, _EncodedHead] = {}
         self._finality = {final: _parameters({_FINAL_RESPONSE: final}) for final in (False, True)}
 
-    def encode_response(self, response: InferResponse) -> bytes:
-        """A serialised ModelInferResponse.
+    def parts(self, response: InferResponse, further_parameter: bytes = b"") -> list[Buffer]:
+        """The pieces of a serialised ModelInferResponse.
 
         Raises:
             ServeError: INTERNAL for a parameter that has no form on the wire.
         """
-        if response.is_typed:
-            return typed_answer(response).SerializeToString()
-        return b"".join(self.parts(response))
-
-    def parts(self, response: InferResponse, further_parameter: bytes = b"") -> list[Buffer]:
-        """The pieces of a serialised ModelInferResponse."""
         head = self._heads.get(response.head) or self._build_head(response.head)
         lead = head.alone
         if response.id or response.parameters or further_parameter:
@@ -96,7 +89,7 @@ class ResponseEncoder:
 
     def encode_stream_response(self, response: InferResponse, final: bool) -> bytes:
         """A serialised ModelStreamInferResponse, which says whether it is the request's last; raises as
-        `encode_response` does."""
+        `parts` does."""
         return b"".join(self.stream_parts(response, final))
 
     def stream_parts(self, response: InferResponse, final: bool) -> list[Buffer]:

@@ -16,7 +16,7 @@ from rocserve.frontends.http.infer_response import detached
 from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.protocol import Request, Response
-from rocserve.scheduling.responses import send_copied
+from rocserve.scheduling.batch import send_copied
 from rocserve.services.inference import Inference
 from rocserve.services.observation import ClientResponder, RequestOrigin
 

@@ -21,7 +21,7 @@ from rocserve.repository.context import FilesCheck
 from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.residency.room import Stage, Tenant
 from rocserve.repository.retry import Failure
-from rocserve.scheduling.refusals import cancelled
+from rocserve.scheduling.scheduler import cancelled
 from rocserve.scheduling.served_version import ScheduledVersion
 
 _NOT_LOADED = "not loaded: its first request loads it"

@@ -35,14 +35,13 @@ from rocserve.core.sequences import (
 from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
 from rocserve.core.traced_dispatch import dispatch_traced
-from rocserve.core.validation import RequestPlan, reshape_dims
+from rocserve.core.validation import reshape_dims
 from rocserve.scheduling.ensemble.graph import EnsemblePlan
-from rocserve.scheduling.ensemble.inflight import InflightLimit
 from rocserve.scheduling.ensemble.step import StepRequest
-from rocserve.scheduling.refusals import cancelled
+from rocserve.scheduling.scheduler import cancelled
 
 if TYPE_CHECKING:
-    from rocserve.scheduling.ensemble.version import EnsembleVersion
+    from rocserve.scheduling.ensemble.version import EnsembleVersion, InflightLimit
 
 _NO_SEQUENCE = SequenceTag()
 
@@ -66,13 +65,11 @@ _Place = tuple[str, int]
 class EnsembleRun:
     """Holds the tensors of one request between its steps, and the answers until it is their turn."""
 
-    def __init__(
-        self, ensemble: EnsembleVersion, request: InferRequest, plan: RequestPlan, responder: Responder, started_ns: int
-    ) -> None:
+    def __init__(self, ensemble: EnsembleVersion, request: InferRequest, responder: Responder, started_ns: int) -> None:
         self._ensemble = ensemble
         self._config = ensemble.config
         self._request = request
-        self._plan = plan
+        self._plan = plan = request.plan
         self._responder = responder
         self._started_ns = self._begun_ns = started_ns
         self._graph: EnsemblePlan = ensemble.graph.plan(plan.outputs)

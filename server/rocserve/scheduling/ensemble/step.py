@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rocserve.core.errors import ServeError, internal, unimplemented
 from rocserve.core.model_config import EnsembleStep
 from rocserve.core.requests import InferRequest, InferResponse
-from rocserve.scheduling.responses import send_copied
+from rocserve.scheduling.batch import send_copied
 
 if TYPE_CHECKING:
     from rocserve.scheduling.ensemble.run import EnsembleRun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from rocserve.core.dispatch import Dispatcher
@@ -15,11 +16,42 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.cached_answers import CachedAnswers
-from rocserve.scheduling.drain import Drain
-from rocserve.scheduling.ensemble.graph import EnsembleGraph, StepHeads
-from rocserve.scheduling.ensemble.inflight import InflightLimit
-from rocserve.scheduling.ensemble.labels import labels_of
+from rocserve.scheduling.ensemble.graph import EnsembleGraph, StepHeads, labels_of
 from rocserve.scheduling.ensemble.run import EnsembleRun
+from rocserve.scheduling.scheduler import Drain
+
+
+class InflightLimit:
+    """Each start is matched by one `end`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._running = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_starting = False
+
+    def begin(self, start: Callable[[], None]) -> bool:
+        """Call `start` now, or when those before it have ended; False: it has to wait."""
+        if self._waiting or self._running >= self._limit:
+            self._waiting.append(start)
+            return False
+        self._running += 1
+        start()
+        return True
+
+    def end(self) -> None:
+        """One that was started has ended."""
+        self._running -= 1
+        if self._is_starting:
+            # It ended as soon as it was started: the loop below goes on, instead of one call within the other.
+            return
+        self._is_starting = True
+        try:
+            while self._waiting and self._running < self._limit:
+                self._running += 1
+                self._waiting.popleft()()
+        finally:
+            self._is_starting = False
 
 
 class EnsembleVersion:
@@ -60,7 +92,7 @@ class EnsembleVersion:
         """See core.serving.ServedVersion."""
         started_ns = time.monotonic_ns()
         try:
-            plan = self._validator.validate(request)
+            self._validator.validate(request)
             if self.config.decoupled:
                 responder.expect_many()
         except ServeError as error:
@@ -74,12 +106,12 @@ class EnsembleVersion:
             request.trace.note(QUEUE_START, started_ns)
         # What a sequence is answered depends on what came before.
         if self.answers is not None and not self.config.decoupled and request.sequence is None:
-            keeper = self.answers.look_up(request, plan, responder)
+            keeper = self.answers.look_up(request, responder)
             if keeper is None:
                 self.run_ended()
                 return
             responder = keeper
-        EnsembleRun(self, request, plan, responder, started_ns).start()
+        EnsembleRun(self, request, responder, started_ns).start()
 
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests; call back, once, when all that were taken are answered. Nobody finds the version any

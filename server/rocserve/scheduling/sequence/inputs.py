@@ -3,16 +3,204 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, internal
+from rocserve.core.forwarding import ForwardingResponder
+from rocserve.core.model_config import ControlKind, ModelConfig, SequenceBatching, SequenceControl, SequenceState
 from rocserve.core.requests import InferResponse
-from rocserve.core.tensors import Buffer
+from rocserve.core.sequence_tensors import control_inputs
+from rocserve.core.sequences import SequenceId, SequenceTag
+from rocserve.core.serving import Responder
+from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 from rocserve.core.validation import InputPlan, RequestPlan
-from rocserve.scheduling.sequence.controls import ControlTensors
-from rocserve.scheduling.sequence.slots import SequenceRequest, Slot
-from rocserve.scheduling.sequence.states import StateKeeper
+from rocserve.scheduling.sequence.table import SequenceRequest, Slot
+
+
+class SequenceResponder(ForwardingResponder):
+    """For models with states, and for those that may ask for the same request again."""
+
+    __slots__ = ("_keeper", "_on_ended", "request")
+
+    def __init__(
+        self,
+        responder: Responder,
+        request: SequenceRequest,
+        keeper: StateKeeper,
+        on_ended: Callable[[SequenceRequest], None],
+    ) -> None:
+        """`on_ended`: called when the request has its last answer, before that is sent."""
+        super().__init__(responder)
+        self.request: SequenceRequest | None = request
+        """None once it has its last answer."""
+        self._keeper = keeper
+        self._on_ended = on_ended
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        """See core.serving.Responder."""
+        request = self.request
+        if self._keeper.states and request is not None and request.states is not None and request.bare is not None:
+            try:
+                self._keeper.take(response.outputs, request.states)
+            except ServeError as error:
+                self.fail(error, final)
+                return
+            wanted = request.bare[1].outputs
+            outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
+            head = response.head
+            response = InferResponse.of(head.model_name, head.model_version, response.id, outputs, response.parameters)
+        if final:
+            self._note_end()
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        """See core.serving.Responder."""
+        self._note_end()
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        """See core.serving.Responder."""
+        if final:
+            self._note_end()
+        self._responder.fail(error, final)
+
+    def _note_end(self) -> None:
+        # It knows this: such a ring would keep the client's data until the next collection.
+        request, self.request = self.request, None
+        if request is not None:
+            self._on_ended(request)
+
+
+@dataclass(frozen=True, slots=True)
+class StateValue:
+    """The value of one state."""
+
+    shape: tuple[int, ...]
+    """With the batch dimension where the model batches, which is 1."""
+    data: Buffer
+
+
+class SequenceStates:
+    """Those of one sequence, in the order of the configuration."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[StateValue]) -> None:
+        self.values = list(values)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple([value.shape for value in self.values])
+
+
+class StateKeeper:
+    """Begins the states of sequences, and takes them out of their answers."""
+
+    def __init__(self, config: ModelConfig, initial: Mapping[str, bytes]) -> None:
+        """`initial`: by input name, the content of those that begin with a file."""
+        batching = config.sequence_batching
+        self.states: tuple[SequenceState, ...] = batching.states if batching is not None else ()
+        lead = (1,) if config.max_batch_size > 0 else ()
+        self._initial = [_initial(state, lead, initial.get(state.input_name)) for state in self.states]
+        self._places = {state.output_name: (place, state.datatype) for place, state in enumerate(self.states)}
+
+    def begin(self) -> SequenceStates:
+        return SequenceStates(self._initial)
+
+    def take(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
+        """Keep the values of those states that are among the outputs.
+
+        Raises:
+            ServeError: INTERNAL, one is of another datatype than the configuration says; none is kept.
+        """
+        found: list[tuple[int, StateValue]] = []
+        for tensor in outputs:
+            place, datatype = self._places.get(tensor.name, (-1, tensor.datatype))
+            if place < 0:
+                continue
+            if tensor.datatype is not datatype:
+                raise internal(
+                    f"the model gave state '{tensor.name}' as {tensor.datatype.value}, its configuration says"
+                    f" {datatype.value}"
+                )
+            found.append((place, StateValue(tuple(tensor.shape), bytes(tensor.data))))
+        for place, value in found:
+            states.values[place] = value
+
+
+def zeros(datatype: DataType, shape: Sequence[int]) -> bytes:
+    """The bytes of a tensor of zeros; of empty elements for BYTES, whose lengths take 4 bytes each."""
+    return bytes(math.prod(shape) * (datatype.itemsize or 4))
+
+
+def _initial(state: SequenceState, lead: tuple[int, ...], content: bytes | None) -> StateValue:
+    """A dimension of any size is 1 until the model says more."""
+    dims = state.initial_states[0].dims if state.initial_states else state.dims
+    shape = (*lead, *(1 if size == -1 else size for size in dims))
+    return StateValue(shape, zeros(state.datatype, shape) if content is None else content)
+
+
+class ControlTensors:
+    """Made once a model; one value a row each."""
+
+    def __init__(self, batching: SequenceBatching, batches: bool) -> None:
+        """`batches`: whether the model has a batch dimension."""
+        shape = (1, 1) if batches else (1,)
+        self.inputs = tuple(
+            InputPlan(tensor.name, tensor.datatype, shape, 1, tensor.datatype.itemsize or -1)
+            for tensor in control_inputs(batching)
+        )
+        self._controls = [entry.controls[0] for entry in batching.control_inputs if entry.controls]
+        self._flags = {
+            (starts, ends): [_value(control, starts, ends) for control in self._controls]
+            for starts in (False, True)
+            for ends in (False, True)
+        }
+        self._identities = [
+            (place, control.datatype)
+            for place, control in enumerate(self._controls)
+            if control.kind is ControlKind.CORRELATION_ID
+        ]
+        self.absent: Sequence[Buffer] = [_absent_value(control) for control in self._controls]
+        """For a row that is of no request."""
+
+    @property
+    def correlation_id(self) -> InputPlan | None:
+        """The input that tells the sequence's id, where the model has one."""
+        return next((self.inputs[place] for place, _ in self._identities), None)
+
+    def of(self, tag: SequenceTag) -> list[Buffer]:
+        """The data of the inputs, for a request."""
+        data: list[Buffer] = list(self._flags[tag.starts, tag.ends])
+        for place, datatype in self._identities:
+            data[place] = _identity(tag.id, datatype)
+        return data
+
+
+def _value(control: SequenceControl, starts: bool, ends: bool) -> Buffer:
+    if control.kind is ControlKind.CORRELATION_ID:
+        return b""
+    is_set = {ControlKind.START: starts, ControlKind.END: ends, ControlKind.READY: True}[control.kind]
+    return np.array(control.yes if is_set else control.no, control.datatype.numpy_dtype).tobytes()
+
+
+def _absent_value(control: SequenceControl) -> Buffer:
+    if control.kind is ControlKind.CORRELATION_ID:
+        return bytes(control.datatype.itemsize or 4)
+    return np.array(control.no, control.datatype.numpy_dtype).tobytes()
+
+
+def _identity(sequence: SequenceId, datatype: DataType) -> Buffer:
+    if datatype is DataType.BYTES:
+        return encode_bytes_elements([str(sequence)])
+    assert isinstance(sequence, int), "checked when the request was taken"
+    # A narrow control gets the low bits, as in Triton.
+    return sequence.to_bytes(8, "little")[: datatype.itemsize]
+
 
 _REMEMBERED_PLANS = 1024
 
@@ -65,7 +253,8 @@ class SequenceInputs:
         data += self._controls.absent
         data += [self._zeros(entry) for entry in plan.inputs[len(data) :]]
         request = SequenceRequest(model.head, "", data)
-        request.taken(plan, NOBODY, model.queue_start_ns)
+        request.plan, request.nbytes = plan, sum(map(len, data))
+        request.responder, request.queue_start_ns = NOBODY, model.queue_start_ns
         return request
 
     def _zeros(self, entry: InputPlan) -> Buffer:

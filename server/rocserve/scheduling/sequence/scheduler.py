@@ -2,32 +2,87 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from copy import copy
 
-from rocserve.core.errors import ServeError, deadline_exceeded
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, deadline_exceeded, invalid_argument, repeated
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
-from rocserve.core.sequences import SequenceId, SequenceTag
+from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.serving import Responder
-from rocserve.core.validation import RequestPlan
+from rocserve.core.validation import InputPlan
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueFull
-from rocserve.scheduling.refusals import cancelled
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
-from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work
-from rocserve.scheduling.sequence.admission import Admission
-from rocserve.scheduling.sequence.controls import ControlTensors
-from rocserve.scheduling.sequence.inputs import NOBODY, SequenceInputs
-from rocserve.scheduling.sequence.responder import SequenceResponder
-from rocserve.scheduling.sequence.slots import SequenceInstance, SequenceRequest, Slot
-from rocserve.scheduling.sequence.states import StateKeeper
+from rocserve.scheduling.scheduler import Alarm, Scheduler, SchedulerParts, Work, cancelled
+from rocserve.scheduling.sequence.inputs import NOBODY, ControlTensors, SequenceInputs, SequenceResponder, StateKeeper
 from rocserve.scheduling.sequence.strategies import strategy_of
-from rocserve.scheduling.sequence.table import SequenceTable
-from rocserve.scheduling.timers import Alarm
+from rocserve.scheduling.sequence.table import SequenceInstance, SequenceRequest, SequenceTable, Slot
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
+
+
+class Admission:
+    """One model's."""
+
+    def __init__(self, config: ModelConfig, correlation_id: InputPlan | None) -> None:
+        """`correlation_id`: the input that tells the model the sequence's id, where it has one."""
+        batching = config.sequence_batching
+        self._model = config.name
+        self._correlation_id = correlation_id
+        self._iterative = batching is not None and batching.iterative
+        self._numbers = itertools.count(1)
+
+    def tag(self, request: InferRequest) -> SequenceTag:
+        """
+        Raises:
+            ServeError: INVALID_ARGUMENT.
+        """
+        tag = request.sequence or NO_SEQUENCE
+        if request.plan.batch_size > 1:
+            raise invalid_argument(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence"
+                " batcher"
+            )
+        if tag.id:
+            self._check_type(tag.id, request.id)
+            return tag
+        if self._iterative:
+            # Each request is a sequence of its own.
+            return SequenceTag(next(self._numbers), starts=True)
+        raise invalid_argument(
+            f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
+        )
+
+    def unknown(self, sequence: SequenceId) -> ServeError:
+        """What a request is told that goes on with a sequence that never was, or has ended."""
+        return invalid_argument(
+            f"inference request for sequence {sequence} to model '{self._model}' must specify the START flag on the"
+            " first request of the sequence"
+        )
+
+    def conflict(self, sequence: SequenceId, request_id: str) -> str:
+        """What the log says of a request that starts a sequence which has not ended."""
+        return (
+            f"{request_prefix([request_id])}sequence {sequence} for model '{self._model}' has a conflict. The previous"
+            " sequence did not end before this sequence start. Previous sequence will be terminated early."
+        )
+
+    def _check_type(self, sequence: SequenceId, request_id: str) -> None:
+        control = self._correlation_id
+        if control is None:
+            return
+        given = "BYTES" if isinstance(sequence, str) else "UINT64"
+        if (control.datatype is DataType.BYTES) is not isinstance(sequence, str):
+            raise invalid_argument(
+                f"{request_prefix([request_id])}sequence batching control '{control.name}' data-type is"
+                f" '{given}', but model '{self._model}' expects '{control.datatype.value}'"
+            )
+
 
 _WORKER_ENDED = "the worker has ended"
 _DEFAULT_IDLE_MICROSECONDS = 1_000_000
@@ -46,7 +101,6 @@ class SequenceScheduler(Scheduler):
         controls = ControlTensors(batching, config.max_batch_size > 0)
         self._admission = Admission(config, controls.correlation_id)
         self._keeper = StateKeeper(config, parts.initial_states)
-        self._times = ComputeTimes()
         self._table = SequenceTable(
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )
@@ -64,9 +118,9 @@ class SequenceScheduler(Scheduler):
 
     # Requests
 
-    def submit(self, request: InferRequest, plan: RequestPlan, responder: Responder) -> None:
+    def submit(self, request: InferRequest, responder: Responder) -> None:
         """See Scheduler. What goes on with a sequence of another version is handed to that one."""
-        tag = self._admission.tag(request, plan)
+        tag = self._admission.tag(request)
         is_known = tag.id in self._table
         if not is_known and not tag.starts:
             owner = self._router.find(tag.id, request.head.model_version, self)
@@ -74,10 +128,10 @@ class SequenceScheduler(Scheduler):
                 raise self._table.loss(tag.id) or self._admission.unknown(tag.id)
             owner.adopt(request, responder)
             return
-        self._check_outage()
+        if self._outage is not None:
+            raise repeated(self._outage)
         now_ns = time.monotonic_ns()
-        entry = SequenceRequest.of(request, tag)
-        entry.taken(plan, responder, now_ns)
+        entry = SequenceRequest.of(request, tag, responder, now_ns)
         if self._waits_for_answers:
             entry.responder = entry.answers = SequenceResponder(responder, entry, self._keeper, self._ended)
         if self._iterative:
@@ -109,10 +163,10 @@ class SequenceScheduler(Scheduler):
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
         """See router.SequenceOwner."""
-        plan = self.validator.validate(request)
+        self.validator.validate(request)
         if self._config.decoupled:
             responder.expect_many()
-        self.submit(request, plan, responder)
+        self.submit(request, responder)
 
     @property
     def has_sequences(self) -> bool:
@@ -248,6 +302,8 @@ class SequenceScheduler(Scheduler):
     def _finish(self, worker: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """See Scheduler. Where the next request needs the answer, no batch is formed until all is answered."""
         instance = self._instances.get(worker) if self._waits_for_answers else None
+        if not self._waits_for_answers and not isinstance(outcome.error, WorkerGone):
+            self._freed(batch)
         if instance is None:
             super()._finish(worker, batch, outcome)
             return
@@ -258,12 +314,10 @@ class SequenceScheduler(Scheduler):
             instance.answering = False
             self._mark()
 
-    def _returned(self, worker: Instance, batch: FormedBatch, outcome: BatchOutcome | None) -> None:
-        if outcome is not None and outcome.error is None:
-            self._times.observe(batch, outcome)
-        if outcome is None or not self._waits_for_answers:
-            for entry in batch.undropped:
-                self._done(entry)
+    def _freed(self, batch: FormedBatch) -> None:
+        """See Scheduler. The next requests of its sequences may run."""
+        for entry in batch.undropped:
+            self._done(entry)
 
     def _take_back(self, worker: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """See Scheduler. Nor will anything else of its sequences run."""

@@ -8,8 +8,7 @@ from rocserve.core.model_config import DynamicBatching, ModelConfig, SequenceBat
 from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 from rocserve.scheduling.sequence.inputs import SequenceInputs
-from rocserve.scheduling.sequence.slots import SequenceInstance, SequenceRequest, Slot
-from rocserve.scheduling.sequence.table import SequenceTable
+from rocserve.scheduling.sequence.table import SequenceInstance, SequenceRequest, SequenceTable, Slot
 
 _DEFAULT_CANDIDATES = 1
 
@@ -100,7 +99,7 @@ class OldestStrategy:
         oldest = batching.oldest
         assert oldest is not None, "the other strategy"
         self.slot_count = oldest.max_candidate_sequences or max(config.max_batch_size, _DEFAULT_CANDIDATES)
-        self._policy: BatchPolicy = NoBatching(may_group=False)
+        self._policy: BatchPolicy = NoBatching(None)
         if config.max_batch_size > 0:
             self._policy = DynamicBatcher(
                 config.max_batch_size,

@@ -231,7 +231,8 @@ class Bench:
         tag = SequenceTag(sequence, start, end)
         request = InferRequest(head, "r", [np.int32(value).tobytes()], deadline, sequence=tag)
         answer = Answer(self.loop)
-        self.scheduler.inner.submit(request, self.validator.validate(request), answer)
+        self.validator.validate(request)
+        self.scheduler.inner.submit(request, answer)
         return answer
 
     @property

@@ -473,7 +473,8 @@ def test_answered_requests_leave_nothing_behind(make_bench, states):
     try:
         data = Data(np.int32(7).tobytes())
         request = InferRequest(bench.head, "r", [data], sequence=SequenceTag(1, starts=True))
-        bench.scheduler.submit(request, bench.validator.validate(request), answer := Answer(bench.loop))
+        bench.validator.validate(request)
+        bench.scheduler.submit(request, answer := Answer(bench.loop))
         bench.instance.last.finish()
         assert answer.value == 7
         bench.instance.executions.clear()
@@ -494,6 +495,7 @@ def test_the_slot_of_an_iterative_sequence_is_free_when_its_last_answer_is_sent(
             bench.ask(2, 7, start=True)
 
     request = InferRequest(bench.head, "r", [np.int32(5).tobytes()], sequence=SequenceTag(1, starts=True))
-    bench.scheduler.submit(request, bench.validator.validate(request), Impatient(bench.loop))
+    bench.validator.validate(request)
+    bench.scheduler.submit(request, Impatient(bench.loop))
     bench.instance.last.finish()
     assert [row.value for row in bench.rows] == [7]
