@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from rocserve.backends.base import ModelSource
 from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 
-JpegMaker = Callable[..., bytes]
 SourceMaker = Callable[..., ModelSource]
-
-
-@pytest.fixture
-def jpeg() -> JpegMaker:
-    """Makes a smooth, colourful JPEG of a given width and height."""
-
-    def make(width: int = 60, height: int = 40, mode: str = "RGB", **options: Any) -> bytes:
-        rows, columns = np.mgrid[0:height, 0:width]
-        pixels = np.stack([columns * 255 / width, rows * 255 / height, (columns + rows) * 255 / (width + height)], -1)
-        encoded = io.BytesIO()
-        Image.fromarray(pixels.astype(np.uint8)).convert(mode).save(encoded, "JPEG", quality=95, **options)
-        return encoded.getvalue()
-
-    return make
 
 
 @pytest.fixture

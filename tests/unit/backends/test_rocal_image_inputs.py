@@ -15,8 +15,7 @@ from PIL import Image, ImageOps
 from support import pictures
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.header import ColorModel, ImageError, ImageHeader, ImageKind
-from rocserve.backends.rocal.decoding.jpeg import JpegDecoder
+from rocserve.backends.rocal.decoding.header import ImageError
 from rocserve.backends.rocal.decoding.jpeg_header import read_jpeg_header
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions, InputKind
 from rocserve.backends.rocal.decoding.png import decode_png, read_png
@@ -43,7 +42,6 @@ def test_exif_turns_the_picture_where_it_is_asked_for(orientation: int, color_fo
         order = slice(None, None, -1 if color_format is ColorFormat.BGR24 else 1)
         np.testing.assert_array_equal(shown.pixels, np.asarray(upright)[:, :, order])
     assert shown.pixels.shape == (upright.height, upright.width, color_format.channels)
-    assert Decoder(color_format, DecoderOptions()).probe(encoded).orientation == orientation
 
 
 def test_what_stands_beside_the_exif_segment_turns_nothing() -> None:
@@ -52,9 +50,8 @@ def test_what_stands_beside_the_exif_segment_turns_nothing() -> None:
     encoded = pictures.turned_jpeg(6)
     exif = encoded.index(b"\xff\xe1")
     end = exif + 2 + int.from_bytes(encoded[exif + 2 : exif + 4], "big")
-    decoder = Decoder(ColorFormat.RGB24, DecoderOptions(UNSCALED, exif=True))
     for place in (exif, end):
-        header = decoder.probe(encoded[:place] + other + encoded[place:])
+        header = read_jpeg_header(memoryview(encoded[:place] + other + encoded[place:]))
         assert header.orientation == 6
 
 
@@ -114,11 +111,10 @@ def test_exif_that_cannot_be_read_turns_nothing(body: bytes) -> None:
     ],
 )
 def test_what_is_neither_jpeg_nor_png_is_named(encoded: bytes, kind: str) -> None:
-    for method in ("probe", "decode"):
-        with pytest.raises(ImageError) as caught:
-            getattr(Decoder(ColorFormat.RGB24, DecoderOptions()), method)(encoded)
-        assert str(caught.value).startswith(f"it seems to be {kind}")
-        assert str(caught.value).endswith("; a JPEG or a PNG is expected")
+    with pytest.raises(ImageError) as caught:
+        Decoder(ColorFormat.RGB24, DecoderOptions()).decode(encoded)
+    assert str(caught.value).startswith(f"it seems to be {kind}")
+    assert str(caught.value).endswith("; a JPEG or a PNG is expected")
 
 
 def test_what_is_empty_or_unknown() -> None:
@@ -136,7 +132,6 @@ def test_raw_pixels_are_taken_as_they_are() -> None:
         decoded = decoder.decode(pixels)
         np.testing.assert_array_equal(decoded.pixels, pixels)
         assert (decoded.original_height, decoded.original_width) == (20, 1500)
-        assert decoder.probe(pixels) == ImageHeader(ImageKind.RAW, 1500, 20, ColorModel.COLOUR, length=pixels.size)
     grey = pixels[:, :, 0]
     for form in (grey, grey[:, :, np.newaxis]):
         np.testing.assert_array_equal(Decoder(ColorFormat.U8, RAW).decode(form).pixels[:, :, 0], grey)
@@ -154,9 +149,8 @@ def test_raw_pixels_are_taken_as_they_are() -> None:
 )
 def test_raw_pixels_that_do_not_fit(shape: tuple[int, ...], color_format: ColorFormat, fault: str) -> None:
     decoder = Decoder(color_format, RAW.at_most(1999))
-    for method in (decoder.probe, decoder.decode):
-        with pytest.raises(ImageError, match=fault):
-            method(np.zeros(shape, np.uint8))
+    with pytest.raises(ImageError, match=fault):
+        decoder.decode(np.zeros(shape, np.uint8))
 
 
 def test_options() -> None:
@@ -190,8 +184,8 @@ def ready_to_decode(kind: str) -> Callable[[], object]:
         file = read_png(memoryview(pictures.saved(pictures.colours(2000, 1500), "PNG")))
         return lambda: decode_png(file, ColorFormat.RGB24, UNSCALED)
     encoded = memoryview(pictures.jpeg(2000, 1500, mode=kind))
-    decoder, header = JpegDecoder(ColorFormat.RGB24, UNSCALED), read_jpeg_header(encoded)
-    return lambda: decoder.decode(encoded, header)
+    decoder = Decoder(ColorFormat.RGB24, DecoderOptions(UNSCALED))
+    return lambda: decoder.decode(encoded)
 
 
 @pytest.mark.parametrize("kind", ["RGB", "L", "CMYK", "png"])

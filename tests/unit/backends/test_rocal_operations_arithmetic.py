@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.rocal_operations import Array, half_even, make, picture, result
 
 from rocserve.backends.rocal.image import Extent, Image, PixelsError, ResultExtent
 from rocserve.backends.rocal.pipeline import parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
-from tests.support.rocal_operations import Array, half_even, make, picture, result
 
 PIXELS = picture(9, 13)
 

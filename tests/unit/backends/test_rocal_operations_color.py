@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.rocal_operations import Array, assert_rounded, make, picture, result
 
 from rocserve.backends.rocal.schema import PipelineError
-from tests.support.rocal_operations import Array, assert_rounded, make, picture, result
 
 
 def reference(

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.rocal_operations import make, picture, result
 
 from rocserve.backends.rocal.image import Extent, Image, ResultExtent
 from rocserve.backends.rocal.schema import PipelineError
-from tests.support.rocal_operations import make, picture, result
 
 PIXELS = picture(23, 31)
 

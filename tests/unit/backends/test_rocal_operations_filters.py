@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.rocal_operations import Array, assert_rounded, make, picture, result
+from support.rocal_reference import run_pipeline
 
 from rocserve.backends.rocal.schema import PipelineError
-from tests.support.rocal_operations import Array, assert_rounded, make, picture, result
-from tests.support.rocal_reference import run_pipeline
 
 SIZES = [(1, 1), (2, 3), (5, 10), (4, 16), (7, 27), (3, 40)]
 

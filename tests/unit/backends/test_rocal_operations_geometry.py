@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.rocal_operations import Array, assert_rounded, make, picture, result
 
 from rocserve.backends.rocal.image import Extent, Image, ResultExtent
 from rocserve.backends.rocal.schema import PipelineError
-from tests.support.rocal_operations import Array, assert_rounded, make, picture, result
 
 SIZES = [(1, 1), (2, 3), (9, 8), (12, 21), (16, 16)]
 Place = tuple[np.float32, np.float32]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.rocal_operations import half_even, make, picture, result
 
 from rocserve.backends.rocal.schema import PipelineError
-from tests.support.rocal_operations import half_even, make, picture, result
 
 LEVELS = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
 

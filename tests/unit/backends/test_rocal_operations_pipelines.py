@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.pictures import jpeg
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
@@ -18,7 +19,6 @@ from rocserve.backends.rocal.pipeline import RANDOM_OPERATIONS, Layout, parse_pi
 from rocserve.backends.rocal.plan import OutputFormat, output_extents
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
-from tests.unit.backends.conftest import JpegMaker
 
 NORMALISATION = {"mean": [20], "std_dev": [0.5]}
 
@@ -98,9 +98,7 @@ def documents(name: str) -> str:
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("color_format", ColorFormat)
 @pytest.mark.parametrize("datatype", [DataType.UINT8, DataType.FP32, DataType.FP16])
-def test_every_operation_serves_an_image(
-    name: str, color_format: ColorFormat, datatype: DataType, jpeg: JpegMaker
-) -> None:
+def test_every_operation_serves_an_image(name: str, color_format: ColorFormat, datatype: DataType) -> None:
     operation = OPERATIONS[name]
     is_measurement = isinstance(operation, Measurement)
     if not is_measurement and operation.colour_only and color_format is ColorFormat.U8:
@@ -126,7 +124,7 @@ def test_every_operation_serves_an_image(
     assert -1 not in declared
 
 
-def test_a_padded_image_keeps_its_size_through_operations_that_keep_it(jpeg: JpegMaker) -> None:
+def test_a_padded_image_keeps_its_size_through_operations_that_keep_it() -> None:
     steps: list[dict[str, Any]] = [
         {"operation": "resize", "resize_longer": 48},
         {"operation": "brightness", "brightness": 1, "brightness_shift": 40},
@@ -155,7 +153,7 @@ def test_a_padded_image_keeps_its_size_through_operations_that_keep_it(jpeg: Jpe
         ({"operation": "resize_crop_mirror", "resize_width": 24, "resize_height": 16}, "mirror"),
     ],
 )
-def test_flags_may_come_with_each_image(operation: dict[str, Any], key: str, jpeg: JpegMaker) -> None:
+def test_flags_may_come_with_each_image(operation: dict[str, Any], key: str) -> None:
     document = {"pipeline": [{**operation, key: {"input": "TURN"}, "is_output": True}]}
     pipeline = parse_pipeline(json.dumps(document), channels=3)
     engine = PipelineEngine(

@@ -16,7 +16,7 @@ from support import pictures
 from support.pictures import PNG_SIGNATURE, png, png_chunk
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.header import ColorModel, ImageError, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding.header import ColorModel, ImageError, ImageHeader
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions
 from rocserve.backends.rocal.decoding.png import read_png
 
@@ -124,13 +124,10 @@ def test_what_stands_behind_the_end_is_harmless() -> None:
         np.testing.assert_array_equal(decode(encoded + ending), expected)
 
 
-def test_probing_tells_the_header() -> None:
-    decoder = Decoder(ColorFormat.RGB24, DecoderOptions())
+def test_header() -> None:
     encoded, _ = KINDS["grey alpha"]
-    assert decoder.probe(encoded + b"\0") == ImageHeader(
-        ImageKind.PNG, WIDTH, HEIGHT, ColorModel.GREY, length=len(encoded)
-    )
-    assert decoder.probe(KINDS["palette"][0]).color_model is ColorModel.COLOUR
+    assert read_png(memoryview(encoded + b"\0")).header == ImageHeader(WIDTH, HEIGHT, ColorModel.GREY)
+    assert read_png(memoryview(KINDS["palette"][0])).header.color_model is ColorModel.COLOUR
 
 
 def test_texts_and_profiles_that_swell_never_reach_the_library() -> None:
@@ -207,6 +204,6 @@ def test_orientation_of_a_png() -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:40], lambda data: data[:60] + b"?" + data[61:]])
-def test_probing_finds_what_can_be_found_without_decoding(damage: Callable[[bytes], bytes]) -> None:
+def test_what_can_be_found_without_decoding_is(damage: Callable[[bytes], bytes]) -> None:
     with pytest.raises(ImageError, match="PNG"):
-        Decoder(ColorFormat.RGB24, DecoderOptions()).probe(damage(GOOD))
+        read_png(memoryview(damage(GOOD)))

@@ -5,24 +5,25 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import cv2
 import numpy as np
 
-from rocserve.backends.rocal.decoding import exif, jpeg_header, png
-from rocserve.backends.rocal.decoding.header import (
-    ColorModel,
-    ImageError,
-    ImageHeader,
-    ImageKind,
-    SourceImage,
-    bytes_of,
-)
-from rocserve.backends.rocal.decoding.jpeg import JpegDecoder
+from rocserve.backends.rocal.decoding import exif, jpeg_header, libturbojpeg, png
+from rocserve.backends.rocal.decoding.header import ColorModel, ImageError, ImageHeader, SourceImage, bytes_of
+from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions, InputKind
-from rocserve.backends.rocal.decoding.png import PngFile, decode_png, read_png
+from rocserve.backends.rocal.decoding.png import PngFile, decode_png, in_color_format, read_png
 from rocserve.backends.rocal.image import DecodedImage, Pixels
 
 _SCANS_OF_LARGEST = 20
 """How many scans the largest image may have; common progressive JPEGs have about ten, smaller ones may have more."""
+
+
+_PIXEL_FORMATS = {
+    ColorFormat.RGB24: libturbojpeg.RGB,
+    ColorFormat.BGR24: libturbojpeg.BGR,
+    ColorFormat.U8: libturbojpeg.GREY,
+}
 
 
 class Decoder:
@@ -38,24 +39,7 @@ class Decoder:
         """
         self._color_format = color_format
         self._options = options
-        self._jpeg = JpegDecoder(color_format, options.limits) if options.input is InputKind.ENCODED else None
-
-    def probe(self, image: SourceImage) -> ImageHeader:
-        """Look at an image without decoding it.
-
-        What passes is a whole file of a supported kind within all limits: nothing is cut off, its header is sound. Only
-        damage inside a JPEG's entropy-coded data or a PNG's compressed rows is left for decoding to find.
-
-        Raises:
-            ImageError: it cannot be decoded.
-        """
-        if self._jpeg is None:
-            return self._raw_header(pixels_of(np.asarray(image), self._color_format.channels))
-        file = self._read(bytes_of(image))
-        header = file.header if isinstance(file, PngFile) else file
-        if header.kind is ImageKind.JPEG:
-            self._options.limits.scaling_factor(header.width, header.height)
-        return header
+        self._library = TurboJpeg() if options.input is InputKind.ENCODED else None
 
     def decode(self, image: SourceImage) -> DecodedImage:
         """The image as UINT8, height x width x channels, and its size before it was scaled.
@@ -63,15 +47,32 @@ class Decoder:
         Raises:
             ImageError: neither JPEG nor PNG, damaged or truncated, or above the limits.
         """
-        if self._jpeg is None:
+        if self._library is None:
             pixels = pixels_of(np.asarray(image), self._color_format.channels)
-            self._raw_header(pixels)
-            return DecodedImage(pixels, pixels.shape[0], pixels.shape[1])
+            height, width = pixels.shape[:2]
+            self._check_pixels(width, height)
+            return DecodedImage(pixels, height, width)
         encoded = bytes_of(image)
         file = self._read(encoded)
         if isinstance(file, PngFile):
             return self._upright(decode_png(file, self._color_format, self._options.limits), file.header)
-        return self._upright(self._jpeg.decode(encoded, file), file)
+        return self._upright(self._decode_jpeg(self._library, encoded, file), file)
+
+    def _decode_jpeg(self, library: TurboJpeg, encoded: memoryview, header: ImageHeader) -> Pixels:
+        """With rocAL's rules: scaled while it is decoded, also up, to libjpeg's largest size that the limits allow.
+
+        Grey is replicated to the colour channels; for U8 the luma is taken. Four inks, which rocAL cannot decode,
+        become RGB as in OpenCV, Pillow and browsers: each file is taken as Adobe's programs write it, with 255 for no
+        ink.
+        """
+        numerator, denominator = self._options.limits.scaling_factor(header.width, header.height)
+        width, height = (-(-side * numerator // denominator) for side in (header.width, header.height))
+        # What stands behind the end of the image, zeros or another file, is not shown to the library.
+        encoded = encoded[: header.length]
+        if header.color_model is ColorModel.CMYK:
+            inks = library.decompress(encoded, width, height, libturbojpeg.CMYK)
+            return in_color_format(_blue_green_red(inks), self._color_format)
+        return library.decompress(encoded, width, height, _PIXEL_FORMATS[self._color_format])
 
     def _read(self, encoded: memoryview) -> ImageHeader | PngFile:
         """What can be told without decoding, of an image within `max_pixels`."""
@@ -106,12 +107,6 @@ class Decoder:
                 f" {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows is the most"
             )
 
-    def _raw_header(self, pixels: Pixels) -> ImageHeader:
-        height, width, channels = pixels.shape
-        self._check_pixels(width, height)
-        model = ColorModel.GREY if channels == 1 else ColorModel.COLOUR
-        return ImageHeader(ImageKind.RAW, width, height, model, length=pixels.size)
-
     def _upright(self, pixels: Pixels, header: ImageHeader) -> DecodedImage:
         if not self._options.exif:
             return DecodedImage(pixels, header.height, header.width)
@@ -119,6 +114,13 @@ class Decoder:
         if exif.swaps_sides(header.orientation):
             width, height = height, width
         return DecodedImage(exif.turned(pixels, header.orientation), height, width)
+
+
+def _blue_green_red(inks: Pixels) -> Pixels:
+    """Of cyan, magenta, yellow and black, 255 = no ink: what each ink leaves of the light that black leaves."""
+    cyan, magenta, yellow, black = cv2.split(inks)
+    # Yellow ink takes away blue, magenta green, cyan red.
+    return cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)
 
 
 def _neither(encoded: memoryview) -> str:

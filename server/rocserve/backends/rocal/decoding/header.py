@@ -19,12 +19,6 @@ NOT_TURNED = 1
 """The EXIF orientation of an image whose rows and columns are as they are to be seen."""
 
 
-class ImageKind(enum.Enum):
-    JPEG = "JPEG"
-    PNG = "PNG"
-    RAW = "raw pixels"
-
-
 class ColorModel(enum.Enum):
     """What a pixel is made of; an alpha channel does not count."""
 
@@ -37,7 +31,6 @@ class ColorModel(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    kind: ImageKind
     width: int
     """Pixels of the image as it is stored, before it is turned or scaled."""
     height: int
@@ -45,9 +38,7 @@ class ImageHeader:
     orientation: int = NOT_TURNED
     """EXIF's, from 1 to 8."""
     length: int = 0
-    """How many of the bytes are the file's; what stands behind them is padding, or no part of the picture."""
-    baseline: bool = True
-    """Of a JPEG, whether it is coded in one sequential scan's order (not progressive, not with arithmetic coding)."""
+    """Of a JPEG, how many of the bytes are the file's; what stands behind them is no part of the picture."""
     scans: int = 1
     """How often decoding it goes through all of its pixels."""
 

@@ -10,7 +10,7 @@ import re
 import struct
 
 from rocserve.backends.rocal.decoding import exif
-from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader
 
 SIGNATURE = b"\xff\xd8"
 """The start-of-image marker."""
@@ -127,14 +127,5 @@ def _read_frame(marker: int, body: memoryview) -> tuple[int, int, int, int]:
 
 def _header(frame: tuple[int, int, int, int], orientation: int, length: int, scans: int) -> ImageHeader:
     marker, height, width, components = frame
-    baseline = marker in _SEQUENTIAL_FRAMES
-    return ImageHeader(
-        ImageKind.JPEG,
-        width,
-        height,
-        _COLOR_MODELS[components],
-        orientation,
-        length,
-        baseline,
-        1 if baseline else scans,
-    )
+    scans = 1 if marker in _SEQUENTIAL_FRAMES else scans
+    return ImageHeader(width, height, _COLOR_MODELS[components], orientation, length, scans)

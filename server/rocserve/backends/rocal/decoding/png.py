@@ -22,7 +22,7 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal.decoding import exif
-from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader, ImageKind
+from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits
 from rocserve.backends.rocal.image import Pixels
 
@@ -97,12 +97,10 @@ def read_png(data: memoryview) -> PngFile:
         raise ImageError("it is a PNG with no image in it")
     turns = [exif.orientation_in_structure(chunk.body) for chunk in chunks if chunk.name == b"eXIf"]
     header = ImageHeader(
-        ImageKind.PNG,
         width,
         height,
         ColorModel.GREY if color_type in (_GREY, _GREY_ALPHA) else ColorModel.COLOUR,
         turns[0] if turns else NOT_TURNED,
-        length=chunks[-1].position + len(chunks[-1].whole),
     )
     return PngFile(header, tuple(chunk.whole for chunk in chunks if chunk.name in _PICTURE))
 
