@@ -19,7 +19,15 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.certificates import make_authority
-from support.front_ends import asking_clients, check_others_go_on, clients_of, drop_patient, listens, wait_for_more
+from support.front_ends import (
+    KILLS,
+    asking_clients,
+    check_others_go_on,
+    clients_of,
+    drop_patient,
+    listens,
+    wait_for_more,
+)
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -113,7 +121,7 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
     process = server.server_process()
     with clients(server) as asking:
         descriptors = 0
-        for turn in range(4):
+        for turn in range(KILLS):
             for client in asking:
                 client.failures.clear()
             victim = max(server.front_ends(), key=clients_of)

@@ -14,7 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 from support.certificates import make_authority
-from support.front_ends import asking_clients, check_others_go_on, clients_of, drop_patient, listens, wait_for_more
+from support.front_ends import (
+    KILLS,
+    asking_clients,
+    check_others_go_on,
+    clients_of,
+    drop_patient,
+    listens,
+    wait_for_more,
+)
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -86,7 +94,7 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
     process, of_grpc = psutil.Process(server.process.pid), server.front_ends()
     descriptors = 0
     with clients(server) as asking:
-        for turn in range(4):
+        for turn in range(KILLS):
             for client in asking:
                 client.failures = 0
             victim = max(server.front_ends("http"), key=clients_of)

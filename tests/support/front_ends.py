@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -16,6 +17,8 @@ from support.python_models import write_model
 from support.waiting import wait_until
 
 CLIENTS = 12
+KILLS = int(os.environ.get("KILLS", "4"))
+"""Of front ends in one run, one after the other, under load."""
 
 PATIENT = """
 import pathlib
