@@ -16,7 +16,6 @@ from rocserve.frontends.http.errors import JSON, error_body, error_response, not
 from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter, read_id
 from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
 from rocserve.frontends.http.large_bodies import LARGE_JSON
-from rocserve.frontends.http.management import Place
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.responders import AnswerStream, HandlerParts, Outcome, request_deadline
 from rocserve.frontends.http.tensor_json import json_elements, raw_contents
@@ -143,7 +142,7 @@ class GenerateHandler:
     def __init__(self, parts: HandlerParts) -> None:
         self._parts = parts
 
-    async def answer(self, request: Request, place: Place, streams: bool) -> Response | None:
+    async def answer(self, request: Request, model: str, version: str, streams: bool) -> Response | None:
         """The answer to one request; a stream has been sent.
 
         Raises:
@@ -154,14 +153,14 @@ class GenerateHandler:
             raise not_allowed(JSON)
         deadline = request_deadline(request.headers, self._parts.timeout_seconds)
         models = self._parts.models
-        config = models.find(place.model, place.version) or await models.ask(place.model, place.version)
+        config = models.find(model, version) or await models.ask(model, version)
         body: Buffer = b""
         responder = AnswerStream(request, self._parts, deadline)
         try:
             if request.headers.get("content-encoding", "identity") not in ("", "identity"):
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
             body = await self._parts.bodies.read(request, responder)
-            parse = partial(parse_generate, config.name, place.version, config.max_batch_size, tuple(config.inputs))
+            parse = partial(parse_generate, config.name, version, config.max_batch_size, tuple(config.inputs))
             is_large = len(body) > LARGE_JSON
             generate_request = await self._parts.large.parse(parse, body) if is_large else parse(body)
             responder.hand_over(generate_request)

@@ -35,7 +35,6 @@ from rocserve.frontends.http.infer_response import (
     takes_long,
 )
 from rocserve.frontends.http.large_bodies import LARGE_JSON
-from rocserve.frontends.http.management import Place
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.raw_request import form_request, raw_request
 from rocserve.frontends.http.responders import HandlerParts, HttpResponder, Outcome, request_deadline
@@ -59,7 +58,7 @@ class InferHandler:
         self.reader = InferRequestReader(self.heads)
         self.writer = InferBodyWriter()
 
-    def answer(self, request: Request, place: Place) -> None:
+    def answer(self, request: Request, model: str, version: str) -> None:
         """Answers one infer request, at once or later.
 
         Raises:
@@ -69,19 +68,19 @@ class InferHandler:
             raise not_allowed()
         try:
             deadline = request_deadline(request.headers, self.parts.timeout_seconds)
-            config = self.parts.models.find(place.model, place.version)
+            config = self.parts.models.find(model, version)
             if config is not None:
-                InferCall(self, request, place, deadline, config).begin()
+                InferCall(self, request, model, version, deadline, config).begin()
                 return
         except ServeError as error:
             self._refuse_unread(request, error)
             return
-        self.parts.run(request, self._ask(request, place, deadline))
+        self.parts.run(request, self._ask(request, model, version, deadline))
 
-    async def _ask(self, request: Request, place: Place, deadline: float | None) -> None:
+    async def _ask(self, request: Request, model: str, version: str, deadline: float | None) -> None:
         try:
-            config = await self.parts.models.ask(place.model, place.version)
-            InferCall(self, request, place, deadline, config).begin()
+            config = await self.parts.models.ask(model, version)
+            InferCall(self, request, model, version, deadline, config).begin()
         except ServeError as error:
             self._refuse_unread(request, error)
 
@@ -96,7 +95,13 @@ class InferCall(HttpResponder):
     takes_one = True
 
     def __init__(
-        self, handler: InferHandler, request: Request, place: Place, deadline: float | None, config: ModelConfig
+        self,
+        handler: InferHandler,
+        request: Request,
+        model: str,
+        version: str,
+        deadline: float | None,
+        config: ModelConfig,
     ) -> None:
         """Raises: ServeError, HttpError."""
         if config.decoupled:
@@ -104,7 +109,8 @@ class InferCall(HttpResponder):
         super().__init__(request, handler.parts, deadline)
         headers = request.headers
         self._handler = handler
-        self._place = place
+        self._model = model
+        self._version = version
         self._config = config
         self._encoding = request_encoding(headers.get("content-encoding"))
         self._json_header = headers.get(_HEADER_LENGTH_KEY)
@@ -131,7 +137,7 @@ class InferCall(HttpResponder):
             self._give_up(error)
 
     async def _receive(self) -> None:
-        place, bodies, handler = self._place, self._parts.bodies, self._handler
+        bodies, reader = self._parts.bodies, self._handler.reader
         try:
             if self._encoding == IDENTITY:
                 body = await bodies.read(self.request, self, self._limit)
@@ -139,10 +145,10 @@ class InferCall(HttpResponder):
                 body = await bodies.read_compressed(self.request, self)
             length = self._json_length(len(body))
             if length > LARGE_JSON and self._boundary is None:
-                parse = partial(parse_infer_text, place.model, len(body) - length)
+                parse = partial(parse_infer_text, self._model, len(body) - length)
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
                 self._form = text.form
-                self._schedule(handler.reader.request(text, memoryview(body)[length:], place.model, place.version))
+                self._schedule(reader.request(text, memoryview(body)[length:], self._model, self._version))
             else:
                 self._schedule(self._read(body))
         except BaseException as error:
@@ -175,16 +181,16 @@ class InferCall(HttpResponder):
 
     def _read(self, body: Buffer) -> InferRequest:
         """Raises: ServeError, HttpError."""
-        place, handler = self._place, self._handler
+        handler = self._handler
         length = self._json_length(len(body))
         if self._boundary is not None:
             parts = form_parts(body, self._boundary)
-            return form_request(parts, self._config, place.version, handler.heads)
+            return form_request(parts, self._config, self._version, handler.heads)
         if not length:
             self._form = BINARY_ONLY
-            return raw_request(body, self._config, place.version, handler.heads)
+            return raw_request(body, self._config, self._version, handler.heads)
         self._json = memoryview(body)[:length]
-        request, self._form = handler.reader.read(body, length, place.model, place.version)
+        request, self._form = handler.reader.read(body, length, self._model, self._version)
         return request
 
     def _schedule(self, infer_request: InferRequest) -> None:

@@ -1,120 +1,139 @@
-"""Which URL asks for what."""
+"""Which URL asks for what: one table, for inference and for the methods of gRPC."""
 
 from __future__ import annotations
 
-import enum
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http import amd, management
-from rocserve.frontends.http.management import ManagementRoute, Place
+from rocserve.frontends.http import management
+from rocserve.frontends.http.errors import JSON, PLAIN
+from rocserve.frontends.http.management import told_health, told_nothing
 from rocserve.frontends.http.protocol import path_of
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol.json_form import plain_values
 
-_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?(?:/(.+))?")
-_REPOSITORY = re.compile(r"/v2/repository(?:/([^/]+))?/(index|models/([^/]+)/(load|unload))")
-_WORKER = re.compile(r"/v2/workers/([^/]+)/(load|unload)")
-_LOADED_VERSION = re.compile(r"/v2/repository/models/([^/]+)/versions/([0-9]+)/(load|unload)")
-_SHARED_MEMORY = re.compile(r"/v2/(system|cuda)sharedmemory(?:/region/([^/]+))?/(status|register|unregister)")
-
-_FIXED = {
-    "/v2": management.SERVER_METADATA,
-    "/v2/health/live": management.LIVE,
-    "/v2/health/ready": management.READY,
-    "/v2/models/stats": management.MODEL_STATISTICS,
-    "/v2/models": amd.MODELS,
-    "/v2/hardware": amd.HARDWARE,
-}
-_OF_A_MODEL = {
-    None: management.MODEL_METADATA,
-    "ready": management.MODEL_READY,
-    "config": management.MODEL_CONFIG,
-    "stats": management.MODEL_STATISTICS,
-}
-NOWHERE = Place()
-
-
-class InferenceUrl(enum.Enum):
-    """The ways to ask a model."""
-
-    INFER = "infer"
-    GENERATE = "generate"
-    GENERATE_STREAM = "generate_stream"
-
-
-_INFERENCES = {entry.value: entry for entry in InferenceUrl}
+GET = frozenset({"GET"})
+GET_OR_HEAD = frozenset({"GET", "HEAD"})
+POST = frozenset({"POST"})
+GET_OR_POST = frozenset({"GET", "POST"})
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
+class Route:
+    """A method of gRPC under its URL."""
+
+    url: str
+    """In brackets: what may be left out; in braces: the method's fields that stand there, `{}` of none."""
+    method: str
+    verbs: frozenset[str] = GET
+    tell: Callable[[Any], Any] = plain_values
+    """From the method's response to what is told as JSON, or as it is when it is bytes; None = nothing is told.
+
+    Raises:
+        HttpError: the response is told by an HTTP status.
+    """
+    read: Callable[[Any, Buffer], None] | None = None
+    """Completes the method's request by a POST's body; None = the URL says all. Raises: ServeError."""
+    content_type: str = JSON
+    """Of errors too."""
+
+    def request(self, fields: Mapping[str, str], body: Buffer | None) -> Any:
+        """The method's request; `body`: of a POST. Raises: ServeError."""
+        message = getattr(pb, f"{self.method}Request")(**fields)
+        if self.read is not None and body is not None:
+            self.read(message, body)
+        return message
+
+
+_MODEL = "/v2/models/{name}[/versions/{version}]"
+_REPOSITORY = "/v2/repository[/{repository_name}]/models/{model_name}"
+_LOADED_VERSION = "/v2/repository/models/{name}/versions/{version}"
+_WORKER = "/v2/workers/{name}"
+_SYSTEM_REGION = "/v2/systemsharedmemory[/region/{name}]"
+_CUDA_REGION = "/v2/cudasharedmemory[/region/{name}]"
+_m = management
+
+INFER = Route(f"{_MODEL}/infer", "ModelInfer", POST)
+GENERATE = Route(f"{_MODEL}/generate", "ModelInfer", POST)
+GENERATE_STREAM = Route(f"{_MODEL}/generate_stream", "ModelInfer", POST)
+ROUTES = (
+    INFER,
+    GENERATE,
+    GENERATE_STREAM,
+    Route("/v2", "ServerMetadata"),
+    Route("/v2/health/live", "ServerLive", GET_OR_HEAD, told_health, content_type=PLAIN),
+    Route("/v2/health/ready", "ServerReady", GET_OR_HEAD, told_health, content_type=PLAIN),
+    Route("/v2/models/stats", "ModelStatistics"),
+    Route(_MODEL, "ModelMetadata", tell=_m.told_metadata),
+    Route(f"{_MODEL}/ready", "ModelReady", GET_OR_HEAD, told_health, content_type=PLAIN),
+    Route(f"{_MODEL}/config", "ModelConfig", tell=lambda response: plain_values(response.config)),
+    Route(f"{_MODEL}/stats", "ModelStatistics"),
+    Route("/v2/repository[/{}]/index", "RepositoryIndex", POST, _m.told_index, _m.read_index),
+    Route(f"{_REPOSITORY}/load", "RepositoryModelLoad", POST, told_nothing, _m.read_load),
+    Route(f"{_REPOSITORY}/unload", "RepositoryModelUnload", POST, told_nothing, _m.read_unload),
+    Route("/v2/logging", "LogSettings", GET_OR_POST, _m.told_log_settings, _m.read_log_settings),
+    Route("/v2/trace/setting", "TraceSetting", GET_OR_POST, _m.told_trace_settings, _m.read_trace_settings),
+    Route(
+        "/v2/models/{model_name}/trace/setting",
+        "TraceSetting",
+        GET_OR_POST,
+        _m.told_trace_settings,
+        _m.read_trace_settings,
+    ),
+    Route(f"{_SYSTEM_REGION}/status", "SystemSharedMemoryStatus", tell=_m.told_regions),
+    Route(f"{_SYSTEM_REGION}/register", "SystemSharedMemoryRegister", POST, told_nothing, _m.read_system_region),
+    Route(f"{_SYSTEM_REGION}/unregister", "SystemSharedMemoryUnregister", POST, told_nothing),
+    Route(f"{_CUDA_REGION}/status", "CudaSharedMemoryStatus", tell=_m.told_regions),
+    Route(f"{_CUDA_REGION}/register", "CudaSharedMemoryRegister", POST, told_nothing, _m.read_cuda_region),
+    Route(f"{_CUDA_REGION}/unregister", "CudaSharedMemoryUnregister", POST, told_nothing),
+    # Of AMD Inference Server
+    Route("/v2/models", "ModelList", tell=lambda response: {"models": list(response.models)}),
+    Route("/v2/hardware", "HasHardware", POST, _m.told_hardware, _m.read_hardware),
+    Route(f"{_LOADED_VERSION}/load", "ModelLoad", POST, told_nothing, _m.read_parameters),
+    Route(f"{_LOADED_VERSION}/unload", "ModelUnload", POST, told_nothing),
+    Route(
+        f"{_WORKER}/load", "WorkerLoad", POST, lambda response: response.endpoint.encode(), _m.read_parameters, PLAIN
+    ),
+    Route(f"{_WORKER}/unload", "WorkerUnload", POST, told_nothing),
+)
+
+
+def _pattern(url: str) -> re.Pattern[str]:
+    expression = url.replace("[", "(?:").replace("]", ")?").replace("{version}", "(?P<version>[0-9]+)")
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", expression).replace("{}", "[^/]+"))
+
+
+_PATTERNS = tuple((_pattern(route.url), route) for route in ROUTES)
+
+
+class Destination(NamedTuple):
     """Where a request goes."""
 
-    to: InferenceUrl | ManagementRoute
-    place: Place
+    route: Route
+    fields: Mapping[str, str]
+    """What its URL says of them, not percent-encoded; empty what it leaves out."""
 
 
-def find_destination(verb: str, target: bytes) -> Destination | None:
-    """None: there is nothing under this path. The verb may still be one that is not allowed there.
-
-    Args:
-        target: as it was sent.
-    """
+def find_destination(target: bytes) -> Destination | None:
+    """None: there is nothing under this URL, as it was sent. The verb may still be one that is not allowed there."""
     path = path_of(target)
-    fixed = _FIXED.get(path)
-    if fixed is not None:
-        return Destination(fixed, NOWHERE)
-    if path.startswith("/v2/models/"):
-        return _of_a_model(verb, path)
-    if path == "/v2/logging":
-        return Destination(management.LOGGING["POST" if verb == "POST" else "GET"], NOWHERE)
-    if path == "/v2/trace/setting":
-        return Destination(_trace(verb), NOWHERE)
-    if found := _SHARED_MEMORY.fullmatch(path):
-        region = unquote(found[2] or "")
-        return Destination(management.SHARED_MEMORY[found[1], found[3]], Place(region=region))
-    if found := _WORKER.fullmatch(path):
-        return Destination(amd.WORKERS[found[2]], Place(model=unquote(found[1])))
-    if found := _LOADED_VERSION.fullmatch(path):
-        return Destination(amd.VERSIONS[found[3]], Place(model=unquote(found[1]), version=found[2]))
-    if found := _REPOSITORY.fullmatch(path):
-        return _of_a_repository(found)
+    for pattern, route in _PATTERNS:
+        if found := pattern.fullmatch(path):
+            return Destination(route, {name: unquote(value or "") for name, value in found.groupdict().items()})
     return None
 
 
-def _of_a_model(verb: str, path: str) -> Destination | None:
-    found = _MODEL.fullmatch(path)
-    if found is None:
-        return None
-    place = Place(model=unquote(found[1]), version=found[2] or "")
-    what = found[3]
-    if what in _INFERENCES:
-        return Destination(_INFERENCES[what], place)
-    if what == "trace/setting":
-        return None if place.version else Destination(_trace(verb), place)
-    route = _OF_A_MODEL.get(what)
-    return None if route is None else Destination(route, place)
-
-
-def _of_a_repository(found: re.Match[str]) -> Destination:
-    repository = unquote(found[1] or "")
-    if found[2] == "index":
-        return Destination(management.INDEX, Place(repository=repository))
-    route = management.LOAD if found[4] == "load" else management.UNLOAD
-    return Destination(route, Place(model=unquote(found[3]), repository=repository))
-
-
-def _trace(verb: str) -> ManagementRoute:
-    return management.TRACE["POST" if verb == "POST" else "GET"]
-
-
-def parse_message(verb: str, target: bytes, body: Buffer) -> bytes:
+def parse_message(target: bytes, body: Buffer) -> bytes:
     """The message, serialised, that a body means at the URL of a management call.
 
     Raises:
         ServeError: it means none.
     """
-    destination = find_destination(verb, target)
-    assert destination is not None and isinstance(destination.to, ManagementRoute)
-    message: bytes = destination.to.request(destination.place, body).SerializeToString()
+    destination = find_destination(target)
+    assert destination is not None
+    message: bytes = destination.route.request(destination.fields, body).SerializeToString()
     return message

@@ -13,17 +13,25 @@ from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.cross_origin import CrossOrigin
-from rocserve.frontends.http.errors import PLAIN, HttpError, error_response, not_allowed, not_found
+from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed, not_found
 from rocserve.frontends.http.generate import GenerateHandler
 from rocserve.frontends.http.inference import InferHandler
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
-from rocserve.frontends.http.management import GET_OR_HEAD, ManagementRoute, Place, health_response
+from rocserve.frontends.http.management import told_health
 from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.page import Page, PageFile
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.responders import HandlerParts
-from rocserve.frontends.http.routes import InferenceUrl, find_destination, parse_message
+from rocserve.frontends.http.routes import (
+    GENERATE,
+    GENERATE_STREAM,
+    GET_OR_HEAD,
+    INFER,
+    Route,
+    find_destination,
+    parse_message,
+)
 from rocserve.observability.failures import RequestFailures
 from rocserve.services.admin_calls import FORWARDING_HEADERS, Access, Peer
 from rocserve.services.forwarded_headers import header_forwarding
@@ -98,20 +106,19 @@ class HttpService:
             return self._failure(request, error)
 
     def _answer(self, request: Request) -> None:
-        destination = self._find_destination(request.method, request.target)
+        destination = self._find_destination(request.target)
         if destination is None:
             self._answer_page(request)
             return
-        to, place = destination.to, destination.place
-        if isinstance(to, ManagementRoute):
-            self._admit(request, to.method)
-            self._run(request, self._manage(request, to, place))
-            return
-        self._admit(request, "ModelInfer")
-        if to is InferenceUrl.INFER:
-            self._infer.answer(request, place)
+        route, fields = destination
+        self._admit(request, route.method)
+        if route is INFER:
+            self._infer.answer(request, fields["name"], fields["version"])
+        elif route is GENERATE or route is GENERATE_STREAM:
+            streams = route is GENERATE_STREAM
+            self._run(request, self._generate.answer(request, fields["name"], fields["version"], streams))
         else:
-            self._run(request, self._generate.answer(request, place, streams=to is InferenceUrl.GENERATE_STREAM))
+            self._run(request, self._manage(request, route, fields))
 
     def _answer_page(self, request: Request) -> None:
         part = None if self._page is None else self._page.find(request.path)
@@ -131,27 +138,27 @@ class HttpService:
         if restriction is not None and not restriction.admits(request.headers.get(restriction.header.lower())):
             raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'", PLAIN)
 
-    async def _manage(self, request: Request, route: ManagementRoute, place: Place) -> Response:
+    async def _manage(self, request: Request, route: Route, fields: Mapping[str, str]) -> Response:
         if request.method not in route.verbs:
             raise not_allowed(route.content_type)
         holding = Holding()
         try:
-            body = await self._bodies.read(request, holding) if request.method == "POST" else b""
-            if len(body) > LARGE_JSON:
-                parse = partial(parse_message, request.method, request.target)
+            body = await self._bodies.read(request, holding) if request.method == "POST" else None
+            if body is not None and len(body) > LARGE_JSON:
+                parse = partial(parse_message, request.target)
                 message = self._methods[route.method].request.FromString(await self._large.parse(parse, body))
             else:
-                message = route.request(place, body)
+                message = route.request(fields, body)
             self._access.admin.check(route.method, _peer(request), lambda: message)
             response = await self._call(self._methods[route.method], message, holding)
-            told = route.answer(response)
+            told = route.tell(response)
         except ServeError as error:
             return error_response(error, route.content_type)
         finally:
             if holding not in self._tasks.values():
                 self._memory.release(holding)
-        if route.is_health:
-            return health_response(told, place)
+        if route.tell is told_health:
+            return _health_response(told, fields.get("name", ""))
         text = b"" if told is None else told if isinstance(told, bytes) else json_bytes(told)
         return Response(200, text, route.content_type)
 
@@ -173,3 +180,12 @@ class HttpService:
 
 def _peer(request: Request) -> Peer:
     return Peer(request.remote, any(name in FORWARDING_HEADERS for name in request.headers))
+
+
+def _health_response(told: dict[str, bool], model_name: str) -> Response:
+    """Open Inference's body, with Triton's status. `model_name`: empty of the server."""
+    holds = all(told.values())
+    body: dict[str, str | bool] = {"name": model_name, **told} if model_name else dict(told)
+    if model_name and not holds:
+        body["error"] = "Model version not ready"
+    return Response(200 if holds else 400, json_bytes(body), JSON)

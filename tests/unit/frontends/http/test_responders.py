@@ -22,7 +22,6 @@ from rocserve.core.tensors import Tensor
 from rocserve.frontends.http import responders
 from rocserve.frontends.http.body import HEADER_LENGTH, BodyReader
 from rocserve.frontends.http.inference import InferCall, InferHandler
-from rocserve.frontends.http.management import Place
 from rocserve.frontends.http.protocol import Response
 from rocserve.frontends.http.responders import AnswerStream, HttpResponder
 
@@ -61,7 +60,7 @@ class Call(InferCall):
         config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=inputs)
         self.memory = (given := parts(answer)).memory
         self.plane: HandLoop = given.service.plane
-        super().__init__(InferHandler(given, None), request, Place("m"), None, config)
+        super().__init__(InferHandler(given, None), request, "m", "", None, config)
 
 
 def stream() -> AnswerStream:

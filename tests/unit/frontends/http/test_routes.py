@@ -4,52 +4,52 @@ from __future__ import annotations
 
 import pytest
 
-from rocserve.frontends.http.management import ManagementRoute, Place
-from rocserve.frontends.http.routes import InferenceUrl, find_destination
+from rocserve.frontends.http.routes import GENERATE, GENERATE_STREAM, INFER, Route, find_destination
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "place"),
+    ("path", "method", "fields"),
     [
-        ("/v2", "ServerMetadata", Place()),
-        ("/v2/health/live", "ServerLive", Place()),
-        ("/v2/health/ready", "ServerReady", Place()),
-        ("/v2/models/m", "ModelMetadata", Place("m")),
-        ("/v2/models/m/versions/3", "ModelMetadata", Place("m", "3")),
-        ("/v2/models/a%20b%2Fc/ready", "ModelReady", Place("a b/c")),
-        ("/v2/models/m/versions/3/ready", "ModelReady", Place("m", "3")),
-        ("/v2/models/m/config", "ModelConfig", Place("m")),
-        ("/v2/models/m/stats", "ModelStatistics", Place("m")),
-        ("/v2/models/stats", "ModelStatistics", Place()),
-        ("/v2/models/stats/stats", "ModelStatistics", Place("stats")),
-        ("/v2/repository/index", "RepositoryIndex", Place()),
-        ("/v2/repository/r/index", "RepositoryIndex", Place(repository="r")),
-        ("/v2/repository/models/m/load", "RepositoryModelLoad", Place("m")),
-        ("/v2/repository/r/models/m/unload", "RepositoryModelUnload", Place("m", repository="r")),
-        ("/v2/systemsharedmemory/status", "SystemSharedMemoryStatus", Place()),
-        ("/v2/systemsharedmemory/region/r%C3%A9/register", "SystemSharedMemoryRegister", Place(region="ré")),
-        ("/v2/cudasharedmemory/unregister", "CudaSharedMemoryUnregister", Place()),
-        ("/v2/trace/setting", "TraceSetting", Place()),
-        ("/v2/models/m/trace/setting", "TraceSetting", Place("m")),
-        ("/v2/logging", "LogSettings", Place()),
-        ("/v2/models", "ModelList", Place()),
-        ("/v2/hardware", "HasHardware", Place()),
-        ("/v2/workers/migraphx/load", "WorkerLoad", Place("migraphx")),
-        ("/v2/repository/models/m/versions/2/unload", "ModelUnload", Place("m", "2")),
+        ("/v2", "ServerMetadata", {}),
+        ("/v2/health/live", "ServerLive", {}),
+        ("/v2/health/ready", "ServerReady", {}),
+        ("/v2/models/m", "ModelMetadata", {"name": "m", "version": ""}),
+        ("/v2/models/m/versions/3", "ModelMetadata", {"name": "m", "version": "3"}),
+        ("/v2/models/a%20b%2Fc/ready", "ModelReady", {"name": "a b/c", "version": ""}),
+        ("/v2/models/m/versions/3/ready", "ModelReady", {"name": "m", "version": "3"}),
+        ("/v2/models/m/config", "ModelConfig", {"name": "m", "version": ""}),
+        ("/v2/models/m/stats", "ModelStatistics", {"name": "m", "version": ""}),
+        ("/v2/models/stats", "ModelStatistics", {}),
+        ("/v2/models/stats/stats", "ModelStatistics", {"name": "stats", "version": ""}),
+        ("/v2/repository/index", "RepositoryIndex", {}),
+        ("/v2/repository/r/index", "RepositoryIndex", {}),
+        ("/v2/repository/models/m/load", "RepositoryModelLoad", {"model_name": "m", "repository_name": ""}),
+        ("/v2/repository/r/models/m/unload", "RepositoryModelUnload", {"model_name": "m", "repository_name": "r"}),
+        ("/v2/systemsharedmemory/status", "SystemSharedMemoryStatus", {"name": ""}),
+        ("/v2/systemsharedmemory/region/r%C3%A9/register", "SystemSharedMemoryRegister", {"name": "ré"}),
+        ("/v2/cudasharedmemory/unregister", "CudaSharedMemoryUnregister", {"name": ""}),
+        ("/v2/trace/setting", "TraceSetting", {}),
+        ("/v2/models/m/trace/setting", "TraceSetting", {"model_name": "m"}),
+        ("/v2/logging", "LogSettings", {}),
+        ("/v2/models", "ModelList", {}),
+        ("/v2/hardware", "HasHardware", {}),
+        ("/v2/workers/migraphx/load", "WorkerLoad", {"name": "migraphx"}),
+        ("/v2/repository/models/m/versions/2/unload", "ModelUnload", {"name": "m", "version": "2"}),
     ],
 )
-def test_methods(path: str, method: str, place: Place) -> None:
-    destination = find_destination("GET", path.encode())
+def test_methods(path: str, method: str, fields: dict[str, str]) -> None:
+    destination = find_destination(path.encode())
     assert destination is not None
-    assert isinstance(destination.to, ManagementRoute)
-    assert (destination.to.method, destination.place) == (method, place)
+    assert (destination.route.method, destination.fields) == (method, fields)
+    destination.route.request(destination.fields, None)
 
 
-@pytest.mark.parametrize("what", list(InferenceUrl))
-def test_inference(what: InferenceUrl) -> None:
-    destination = find_destination("POST", f"/v2/models/m/versions/2/{what.value}".encode())
-    assert destination is not None
-    assert (destination.to, destination.place) == (what, Place("m", "2"))
+@pytest.mark.parametrize(
+    ("what", "route"), [("infer", INFER), ("generate", GENERATE), ("generate_stream", GENERATE_STREAM)]
+)
+def test_inference(what: str, route: Route) -> None:
+    destination = find_destination(f"/v2/models/m/versions/2/{what}?a=b".encode())
+    assert destination == (route, {"name": "m", "version": "2"})
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_inference(what: InferenceUrl) -> None:
     ],
 )
 def test_nothing_there(path: str) -> None:
-    assert find_destination("GET", path.encode()) is None
+    assert find_destination(path.encode()) is None
