@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rocserve.backends.base import BackendSpec, ModelSource
 from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH
-from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions

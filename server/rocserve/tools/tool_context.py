@@ -9,17 +9,21 @@ from dataclasses import dataclass
 
 from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
-from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
+from rocserve.backends.migraphx.configuration.options import (
+    CompileOptions,
+    ServingOptions,
+    Target,
+    compile_options,
+    serving_options,
+)
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.model_files.mxr import sibling_model
-from rocserve.backends.migraphx.planning.environment import program_environment
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, program_environment
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramCache, open_cache
-from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobRunner

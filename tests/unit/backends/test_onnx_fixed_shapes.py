@@ -14,8 +14,7 @@ from onnx import TensorProto, helper
 from support.models import add_sub, graph, identity
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
-from rocserve.backends.onnx.backend import load_fixed_shapes
-from rocserve.backends.onnx.fixed_shapes import OpenInput, fixed_dimensions
+from rocserve.backends.onnx.backend import fixed_dimensions, load_fixed_shapes
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.onnx.providers import MIGRAPHX_PROVIDER, Provider, ProviderPlan
 from rocserve.core.datatypes import DataType
@@ -175,7 +174,7 @@ def test_dimensions_that_stay_open_are_refused(
 ) -> None:
     inputs = () if declared is None else (InputConfig("X", DataType.FP32, declared),)
     with pytest.raises(ServeError) as caught:
-        fixed_dimensions([OpenInput("X", dims)], ModelConfig("m", inputs=inputs), "SomeProvider", batch_size)
+        fixed_dimensions({"X": dims}, ModelConfig("m", inputs=inputs), "SomeProvider", batch_size)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert caught.value.text == (
         f"model 'm': dimension {place} of input 'X' may have any size ({name}), but SomeProvider compiles each shape,"
@@ -186,4 +185,4 @@ def test_dimensions_that_stay_open_are_refused(
 
 def test_a_name_that_means_two_sizes_is_left_alone() -> None:
     config = ModelConfig("m", inputs=(InputConfig("X", DataType.FP32, (7, 3)),))
-    assert fixed_dimensions([OpenInput("X", ("n", "n", "k"))], config, "SomeProvider", 2) == {"k": 3}
+    assert fixed_dimensions({"X": ("n", "n", "k")}, config, "SomeProvider", 2) == {"k": 3}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.migraphx.configuration.accelerator import REQUEST_PARAMETERS
-from rocserve.backends.migraphx.engine_choice import choose_migraphx
-from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX, choose_migraphx
 
 BACKEND = BackendSpec(
     name="migraphx",

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
-from rocserve.backends.migraphx.configuration.parameters import check_parameters
-from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.migraphx.configuration.options import check_parameters
 from rocserve.backends.parameters import read_choice
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
+
+MIGRAPHX = EngineSpec(
+    name="migraphx",
+    module="rocserve.backends.migraphx.engine",
+    # On a GPU a program's scratch memory belongs to the program: one run at a time.
+    thread_safe=False,
+    forks_from_zygote=False,
+    needs_migraphx=True,
+)
+
 
 _OTHER_TARGETS = ("cpu", "ref")
 """What the parameter `target` may say instead of "gpu"."""

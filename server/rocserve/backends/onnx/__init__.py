@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.migraphx.configuration import accelerator
-from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
 from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
 from rocserve.backends.onnx.provider_options import CUDA, OPENVINO, ROCM

@@ -18,13 +18,20 @@ from rocserve.backends.batch_memory import rows_that_fit
 from rocserve.backends.migraphx.configuration.accelerator import PARAMETERS
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.external_weights import find_external_weights
-from rocserve.backends.onnx.fixed_shapes import batch_sizes_ahead, fixed_dimensions, open_inputs
-from rocserve.backends.onnx.migraphx_provider import pads_with_first_row
+from rocserve.backends.onnx.migraphx_provider import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
-from rocserve.backends.onnx.runs import PlacedRun, Run, SizedRun, is_on_cpu, placed_run, session_run
+from rocserve.backends.onnx.runs import (
+    PlacedRun,
+    Run,
+    SizedRun,
+    bytes_array,
+    is_on_cpu,
+    placed_run,
+    session_run,
+    text_array,
+)
 from rocserve.backends.onnx.signature import has_single_rows, session_signature, with_open_batch
-from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import ModelConfig
@@ -91,14 +98,18 @@ def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
 
 
 def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> LoadedModel:
-    """A model whose `provider` compiles each shape: see `fixed_shapes`.
+    """A model whose `provider` compiles each shape: a session for each batch size, all opened before the first request.
+
+    Such a provider keeps one program a session and compiles anew when another shape comes, so a session is only ever
+    given the one shape. Where the model names the dimensions that vary, they are fixed when the session is opened, and
+    it is compiled then; else when it is warmed up.
 
     Raises:
         ServeError: as `load`.
     """
     session = opener.open_for_signature()
     signature = session_signature(session, model.config)
-    inputs = open_inputs(session)
+    inputs = {node.name: tuple(node.shape) for node in session.get_inputs()}
     del session
     sizes = batch_sizes_ahead(model.config, signature, provider.accelerator)
     runs: dict[int, Run] = {}
@@ -274,3 +285,51 @@ def warning(model_name: str, names: Sequence[str]) -> str:
     quoted = ", ".join(f"'{name}'" for name in names)
     what = f"parameter {quoted} is" if len(names) == 1 else f"parameters {quoted} are"
     return f"model '{model_name}': {what} MIGraphX's; ONNX Runtime runs the model as it is"
+
+
+def fixed_dimensions(
+    inputs: Mapping[str, Sequence[Any]], config: ModelConfig, provider: str, batch_size: int
+) -> Mapping[str, int]:
+    """Sizes for the dimensions that have names, as the configuration and the batch size say.
+
+    Args:
+        inputs: as the model file has them: a dimension is a number, a name, or None where it varies without a name.
+        batch_size: 0 = the model has no batch dimension.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; the configuration leaves a dimension open.
+    """
+    declared = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs}
+    batch = (batch_size,) if batch_size else ()
+    sizes: dict[str, int] = {}
+    differing: set[str] = set()
+    for name, dims in inputs.items():
+        known = (*batch, *declared.get(name, ()))
+        for place, dim in enumerate(dims):
+            if isinstance(dim, int) and dim >= 0:
+                continue
+            size = known[place] if place < len(known) else -1
+            if size < 0:
+                raise invalid_argument(
+                    f"model '{config.name}': dimension {place} of input '{name}' may have any size ({dim or '?'}), but"
+                    f" {provider} compiles each shape, and nothing may be compiled when a request comes; give all dims"
+                    " of the input in config.pbtxt, each as a number"
+                )
+            if isinstance(dim, str) and dim and sizes.setdefault(dim, size) != size:
+                differing.add(dim)
+    return {name: size for name, size in sizes.items() if name not in differing}
+
+
+def batch_sizes_ahead(config: ModelConfig, signature: Signature, accelerator: Mapping[str, str]) -> tuple[int, ...]:
+    """The batch sizes to open sessions for; none for a model without a batch dimension.
+
+    Args:
+        accelerator: the parameters of the execution accelerator.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; `batch_sizes` or another of its names is no list of sizes that can be.
+    """
+    largest = config.max_batch_size
+    if config.has_open_batch:
+        largest = BACKEND.default_max_batch_size
+    return compiled_batch_sizes(config, accelerator, largest if signature.supports_batching else 0)

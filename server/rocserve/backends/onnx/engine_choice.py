@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
-from rocserve.backends.migraphx.configuration.parameters import check_parameters
-from rocserve.backends.migraphx.engine_choice import aims_at_gpus, has_gpu_for, migraphx_choice
-from rocserve.backends.migraphx.spec import MIGRAPHX
+from rocserve.backends.migraphx.configuration.options import check_parameters
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX, aims_at_gpus, has_gpu_for, migraphx_choice
 from rocserve.backends.parameters import read_choice
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig

@@ -8,13 +8,21 @@ before the new version of the model takes over.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.core.errors import invalid_argument
+
+if TYPE_CHECKING:
+    import onnx
 
 _KEY = b"location"
 """A tensor names its file under this key, which is therefore somewhere in the model file."""
@@ -32,39 +40,60 @@ NO_WEIGHTS = ExternalWeights()
 
 
 def find_external_weights(model: ModelSource) -> ExternalWeights:
-    """
+    """The files, each of which is there, long enough, and within the model's folder.
+
+    None of a model file that cannot be read, which is for the engine to say.
+
     Raises:
         ServeError: INVALID_ARGUMENT; a file is missing, too short or outside of the model's folder.
     """
-    if not _may_have_external_data(model.model_file):
+    path = model.model_file
+    if not _may_have_external_data(path):
         return NO_WEIGHTS
     # The library takes longer to import than a small model to load, so only models that need it wait for it.
-    from rocserve.backends.onnx.external_tensors import read_external_files
+    import onnx
 
-    return ExternalWeights(*read_external_files(model.model_file, (model.model_folder,)))
+    from rocserve.backends.migraphx.model_files.onnx_graph import ExternalFiles
+
+    try:
+        loaded = onnx.load(path, format="protobuf", load_external_data=False)
+    except Exception:
+        # protobuf's own errors, which nothing but protobuf may import.
+        return NO_WEIGHTS
+    checked = ExternalFiles(path, (model.model_folder,))
+    files: dict[str, Path] = {}
+    for tensor in _external(loaded):
+        try:
+            checked.add(tensor, 0)
+        except UnicodeDecodeError:
+            raise invalid_argument(
+                f"ONNX file {path.name} is damaged: it says of external data what is no text"
+            ) from None
+        location = next((str(entry.value) for entry in reversed(tensor.external_data) if entry.key == "location"), "")
+        files[location] = path.parent / location
+    return ExternalWeights(files, _can_be_given(loaded, files))
 
 
 @contextmanager
 def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
     """Within, a session may be opened with the onnxruntime.SessionOptions on the file that this gives, and has weights
-    that nobody writes to.
+    that nobody writes to: given from memory, or in copies, which go at the end; what has mapped them keeps them.
 
     Raises:
         OSError: a file cannot be read or copied.
     """
     with ExitStack() as opened:
-        if not weights.files:
-            yield model_file
-        elif weights.in_memory:
+        if weights.files and weights.in_memory:
             contents = [opened.enter_context(_mapped(path)) for path in weights.files.values()]
             sizes = [len(content) for content in contents]
             options.add_external_initializers_from_files_in_memory(list(weights.files), contents, sizes)
-            yield model_file
-        else:
-            # Imported already, by what found the files.
-            from rocserve.backends.onnx.external_tensors import copied_model
-
-            yield opened.enter_context(copied_model(model_file, weights.files))
+        elif weights.files:
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rocserve-weights-")))
+            for location, path in weights.files.items():
+                (folder / location).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, folder / location)
+            model_file = Path(shutil.copyfile(model_file, folder / model_file.name))
+        yield model_file
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -73,10 +102,31 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _may_have_external_data(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:
-            return False  # It has been emptied since it was looked at; ONNX Runtime tells of it.
-        with content:
+    try:
+        with _mapped(path) as content:
             return content.find(_KEY) >= 0
+    except ValueError:
+        return False  # It has been emptied since it was looked at; ONNX Runtime tells of it.
+
+
+def _can_be_given(model: onnx.ModelProto, files: Iterable[str]) -> bool:
+    """Whether ONNX Runtime takes the files' contents from memory: it does for the main graph's initializers, by names
+    that need no normalising."""
+    if not hasattr(onnxruntime.SessionOptions, "add_external_initializers_from_files_in_memory"):
+        return False
+    given = sum(1 for tensor in model.graph.initializer for _ in _external(tensor))
+    named_plainly = all(str(PurePosixPath(name)) == name for name in files)
+    return named_plainly and given == sum(1 for _ in _external(model))
+
+
+def _external(message: Any) -> Iterator[onnx.TensorProto]:
+    """The tensors that lie in other files, wherever they are within a message of ONNX."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        if message.data_location == message.EXTERNAL:
+            yield message
+        return
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None:
+            parts: Iterable[Any] = (value,) if hasattr(value, "ListFields") else value
+            for part in parts:
+                yield from _external(part)

@@ -13,8 +13,7 @@ import numpy as np
 from rocserve.backends.base import EngineChoice, EngineSpec, ModelSource
 from rocserve.backends.batch_sizes import default_batch_sizes
 from rocserve.backends.migraphx.binding.interface import DimensionRange
-from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
-from rocserve.backends.migraphx.configuration.parameters import serving_options
+from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target, serving_options
 from rocserve.backends.migraphx.installation import find_installation, python_command
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model

@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration.samples import read_calibration
 from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision
-from rocserve.backends.migraphx.configuration.parameters import compile_options
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, compile_options
 from rocserve.backends.migraphx.installation import python_command
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram

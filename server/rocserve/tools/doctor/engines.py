@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.configuration.options import Target
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.migraphx.installation import (
     INSTALL_LINES,
     MigraphxInstallation,
@@ -18,7 +19,6 @@ from rocserve.backends.migraphx.installation import (
 )
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
-from rocserve.backends.migraphx.spec import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
 from rocserve.core.errors import ServeError

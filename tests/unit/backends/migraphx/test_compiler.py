@@ -317,7 +317,6 @@ OTHER_PROCESS = """
 import logging, sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from rocserve.backends.migraphx.program_cache import ProgramCache
-from rocserve.backends.migraphx.calibration.source import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs

@@ -9,8 +9,7 @@ from support.gpu_tree import GpuTree
 
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.planning.environment import program_environment
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, program_environment
 from rocserve.core.errors import ServeError, StatusCode
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.jobs.comparison import distance
+from rocserve.backends.migraphx.jobs.rebatching import distance
 from rocserve.backends.migraphx.jobs.samples import Samples
 from rocserve.core.errors import ServeError
 

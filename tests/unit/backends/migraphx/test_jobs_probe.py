@@ -50,7 +50,6 @@ def test_a_sound_program_tells_its_inputs_and_outputs(probe: Probe, program: byt
     result = probe(program)
     assert [(tensor.name, tensor.datatype, tensor.shape) for tensor in result.inputs] == [("x", "float", (2, 16))]
     assert [(tensor.datatype, tensor.shape) for tensor in result.outputs] == [("float", (2, 10))]
-    assert result.peak_bytes > 1 << 20
 
 
 @pytest.mark.parametrize(

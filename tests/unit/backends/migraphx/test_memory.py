@@ -33,9 +33,9 @@ def machine(folder: Path, *, available: int, gpu_free: int = 0) -> Host:
     return Host(system=tree.system, processes=folder / "proc", variables={})
 
 
-def refusal(program: ProgramMemory, host: Host, *more: ProgramMemory) -> str:
+def refusal(program: ProgramMemory, host: Host) -> str:
     with pytest.raises(ServeError) as caught:
-        check_memory("resnet", [program, *more], 0, host)
+        check_memory("resnet", program, 0, host)
     assert caught.value.code is StatusCode.UNAVAILABLE
     return caught.value.text
 
@@ -51,7 +51,6 @@ def test_before_compiling_the_model_and_its_plan_tell() -> None:
         ),
         batches=True,
         weight_bytes=1000,
-        source_files=(),
     )
     assert planned_memory(recipe(batch=4), plan) == ProgramMemory(recipe(batch=4), 1000, 4 * (1200 + 10), None)
     halved = {precision: planned_memory(recipe(precision=precision), plan).weight_bytes for precision in Precision}
@@ -70,9 +69,8 @@ def test_once_compiled_the_program_tells(tmp_path: Path) -> None:
 
 def test_what_fits_is_not_refused(tmp_path: Path) -> None:
     host = machine(tmp_path, available=8 * GIB, gpu_free=2 * GIB)
-    check_memory("resnet", [ProgramMemory(recipe(), GIB, 0, GIB)], 0, host)
-    check_memory("resnet", [], 0, host)
-    check_memory("resnet", [ProgramMemory(recipe(Target.REF), 2 * GIB, 0, None)], None, host)
+    check_memory("resnet", ProgramMemory(recipe(), GIB, 0, GIB), 0, host)
+    check_memory("resnet", ProgramMemory(recipe(Target.REF), 2 * GIB, 0, None), None, host)
 
 
 def test_a_program_that_is_too_large_for_the_gpu(tmp_path: Path) -> None:
@@ -89,13 +87,6 @@ def test_a_program_that_is_too_large_for_the_gpu(tmp_path: Path) -> None:
         " inputs and outputs 0 B, scratch memory 1.50 GiB), and 2.00 GiB of 64.00 GiB are free; use fewer instances"
         " (instance_group count) or another GPU (instance_group gpus)"
     )
-
-
-def test_programs_add_up(tmp_path: Path) -> None:
-    host = machine(tmp_path, available=100 * GIB, gpu_free=2 * GIB)
-    one, two = (ProgramMemory(recipe(batch=batch), GIB, 1, None) for batch in (1, 2))
-    check_memory("resnet", [one], 0, host)
-    assert "(batch size 1: weights 1.00 GiB, inputs and outputs 1 B; batch size 2: weights" in refusal(one, host, two)
 
 
 def test_without_a_gpu_the_machine_s_memory_counts(tmp_path: Path) -> None:
@@ -117,4 +108,4 @@ def test_loading_takes_more_than_the_program(tmp_path: Path) -> None:
 
 def test_where_nothing_is_told_nothing_is_refused(tmp_path: Path) -> None:
     nowhere = Host(system=tmp_path, processes=tmp_path, variables={})
-    check_memory("resnet", [ProgramMemory(recipe(), 1 << 50, 0, None)], 0, nowhere)
+    check_memory("resnet", ProgramMemory(recipe(), 1 << 50, 0, None), 0, nowhere)

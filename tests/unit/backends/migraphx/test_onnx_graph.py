@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support import migraphx_models
 
-from rocserve.backends.migraphx.model_files.graph_tensor import GraphTensor
+from rocserve.backends.migraphx.model_files.graph import GraphTensor
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
@@ -51,8 +51,6 @@ def test_a_network(tmp_path: Path) -> None:
     graph = read_onnx_graph(_write(tmp_path, migraphx_models.mini_resnet()))
     assert graph.inputs == (GraphTensor("image", DataType.FP32, ("batch", 3, 8, 8)),)
     assert graph.outputs == (GraphTensor("logits", DataType.FP32, ("batch", 10)),)
-    assert graph.operators["Conv"] == 4 and graph.operators["Gemm"] == 1
-    assert graph.opset == 17 and graph.domains == {}
     assert graph.external_files == () and not graph.is_quantised
     floats = sum(np.prod(tensor.dims) for tensor in onnx.load(tmp_path / "model.onnx").graph.initializer)
     assert graph.weight_bytes == 4 * floats
@@ -103,7 +101,6 @@ def test_what_subgraphs_and_constants_hold_counts(tmp_path: Path) -> None:
     ]
     flag = helper.make_tensor_value_info("x", TensorProto.BOOL, [])
     graph = read_onnx_graph(_write(tmp_path, _model([flag], nodes=nodes)))
-    assert graph.operators == {"Constant": 2, "Identity": 2, "If": 1, "com.microsoft:Gelu": 1}
     assert graph.weight_bytes == 2 * 5 * 8
 
 

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH, PARAMETERS, known_names
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions, Target
-from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
+from rocserve.backends.migraphx.configuration.options import (
+    CompileOptions,
+    Precision,
+    ServingOptions,
+    Target,
+    compile_options,
+    serving_options,
+)
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ExecutionAccelerator, InstanceGroup, InstanceKind, ModelConfig
 

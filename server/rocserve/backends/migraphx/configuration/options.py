@@ -1,10 +1,34 @@
-"""How a model is to be compiled and served, as its configuration says."""
+"""How a model is to be compiled and served by MIGraphX: its `parameters`, and its execution accelerator "migraphx".
+
+Both take the same names; `parameters` win. docs/reference/migraphx.md lists them. `input_shapes` has
+sizes for inputs whose model leaves dimensions open:
+
+    image: 3x224x224; mask: 224x224        or as JSON        {"image": [3, 224, 224], "mask": [224, 224]}
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+
+from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
+from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH, PARAMETERS, accelerator_parameters
+from rocserve.backends.parameters import read_choice, read_integer
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.model_config import InstanceKind, ModelConfig
+
+_BINDINGS = ("auto", "c_api", "module")
+_CALIBRATION_SAMPLES = 128
+_MOST_CALIBRATION_SAMPLES = 10_000
+_LONGEST_TIMEOUT = 30 * 24 * 3600.0
+_MOST_ELEMENTS = 1 << 34
+_MOST_ROWS = 2**31 - 1
+_AS_WRITTEN = frozenset({"calibration_data", "calibration_pipeline", "input_shapes"})
+"""Parameters that hold names; of all others upper and lower case are the same."""
 
 
 class Precision(enum.Enum):
@@ -62,3 +86,218 @@ class ServingOptions:
     """Of one program; 0 = none."""
     binding: str = "auto"
     """auto, c_api or module."""
+
+
+def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]) -> CompileOptions:
+    """How the model's programs are compiled.
+
+    Args:
+        kind: of the instance.
+        targets: those that can be compiled for and run here; the GPU only where there is one.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT where the configuration is wrong or contradicts itself, UNAVAILABLE where it asks
+            for a target that this machine lacks.
+    """
+    config = _resolved(config)
+    precision = Precision(read_choice(config, "precision", "fp32", tuple(each.value for each in Precision)))
+    data, pipeline = _path(config, "calibration_data"), _path(config, "calibration_pipeline")
+    if precision.needs_calibration and not data:
+        raise _wrong(
+            config,
+            f"precision \"{precision.value}\" needs 'calibration_data', a file or folder with samples of the inputs;"
+            " without them the answers would be wrong",
+        )
+    for name in ("calibration_data", "calibration_pipeline", "calibration_samples"):
+        if config.parameters.get(name) and not precision.needs_calibration:
+            raise _wrong(config, f"'{name}' is of no use with precision \"{precision.value}\"; remove one of them")
+    samples = read_integer(config, "calibration_samples", _CALIBRATION_SAMPLES, 1, _MOST_CALIBRATION_SAMPLES)
+    return CompileOptions(
+        target=_target(config, kind, targets),
+        precision=precision,
+        calibration_data=data,
+        calibration_pipeline=pipeline,
+        calibration_samples=samples if precision.needs_calibration else 0,
+        fast_math=_switch(config, "fast_math", True),
+        exhaustive_tune=_switch(config, "exhaustive_tune", False),
+        miopen_tuning=_switch(config, "miopen_tuning", False),
+    )
+
+
+def serving_options(config: ModelConfig) -> ServingOptions:
+    """Which programs the model has, and how they come about.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT where the configuration is wrong or contradicts itself.
+    """
+    config = _resolved(config)
+    dynamic_batch = _switch(config, "dynamic_batch", False)
+    if dynamic_batch and config.max_batch_size == 0:
+        raise _wrong(config, "'dynamic_batch' needs max_batch_size, the largest batch that the program is to take")
+    return ServingOptions(
+        batch_sizes=_batch_sizes(config, dynamic_batch),
+        dynamic_batch=dynamic_batch,
+        pad_with_first_row=_switch(config, "pad_batch", True),
+        input_shapes=_input_shapes(config.parameters.get("input_shapes", ""), config.name),
+        compile_timeout_seconds=_seconds(config, "compile_timeout_secs", 3600.0),
+        binding=read_choice(config, "binding", "auto", _BINDINGS),
+    )
+
+
+def check_parameters(config: ModelConfig) -> None:
+    """Refuse what is wrong whatever the machine has and the model's file says; loads nothing.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT.
+    """
+    serving_options(config)
+    for kind in {group.kind for group in config.instance_groups if not group.passive} or {InstanceKind.AUTO}:
+        compile_options(config, kind, tuple(Target))
+
+
+def _resolved(config: ModelConfig) -> ModelConfig:
+    """With the words for MIGraphX alone as its parameters, wherever they stand."""
+    own = {name: text for name, text in config.parameters.items() if name in (*PARAMETERS, "target")}
+    accelerator = dict(accelerator_parameters(config))
+    if not {"batch", "batch_sizes"}.isdisjoint(own):
+        # One list of batch sizes takes the other's place, whatever names they have.
+        for name in ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH):
+            accelerator.pop(name, None)
+    values = {
+        name: text.strip() if name in _AS_WRITTEN else text.strip().lower()
+        for name, text in {**accelerator, **own}.items()
+    }
+    return replace(config, parameters=values)
+
+
+def _batch_sizes(config: ModelConfig, dynamic_batch: bool) -> tuple[int, ...]:
+    largest = config.max_batch_size
+    given = {name: text for name in ("batch_sizes", "batch") if (text := config.parameters.get(name))}
+    if dynamic_batch and given:
+        raise _wrong(
+            config,
+            f"'dynamic_batch' makes one program for all batches, so '{next(iter(given))}' contradicts it; remove one of"
+            " them",
+        )
+    if dynamic_batch:
+        return ()
+    if len(given) > 1:
+        raise _wrong(config, "'batch' is the one batch size, 'batch_sizes' a list of them; remove one of them")
+    for name, text in given.items():
+        if name == "batch":
+            read_integer(config, name, 1, 1, _MOST_ROWS)
+        return parse_batch_sizes(text, largest, f"parameter '{name}' of model '{config.name}'")
+    ahead = read_integer(config, MAX_DYNAMIC_BATCH, 0, 0, _MOST_ROWS)
+    return default_batch_sizes(min(ahead, largest) if ahead else largest)
+
+
+_KIND_TARGETS = {InstanceKind.GPU: (Target.GPU,), InstanceKind.CPU: (Target.CPU, Target.REF)}
+
+
+def _target(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]) -> Target:
+    allowed = _KIND_TARGETS.get(kind, tuple(Target))
+    wanted = read_choice(config, "target", "", ("", *(target.value for target in Target)))
+    if not wanted:
+        for target in allowed:
+            if target in targets:
+                return target
+        raise _missing(config, allowed[0], targets, f"the instance is {kind.value}")
+    target = Target(wanted)
+    # Whether the configuration wants the CPU, and not only gets it because there is no GPU.
+    is_meant_for_cpu = any(group.kind is InstanceKind.CPU for group in config.instance_groups)
+    if target not in allowed and (target is not Target.GPU or is_meant_for_cpu):
+        other = "KIND_GPU" if target is Target.GPU else "KIND_CPU"
+        raise _wrong(config, f"'target' is \"{wanted}\", but the instance is {kind.value}; use {other}")
+    if target not in allowed or target not in targets:
+        raise _missing(config, target, targets, f"'target' is \"{wanted}\"")
+    return target
+
+
+def _missing(config: ModelConfig, target: Target, targets: Collection[Target], why: str) -> ServeError:
+    here = ", ".join(sorted(each.value for each in targets)) or "none"
+    return unavailable(
+        f"model '{config.name}' needs MIGraphX's target {target.value}, because {why}, but it cannot be had"
+        f" here (targets here: {here}); set 'target' or the kind of the instance group accordingly"
+    )
+
+
+def _switch(config: ModelConfig, name: str, default: bool) -> bool:
+    text = config.parameters.get(name, "")
+    if text not in ("", "true", "1", "false", "0"):
+        raise _unfit(config, name, "true, false, 1 or 0")
+    return text in ("true", "1") if text else default
+
+
+def _seconds(config: ModelConfig, name: str, default: float) -> float:
+    try:
+        value = float(config.parameters.get(name) or default)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= _LONGEST_TIMEOUT:
+        raise _unfit(config, name, f"seconds from 0 (no limit) to {_LONGEST_TIMEOUT:.0f}")
+    return value
+
+
+def _path(config: ModelConfig, name: str) -> str:
+    """A path within the model's folder, as far as its text tells."""
+    text = config.parameters.get(name, "")
+    pure = PurePosixPath(text)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in text:
+        raise _unfit(config, name, "a path within the model's folder, without '..' and not absolute")
+    return str(pure) if text else ""
+
+
+def _unfit(config: ModelConfig, name: str, expected: str) -> ServeError:
+    return invalid_argument(
+        f"parameter '{name}' of model '{config.name}' must be {expected}, not \"{config.parameters[name]}\""
+    )
+
+
+def _wrong(config: ModelConfig, text: str) -> ServeError:
+    return invalid_argument(f"model '{config.name}': {text}")
+
+
+def _input_shapes(text: str, model: str) -> Mapping[str, tuple[int, ...]]:
+    """By input; the batch dimension, where the model has max_batch_size, is not among them."""
+    entries = _json_entries(text, model) if text.startswith("{") else _plain_entries(text, model)
+    for name, shape in entries.items():
+        if any(dim < 1 for dim in shape) or math.prod(shape) > _MOST_ELEMENTS:
+            raise _wrong_shapes(
+                text, model, f"the dimensions of '{name}' must be 1 or more, and a tensor that memory can hold"
+            )
+    return entries
+
+
+def _plain_entries(text: str, model: str) -> dict[str, tuple[int, ...]]:
+    entries: dict[str, tuple[int, ...]] = {}
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        # Names may hold colons ("input:0"); dimensions cannot.
+        name, colon, dims = (part.strip() for part in entry.rpartition(":"))
+        if not colon or not name:
+            raise _wrong_shapes(text, model, f"'{entry}' has no name")
+        if name in entries:
+            raise _wrong_shapes(text, model, f"'{name}' is there twice")
+        words = [word.strip() for word in dims.lower().split("x")]
+        if not all(word.isascii() and word.isdecimal() and len(word) <= 12 for word in words):
+            raise _wrong_shapes(text, model, f"'{dims}' are no dimensions")
+        entries[name] = tuple(int(word) for word in words)
+    return entries
+
+
+def _json_entries(text: str, model: str) -> dict[str, tuple[int, ...]]:
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _wrong_shapes(text, model, "the JSON cannot be read") from None
+    for name, dims in table.items():
+        if not isinstance(dims, list) or not all(type(dim) is int for dim in dims):
+            raise _wrong_shapes(text, model, f"'{name}' must have a list of whole numbers")
+    return {name: tuple(dims) for name, dims in table.items()}
+
+
+def _wrong_shapes(text: str, model: str, why: str) -> ServeError:
+    shown = text if len(text) <= 200 else text[:200] + "..."
+    return invalid_argument(
+        f"parameter 'input_shapes' of model '{model}' must be like \"image: 3x224x224; mask: 224x224\" (without the"
+        f' batch dimension), not "{shown}": {why}'
+    )

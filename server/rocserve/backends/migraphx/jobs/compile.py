@@ -6,33 +6,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from rocserve.backends.migraphx.binding.interface import (
+    Array,
     Binding,
     CompileFlags,
     MigraphxError,
     Program,
     ProgramTensor,
 )
-from rocserve.backends.migraphx.calibration.samples import read_calibration
-from rocserve.backends.migraphx.calibration.source import calibration_digest
+from rocserve.backends.migraphx.binding.program_text import allocated_bytes, instructions_of, read_program_text
+from rocserve.backends.migraphx.calibration.samples import calibration_digest, read_calibration
 from rocserve.backends.migraphx.configuration.options import Precision
-from rocserve.backends.migraphx.jobs.parsing import parse_recipe
 from rocserve.backends.migraphx.jobs.probe import try_saved
-from rocserve.backends.migraphx.jobs.program_file import ProgramFile, own_recipe, read_program_file
-from rocserve.backends.migraphx.jobs.rebatching import Refusal, check_rows
-from rocserve.backends.migraphx.jobs.scratch import scratch_bytes
+from rocserve.backends.migraphx.jobs.rebatching import refusal, row_fault
+from rocserve.backends.migraphx.jobs.sources import ProgramFile, own_recipe, parse_recipe, read_program_file
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import unavailable
 from rocserve.core.printable import printable
 from rocserve.jobs.messages import Report
-from rocserve.jobs.peak import peak_bytes
-
-Array = np.ndarray[Any, Any]
 
 _MOST_MESSAGES = 100
 _LONGEST_MESSAGE = 500
@@ -60,8 +53,6 @@ class CompileResult:
     outputs: tuple[ProgramTensor, ...]
     compile_seconds: float
     """Quantising and compiling."""
-    peak_bytes: int
-    """The most memory that the process had."""
     scratch_bytes: int | None
     """The memory on the GPU that the program works in; None where that is not known."""
     messages: tuple[str, ...]
@@ -83,7 +74,6 @@ class _Compilation:
         self._recipe = job.recipe
         self._precision = job.recipe.options.precision
         self._target = job.recipe.options.target.value
-        self._source = Path(job.recipe.source.path)
         self._binding = binding
         self._report = report
 
@@ -92,8 +82,7 @@ class _Compilation:
         self._binding.check_target(self._target)
         source = self._read_source()
         own_size = source.own_batch if self._recipe.rebatched else 0
-        refusal = Refusal(self._job.model_name, self._recipe.batch_size or self._recipe.largest_batch, own_size)
-        program = self._parse_rebatched(own_size, refusal) if own_size else parse_recipe(self._binding, self._recipe)
+        program = self._parse(own_size)
         started = time.monotonic()
         self._quantise(program)
         self._report("compiling")
@@ -105,35 +94,37 @@ class _Compilation:
         try_saved(self._binding, program, Path(self._job.program_file))
         if own_size:
             self._report(f"checking it against the model's own batch size, {own_size}")
-            own = self._own_program(own_size)
-            check_rows(program, own, own_size, source.output_names, self._precision, refusal)
-        return CompileResult(
-            inputs=tuple(program.parameters[name] for name in sorted(program.parameters)),
-            outputs=tuple(program.outputs),
-            compile_seconds=seconds,
-            peak_bytes=peak_bytes(),
-            scratch_bytes=scratch_bytes(program),
-            messages=self._messages(),
-        )
-
-    def _messages(self) -> tuple[str, ...]:
+            fault = row_fault(program, self._own_program(own_size), own_size, source.output_names, self._precision)
+            if fault:
+                raise refusal(self._job.model_name, self._recipe, own_size, fault)
         lines = self._binding.take_messages()[:_MOST_MESSAGES]
-        return tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines)
+        return CompileResult(
+            inputs=tuple(program.parameters.values()),
+            outputs=program.outputs,
+            compile_seconds=seconds,
+            # What it allocates once; other targets say nothing of that.
+            scratch_bytes=allocated_bytes(instructions_of(read_program_text(program.text()))) or None,
+            messages=tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines),
+        )
 
     def _read_source(self) -> ProgramFile:
         """Raises: ServeError: UNAVAILABLE, it is not the file any more that the program is to be of."""
+        path = Path(self._recipe.source.path)
         source = read_program_file(self._recipe, Path(self._job.model_folder))
-        if file_digest(self._source, source.more_files) != self._recipe.source.digest:
-            raise unavailable(f"file {self._source.name} has been changed meanwhile")
+        if file_digest(path, source.more_files) != self._recipe.source.digest:
+            raise unavailable(f"file {path.name} has been changed meanwhile")
         return source
 
-    def _parse_rebatched(self, own_size: int, refusal: Refusal) -> Program:
+    def _parse(self, own_size: int) -> Program:
+        """`own_size`: above 0 for a program that is re-batched."""
         try:
             return parse_recipe(self._binding, self._recipe)
         except MigraphxError as error:
+            if not own_size:
+                raise
             # Raises where MIGraphX does not take the model in its own batch size either.
             parse_recipe(self._binding, own_recipe(self._recipe, own_size))
-            raise refusal.error(f"MIGraphX says: {error}") from error
+            raise refusal(self._job.model_name, self._recipe, own_size, f"MIGraphX says: {error}") from error
 
     def _quantise(self, program: Program) -> None:
         if self._precision is Precision.FP32:
@@ -141,25 +132,18 @@ class _Compilation:
         calibration: Sequence[Mapping[str, Array]] = ()
         if self._precision.needs_calibration:
             self._report("reading the calibration data")
-            calibration = self._calibration(program)
+            folder = Path(self._job.model_folder)
+            calibration = read_calibration(folder, self._recipe, program.parameters)
+            if calibration_digest(self._recipe.options, folder) != self._recipe.calibration_digest:
+                raise unavailable("the calibration data have been changed meanwhile")
         self._report(f"quantising to {self._precision.value}")
         program.quantize(self._precision.value, self._target, calibration)
 
-    def _calibration(self, program: Program) -> Sequence[Mapping[str, Array]]:
-        folder = Path(self._job.model_folder)
-        found = read_calibration(folder, self._recipe, program.parameters)
-        if calibration_digest(self._recipe.options, folder) != self._recipe.calibration_digest:
-            raise unavailable("the calibration data have been changed meanwhile")
-        return found
-
     def _compile(self, program: Program) -> None:
         options = self._recipe.options
-        flags = CompileFlags(
-            offload_copy=self._recipe.offload_copy,
-            fast_math=options.fast_math,
-            exhaustive_tune=options.exhaustive_tune,
+        program.compile(
+            self._target, CompileFlags(self._recipe.offload_copy, options.fast_math, options.exhaustive_tune)
         )
-        program.compile(self._target, flags)
 
     def _own_program(self, own_size: int) -> Program:
         """The model in the batch size of its file, which it is meant to be right in."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import Binding, ProgramTensor
-from rocserve.backends.migraphx.jobs.parsing import parse_recipe
+from rocserve.backends.migraphx.jobs.sources import parse_recipe
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.jobs.messages import Report
 
@@ -48,9 +48,9 @@ def perform(job: InspectJob, binding: Binding, report: Report) -> InspectResult:
     report("reading the compiled program" if recipe is None else "reading the model")
     program = binding.load(Path(job.program_file)) if recipe is None else parse_recipe(binding, recipe)
     return InspectResult(
-        parameters=tuple(program.parameters[name] for name in sorted(program.parameters)),
-        outputs=tuple(program.outputs),
-        extra_parameters=tuple(program.extra_parameters),
+        parameters=tuple(program.parameters.values()),
+        outputs=program.outputs,
+        extra_parameters=program.extra_parameters,
         is_compiled=program.is_compiled,
         text=program.text(),
     )

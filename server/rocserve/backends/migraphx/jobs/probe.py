@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from rocserve.backends.migraphx.binding.interface import Binding, Program, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import Array, Binding, Program, ProgramTensor
 from rocserve.backends.migraphx.jobs.samples import Samples
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.jobs.messages import Report
-from rocserve.jobs.peak import peak_bytes
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +29,6 @@ class ProbeResult:
     inputs: tuple[ProgramTensor, ...]
     """By name."""
     outputs: tuple[ProgramTensor, ...]
-    peak_bytes: int
-    """The most memory that the process had."""
 
 
 def perform(job: ProbeJob, binding: Binding, report: Report) -> ProbeResult:
@@ -63,9 +55,8 @@ def perform(job: ProbeJob, binding: Binding, report: Report) -> ProbeResult:
     report("running it")
     program.run(Samples().inputs(program.parameters))
     return ProbeResult(
-        inputs=tuple(program.parameters[name] for name in sorted(program.parameters)),
-        outputs=tuple(program.outputs),
-        peak_bytes=peak_bytes(),
+        inputs=tuple(program.parameters.values()),
+        outputs=program.outputs,
     )
 
 

@@ -7,14 +7,11 @@ look like this), integers 0 or 1 (they may be indices, masks or counts). Seeded,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, Array, DimensionRange, ProgramTensor
 from rocserve.core.errors import invalid_argument
-
-Array = np.ndarray[Any, Any]
 
 _FLOATS = ("half", "float", "double")
 _HALF_TO_ONE: Mapping[str, tuple[int, int]] = {

@@ -23,8 +23,8 @@ from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.errors import ServeError, invalid_argument
 
 _DEEPEST = 8
-_SIZES = {
-    # The types whose size follows them: its format, whether text, bytes, a list or a map comes then.
+_SIZED = {
+    # Of MessagePack: the types whose size follows them, and how; whether text, bytes, a list or a map comes then.
     0xC4: (">B", "bytes"), 0xC5: (">H", "bytes"), 0xC6: (">I", "bytes"),
     0xD9: (">B", "text"), 0xDA: (">H", "text"), 0xDB: (">I", "text"),
     0xDC: (">H", "list"), 0xDD: (">I", "list"),
@@ -38,69 +38,58 @@ _NUMBERS = {
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
-def read_entries(data: bytes, until: str) -> Mapping[str, Any]:
-    """The entries of the map that `data` begins with, up to the key `until`, which has none of its own value read.
+class _MessagePack:
+    """Reads values of MessagePack (msgpack's spec.md). Raises: ValueError: there is none, or the data end within it."""
 
-    Raises:
-        ValueError: there is no such map, or it ends, or holds something else, before that key.
-    """
-    reader = _Reader(data)
-    count = reader.map_size()
-    entries: dict[str, Any] = {}
-    for _ in range(count):
-        key = reader.value()
-        if key == until:
-            return entries
-        if not isinstance(key, str):
-            raise ValueError("a key that is no text")
-        entries[key] = reader.value()
-    raise ValueError(f"no entry '{until}'")
-
-
-class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._position = 0
 
-    def map_size(self) -> int:
-        kind = self._take(1)[0]
-        if kind & 0xF0 == 0x80:
-            return kind & 0x0F
-        if kind in (0xDE, 0xDF):
-            return int(self._number(_SIZES[kind][0]))
-        raise ValueError(f"it begins with byte 0x{kind:02x}, which begins no map")
+    def entries(self, until: str) -> Mapping[str, Any]:
+        """Of the map that comes next, up to this key."""
+        what, size = self._head()
+        if what != "map":
+            raise ValueError(f"it begins with byte 0x{self._data[0]:02x}, which begins no map")
+        entries: dict[str, Any] = {}
+        for _ in range(size):
+            key = self.value()
+            if key == until:
+                return entries
+            if not isinstance(key, str):
+                raise ValueError("a key that is no text")
+            entries[key] = self.value()
+        raise ValueError(f"no entry '{until}'")
 
     def value(self, depth: int = 0) -> Any:
         if depth > _DEEPEST:
             raise ValueError("values within values, too deep")
-        kind = self._take(1)[0]
-        if kind < 0x80 or kind >= 0xE0:
-            return kind if kind < 0x80 else kind - 0x100
-        if kind in _CONSTANTS:
-            return _CONSTANTS[kind]
-        if kind in _NUMBERS:
-            return self._number(_NUMBERS[kind])
-        if kind in _SIZES:
-            size, what = int(self._number(_SIZES[kind][0])), _SIZES[kind][1]
-        elif kind < 0xC0:
-            what = "map" if kind < 0x90 else "list" if kind < 0xA0 else "text"
-            size = kind & (0x1F if what == "text" else 0x0F)
-        else:
-            raise ValueError(f"a value of kind 0x{kind:02x}")
-        return self._sized(what, size, depth)
-
-    def _sized(self, what: str, size: int, depth: int) -> Any:
+        what, content = self._head()
         if what == "text":
-            return self._take(size).decode()
+            return self._take(content).decode()
         if what == "bytes":
-            return self._take(size)
+            return self._take(content)
         # Each entry takes a byte at least, so the loops end with the data.
         if what == "list":
-            return [self.value(depth + 1) for _ in range(size)]
-        return {str(self.value(depth + 1)): self.value(depth + 1) for _ in range(size)}
+            return [self.value(depth + 1) for _ in range(content)]
+        if what == "map":
+            return {str(self.value(depth + 1)): self.value(depth + 1) for _ in range(content)}
+        return content
 
-    def _number(self, layout: str) -> Any:
-        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
+    def _head(self) -> tuple[str, Any]:
+        """What comes, and its size; or "" and the value itself."""
+        kind = self._take(1)[0]
+        if kind < 0x80 or kind >= 0xE0:
+            return "", kind if kind < 0x80 else kind - 0x100
+        if kind < 0xA0:
+            return "map" if kind < 0x90 else "list", kind & 0x0F
+        if kind < 0xC0:
+            return "text", kind & 0x1F
+        if kind in _CONSTANTS:
+            return "", _CONSTANTS[kind]
+        layout, what = (_NUMBERS[kind], "") if kind in _NUMBERS else _SIZED.get(kind, ("", ""))
+        if not layout:
+            raise ValueError(f"a value of kind 0x{kind:02x}")
+        return what, struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
 
     def _take(self, size: int) -> bytes:
         start = self._position
@@ -187,7 +176,7 @@ def sibling_model(path: Path) -> Path | None:
 
 
 def _facts(header: bytes) -> tuple[int, str, tuple[str, ...]]:
-    entries = read_entries(header, until="modules")
+    entries = _MessagePack(header).entries(until="modules")
     version, migraphx_version = entries.get("version"), entries.get("migraphx_version")
     targets = entries.get("targets")
     if type(version) is not int or not isinstance(migraphx_version, str) or not isinstance(targets, list):

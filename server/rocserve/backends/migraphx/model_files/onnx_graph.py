@@ -1,23 +1,21 @@
 """What an ONNX file says of itself, read without running or loading any of it.
 
 Files are what users drop: nothing in one is trusted, no path that it names is opened, and whatever it holds there is
-either an OnnxGraph or a ServeError.
+either a ModelGraph or a ServeError.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
-from rocserve.backends.migraphx.model_files.external_data import ExternalFiles, as_text
-from rocserve.backends.migraphx.model_files.graph_tensor import GraphTensor
+from rocserve.backends.migraphx.model_files.graph import GraphTensor, ModelGraph
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 
@@ -66,26 +64,7 @@ _EXTERNAL_ORDER = ("location", "offset", "length")
 """Of what MIGraphX looks at."""
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxGraph:
-    inputs: tuple[GraphTensor, ...]
-    """What a run needs: without the inputs that have a default (those that are initializers too)."""
-    outputs: tuple[GraphTensor, ...]
-    external_files: tuple[Path, ...]
-    """Of external data, in the order in which they are first named; each is there and long enough."""
-    weight_bytes: int
-    """Of all initializers and constants, external ones included."""
-    operators: Mapping[str, int]
-    """How often each is used, subgraphs included; "domain:Operator" outside ONNX's own domain."""
-    opset: int
-    """Of ONNX's own domain; 0 where the file names none."""
-    domains: Mapping[str, int]
-    """The other operator sets."""
-    is_quantised: bool
-    """Whether it holds quantising operators (QDQ or integer ones)."""
-
-
-def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> OnnxGraph:
+def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
     """Read a model file. External data is looked for beside it, and only its files' sizes are.
 
     Args:
@@ -129,47 +108,41 @@ class _GraphReader:
     def __init__(self, path: Path, files: ExternalFiles) -> None:
         self._file = path.name
         self._files = files
-        self._operators: Counter[str] = Counter()
+        self._operators: set[str] = set()
         self._weight_bytes = 0
 
-    def read(self, model: onnx.ModelProto) -> OnnxGraph:
+    def read(self, model: onnx.ModelProto) -> ModelGraph:
         graph = model.graph
         if not model.ir_version or not graph.node or not graph.output:
             missing = "ir_version" if not model.ir_version else "nodes" if not graph.node else "outputs"
             raise self._wrong(f"is no ONNX model, or a damaged one: it has no {missing}; copy or export it again")
         self._walk(graph)
         for function in model.functions:
-            self._count_nodes(function.node)
+            self._walk_nodes(function.node)
         defaults = {as_text(tensor.name) for tensor in graph.initializer}
         defaults.update(as_text(tensor.values.name) for tensor in graph.sparse_initializer)
-        # Operator sets of ONNX itself go by two names.
-        opsets = {as_text(entry.domain): entry.version for entry in model.opset_import}
-        own = max(opsets.pop("", 0), opsets.pop("ai.onnx", 0))
-        return OnnxGraph(
+        return ModelGraph(
             inputs=tuple(self._tensors("input", (value for value in graph.input if value.name not in defaults))),
             outputs=tuple(self._tensors("output", graph.output)),
-            external_files=self._files.paths,
+            # Of all initializers and constants, external ones included.
             weight_bytes=self._weight_bytes,
-            operators=dict(self._operators.most_common()),
-            opset=own,
-            domains=opsets,
+            external_files=self._files.paths,
             is_quantised=not _QUANTISED.isdisjoint(self._operators),
         )
 
     def _walk(self, graph: onnx.GraphProto) -> None:
-        """Count what the graph and the graphs within its nodes hold."""
+        """Take in what the graph and the graphs within its nodes hold."""
         for tensor in graph.initializer:
             self._weigh(tensor)
         for sparse in graph.sparse_initializer:
             self._weigh(sparse.values)
             self._weigh(sparse.indices)
-        self._count_nodes(graph.node)
+        self._walk_nodes(graph.node)
 
-    def _count_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+    def _walk_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         for node in nodes:
-            domain = as_text(node.domain)
-            prefix = "" if domain in ("", "ai.onnx") else f"{domain}:"
-            self._operators[prefix + as_text(node.op_type)] += 1
+            if as_text(node.domain) in ("", "ai.onnx"):
+                self._operators.add(as_text(node.op_type))
             for attribute in node.attribute:
                 for tensor in _tensors_of(attribute):
                     self._weigh(tensor)
@@ -265,3 +238,77 @@ def _advice(element_type: int) -> str:
     if element_type == _TYPES.STRING:
         return "which MIGraphX does not have; let ONNX Runtime run the model: parameter 'engine' \"onnxruntime\""
     return f"which has no datatype in the KServe protocol; those that have are {', '.join(map(_type_name, _DATATYPES))}"
+
+
+def as_text(value: str | bytes) -> str:
+    """Text of an ONNX file, which is handed out as bytes where it is none.
+
+    Raises:
+        UnicodeDecodeError: it is none.
+    """
+    return value if isinstance(value, str) else value.decode()
+
+
+class ExternalFiles:
+    """Collects the files that tensors name, and checks each use of one."""
+
+    def __init__(self, model_file: Path, roots: tuple[Path, ...]) -> None:
+        """`roots`: where links may lead, beside the folder of the model file."""
+        self._model_file = model_file
+        self._folder = model_file.parent
+        self._roots = (self._folder, *roots)
+        self._sizes: dict[str, int] = {}
+        self._paths: dict[str, Path] = {}
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """In the order in which they were first named."""
+        return tuple(dict.fromkeys(self._paths.values()))
+
+    def add(self, tensor: onnx.TensorProto, size: int) -> int:
+        """Check where a tensor of `size` bytes (0 = not known) lies; returns how many bytes it has.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT; the file is outside of the folder, missing or too short.
+        """
+        entries = {as_text(entry.key): as_text(entry.value) for entry in tensor.external_data}
+        if len(entries) != len(tensor.external_data):
+            raise self._wrong(tensor, "says something of its external data twice")
+        location = entries.get("location", "")
+        if not location:
+            raise self._wrong(tensor, "is external, but names no file")
+        offset = self._number(tensor, entries, "offset", 0)
+        length = self._number(tensor, entries, "length", size)
+        available = self._size(location)
+        if offset + length > available:
+            raise self._wrong(
+                tensor,
+                f"needs bytes {offset} to {offset + length} of external data file '{location}', which has"
+                f" {available}; copy that file again",
+            )
+        if size and "length" in entries and length != size:
+            raise self._wrong(tensor, f"has {size} bytes by its type and shape, but {length} in '{location}'")
+        return length
+
+    def _size(self, location: str) -> int:
+        if location not in self._sizes:
+            path = path_within(self._folder, location, self._roots, f"external data of {self._model_file.name}:")
+            if not path.is_file():
+                raise invalid_argument(
+                    f"ONNX file {self._model_file.name} needs external data file '{location}', which is not there; copy"
+                    " it into the same folder"
+                )
+            self._sizes[location] = path.stat().st_size
+            self._paths[location] = self._folder / location
+        return self._sizes[location]
+
+    def _number(self, tensor: onnx.TensorProto, entries: Mapping[str, str], key: str, default: int) -> int:
+        text = entries.get(key, "")
+        if not text:
+            return default
+        if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+            raise self._wrong(tensor, f"has external data with {key} '{text[:40]}', which is no number of bytes")
+        return int(text)
+
+    def _wrong(self, tensor: onnx.TensorProto, text: str) -> ServeError:
+        return invalid_argument(f"ONNX file {self._model_file.name}: tensor '{tensor.name}' {text}")

@@ -7,12 +7,11 @@ tensor_shape.proto.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocserve.backends.migraphx.model_files.graph_tensor import Dims, GraphTensor
+from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.wire_format import LONGEST_VARINT, VARINT, WireError, field_spans, read_varint
@@ -58,11 +57,6 @@ class TensorflowGraph:
     outputs: tuple[str, ...]
     """The nodes that no other reads, in the file's order."""
     nodes: Mapping[str, TensorflowNode]
-
-    @property
-    def operators(self) -> Mapping[str, int]:
-        """How often each is used."""
-        return Counter(node.operator for node in self.nodes.values())
 
     def check_outputs(self, names: Iterable[str]) -> None:
         """

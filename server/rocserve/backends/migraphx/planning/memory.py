@@ -6,7 +6,7 @@ An estimate leaves out what is not known and so is too low: what is refused cann
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rocserve.backends.free_memory import FreeMemory, free_gpu_memory, free_host_memory
@@ -17,7 +17,7 @@ from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.core.byte_sizes import readable_size
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import unavailable
 
 _BYTES_OF_FOUR = {
     Precision.FP32: 4,
@@ -48,11 +48,6 @@ class ProgramMemory:
     def total_bytes(self) -> int:
         return self.weight_bytes + self.tensor_bytes + (self.scratch_bytes or 0)
 
-    @property
-    def loading_bytes(self) -> int:
-        """Of the host's memory, while it is saved or loaded."""
-        return self.weight_bytes * _COPIES_WHILE_LOADED
-
 
 def planned_memory(recipe: ProgramRecipe, plan: ProgramPlan) -> ProgramMemory:
     """Of a program that is yet to be compiled."""
@@ -72,46 +67,32 @@ def compiled_memory(program: CachedProgram) -> ProgramMemory:
     return ProgramMemory(about.recipe, program.size_bytes, _tensor_bytes(tensors), about.scratch_bytes)
 
 
-def check_memory(model: str, programs: Sequence[ProgramMemory], device: int | None, host: Host | None = None) -> None:
-    """Refuse programs that cannot be loaded beside what is in memory now.
+def check_memory(model: str, program: ProgramMemory, device: int | None, host: Host | None = None) -> None:
+    """Refuse a program that cannot be loaded beside what is in memory now.
 
     Args:
-        programs: those to be loaded one after the other into one process.
         device: the GPU's number, for programs of the target gpu; None = 0.
 
     Raises:
         ServeError: UNAVAILABLE, with what is needed, what is free and what can be done.
     """
-    if not programs:
-        return
     host = host or Host()
-    total = sum(program.total_bytes for program in programs)
-    on_gpu = programs[0].recipe.options.target is Target.GPU
     around = free_host_memory(host)
-    if on_gpu:
-        gpu = host.gpu(device or 0)
-        there = free_gpu_memory(gpu, host) if gpu else None
-        if there is not None and total > there.free_bytes:
-            raise _does_not_fit(model, programs, total, there, on_gpu=True)
-    elif around is not None and total > around.free_bytes:
-        raise _does_not_fit(model, programs, total, around, on_gpu=False)
-    most = max(program.loading_bytes for program in programs)
-    if around is not None and most > around.free_bytes:
+    on_gpu = program.recipe.options.target is Target.GPU
+    gpu = host.gpu(device or 0) if on_gpu else None
+    there = around if not on_gpu else free_gpu_memory(gpu, host) if gpu else None
+    if there is not None and program.total_bytes > there.free_bytes:
         raise unavailable(
-            f"model {model} cannot be loaded: MIGraphX needs about {readable_size(most)} of the host's memory for a"
-            f" moment, {_COPIES_WHILE_LOADED} times a program's weights, and {_free(around)}; give it more memory, or"
-            " load fewer models"
+            f"model {model} does not fit into {there.place}: it needs at least {readable_size(program.total_bytes)}"
+            f" ({_described(program)}), and {_free(there)}; {_remedies(program, on_gpu)}"
         )
-
-
-def _does_not_fit(
-    model: str, programs: Sequence[ProgramMemory], total: int, memory: FreeMemory, *, on_gpu: bool
-) -> ServeError:
-    listed = "; ".join(_described(program) for program in programs)
-    return unavailable(
-        f"model {model} does not fit into {memory.place}: it needs at least {readable_size(total)} ({listed}), and"
-        f" {_free(memory)}; {_remedies(programs, on_gpu)}"
-    )
+    loading_bytes = program.weight_bytes * _COPIES_WHILE_LOADED
+    if around is not None and loading_bytes > around.free_bytes:
+        raise unavailable(
+            f"model {model} cannot be loaded: MIGraphX needs about {readable_size(loading_bytes)} of the host's memory"
+            f" for a moment, {_COPIES_WHILE_LOADED} times a program's weights, and {_free(around)}; give it more"
+            " memory, or load fewer models"
+        )
 
 
 def _described(program: ProgramMemory) -> str:
@@ -128,15 +109,15 @@ def _free(memory: FreeMemory) -> str:
     return f"{readable_size(memory.free_bytes)} of {readable_size(memory.total_bytes)} are free"
 
 
-def _remedies(programs: Sequence[ProgramMemory], on_gpu: bool) -> str:
-    remedies: list[str] = []
-    if any(max(program.recipe.batch_size, program.recipe.largest_batch) > 1 for program in programs):
-        remedies.append('smaller "batch_sizes"')
-    if programs[0].recipe.options.precision is Precision.FP32 and any(program.weight_bytes for program in programs):
-        remedies.append('"precision" fp16')
-    remedies.append("fewer instances (instance_group count)")
-    remedies.append("another GPU (instance_group gpus)" if on_gpu else "more memory")
-    return f"use {', '.join(remedies[:-1])} or {remedies[-1]}"
+def _remedies(program: ProgramMemory, on_gpu: bool) -> str:
+    recipe = program.recipe
+    remedies = {
+        'smaller "batch_sizes"': max(recipe.batch_size, recipe.largest_batch) > 1,
+        '"precision" fp16': recipe.options.precision is Precision.FP32 and program.weight_bytes > 0,
+        "fewer instances (instance_group count)": True,
+    }
+    last = "another GPU (instance_group gpus)" if on_gpu else "more memory"
+    return f"use {', '.join(remedy for remedy, helps in remedies.items() if helps)} or {last}"
 
 
 def _planned_bytes(tensor: PlannedTensor, batch: int) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes
-from rocserve.backends.migraphx.calibration.source import calibration_digest
+from rocserve.backends.migraphx.calibration.samples import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions
-from rocserve.backends.migraphx.model_files.graph_tensor import GraphTensor
+from rocserve.backends.migraphx.model_files.graph import GraphTensor, ModelGraph
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
@@ -49,22 +49,6 @@ class ProgramPlan:
     """Whether the first dimension of every tensor is the batch."""
     weight_bytes: int
     """Of the model as its file has it."""
-    source_files: tuple[Path, ...]
-    """The model file, then those of its external data."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """What is the same of all formats."""
-
-    kind: SourceKind
-    inputs: tuple[GraphTensor, ...]
-    outputs: tuple[GraphTensor, ...]
-    output_names: tuple[str, ...]
-    """What the compiler is asked for; empty = the file's own outputs."""
-    files: tuple[Path, ...]
-    weight_bytes: int
-    is_quantised: bool
 
 
 def plan_programs(
@@ -85,9 +69,14 @@ def plan_programs(
             read.
     """
     path = model_file or model.model_file
-    graph = _read(model, path)
+    kind, output_names = SourceKind.ONNX, tuple[str, ...]()
+    if model.config.backend == "tensorflow" and model_file in (None, model.model_file):
+        kind = SourceKind.TENSORFLOW
+        graph, output_names = _read_tensorflow(model.config, path)
+    else:
+        graph = read_onnx_graph(path, (model.model_folder,))
     if serving.dynamic_batch:
-        _check_dynamic_batch(model.name, options, graph.kind)
+        _check_dynamic_batch(model.name, options, kind)
     if graph.is_quantised and options.precision is not Precision.FP32:
         # fp16 and bf16 as well: they make the scales too coarse, with errors above 20% and no word of it.
         raise invalid_argument(
@@ -100,13 +89,13 @@ def plan_programs(
         batch = None
     shapes = InputShapes(model.config, serving.input_shapes, batch is not None).resolve(graph.inputs)
     first = ProgramRecipe(
-        source=ProgramSource(graph.kind, str(path), file_digest(path, graph.files)),
+        source=ProgramSource(kind, str(path), file_digest(path, graph.external_files)),
         options=options,
         environment=environment,
-        output_names=graph.output_names,
+        output_names=output_names,
         calibration_digest=calibration_digest(options, model.model_folder),
     )
-    reorders = graph.kind is SourceKind.TENSORFLOW
+    reorders = kind is SourceKind.TENSORFLOW
     return ProgramPlan(
         recipes=_recipes(first, serving, batch, largest, shapes),
         inputs=tuple(
@@ -121,35 +110,20 @@ def plan_programs(
         outputs=tuple(_planned_output(tensor, batch, reorders) for tensor in graph.outputs),
         batches=batch is not None,
         weight_bytes=graph.weight_bytes,
-        source_files=(path, *graph.files),
     )
 
 
-def _read(model: ModelSource, path: Path) -> _Graph:
-    if model.config.backend == "tensorflow" and path == model.model_file:
-        frozen = read_tensorflow_graph(path)
-        names = _wanted_outputs(model.config, frozen.nodes) or frozen.outputs
-        node_names = tuple(name.removesuffix(":0") for name in names)
-        frozen.check_outputs(node_names)
-        return _Graph(
-            kind=SourceKind.TENSORFLOW,
-            inputs=frozen.inputs,
-            outputs=tuple(GraphTensor(name, None, None) for name in names),
-            output_names=node_names,
-            files=(),
-            weight_bytes=path.stat().st_size,
-            is_quantised=False,
-        )
-    read = read_onnx_graph(path, (model.model_folder,))
-    return _Graph(
-        kind=SourceKind.ONNX,
-        inputs=read.inputs,
-        outputs=read.outputs,
-        output_names=(),
-        files=read.external_files,
-        weight_bytes=read.weight_bytes,
-        is_quantised=read.is_quantised,
-    )
+def _read_tensorflow(config: ModelConfig, path: Path) -> tuple[ModelGraph, tuple[str, ...]]:
+    """And the nodes that the compiler is asked for: the configuration's outputs where the graph has nodes of these
+    names (else the server tells which there are)."""
+    frozen = read_tensorflow_graph(path)
+    names = tuple(output.name for output in config.outputs)
+    if not names or any(name.removesuffix(":0") not in frozen.nodes for name in names):
+        names = frozen.outputs
+    node_names = tuple(name.removesuffix(":0") for name in names)
+    frozen.check_outputs(node_names)
+    outputs = tuple(GraphTensor(name, None, None) for name in names)
+    return ModelGraph(frozen.inputs, outputs, path.stat().st_size), node_names
 
 
 def _check_dynamic_batch(model: str, options: CompileOptions, kind: SourceKind) -> None:
@@ -167,12 +141,6 @@ def _check_dynamic_batch(model: str, options: CompileOptions, kind: SourceKind) 
             f"model '{model}': 'dynamic_batch' cannot be had with {why}, for which MIGraphX needs fixed shapes; leave"
             " it out, and there is a program for each of 'batch_sizes'"
         )
-
-
-def _wanted_outputs(config: ModelConfig, node_names: Container[str]) -> tuple[str, ...]:
-    """The configuration's, where the graph has nodes of these names (else the server tells which there are)."""
-    names = tuple(output.name for output in config.outputs)
-    return names if all(name.removesuffix(":0") in node_names for name in names) else ()
 
 
 def _recipes(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rocserve.backends.migraphx.model_files.graph_tensor import Dims, GraphTensor
+from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
 

@@ -90,10 +90,8 @@ class BackgroundSizes:
 
 def _without(failures: Mapping[int, str]) -> str:
     """All sizes that failed before the first reason, since readers cut long texts."""
-    if not failures:
-        return ""
     if len(failures) == 1:
         ((size, reason),) = failures.items()
         return f"serving without batch size {size}: {reason}"
     reasons = "; ".join(f"batch size {size}: {reason}" for size, reason in failures.items())
-    return f"serving without batch sizes {', '.join(map(str, failures))}: {reasons}"
+    return f"serving without batch sizes {', '.join(map(str, failures))}: {reasons}" if failures else ""

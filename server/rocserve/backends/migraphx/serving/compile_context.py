@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +11,17 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError, Program
 from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
-from rocserve.backends.migraphx.configuration.parameters import compile_options, serving_options
+from rocserve.backends.migraphx.configuration.options import (
+    CompileOptions,
+    ServingOptions,
+    Target,
+    compile_options,
+    serving_options,
+)
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.hints import with_hint
-from rocserve.backends.migraphx.planning.environment import program_environment
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, program_environment
 from rocserve.backends.migraphx.program_cache import ProgramCache, open_cache
 from rocserve.core.errors import unavailable
 from rocserve.jobs.runner import JobRunner
@@ -34,6 +38,26 @@ class CompileContext:
     runner: JobRunner
     compiler: ProgramCompiler
     log: logging.Logger
+
+    def properties(self, batch_sizes: str, note: str = "") -> Mapping[str, str]:
+        """Facts about the engine, for a model's metadata; what does not apply is left out.
+
+        Args:
+            batch_sizes: those in service; "" for a model without a batch dimension.
+            note: why the program is another than the model's file says.
+        """
+        facts = {
+            "migraphx_version": self.binding.migraphx_version,
+            "migraphx_binding": self.binding.name,
+            "migraphx_library": self.binding.library,
+            "rocm_version": self.environment.rocm_version,
+            "gpu_architecture": self.environment.gpu_architecture,
+            "target": self.options.target.value,
+            "precision": self.options.precision.value,
+            "batch_sizes": batch_sizes,
+            "note": note,
+        }
+        return {name: value for name, value in facts.items() if value}
 
     def open_program(self, path: Path) -> Program:
         """A program that a child has tried before.

@@ -26,7 +26,6 @@ from rocserve.backends.migraphx.serving.programs import (
     ProgramRunner,
     SizedRunner,
 )
-from rocserve.backends.migraphx.serving.properties import engine_properties
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
 
@@ -68,7 +67,7 @@ class _Compiled:
             self._name,
             plan_signature(self._plan, layout, self._context.model.config),
             runner,
-            lambda: engine_properties(self._context, runner.batch_sizes, note),
+            lambda: self._context.properties(runner.batch_sizes, note),
             self._run_lock,
             self._context.log,
             background,
@@ -108,7 +107,7 @@ class _Compiled:
             ServeError: it cannot be compiled or loaded, or does not fit into memory beside what is there.
         """
         device = self._context.model.device
-        check_memory(self._name, [planned_memory(recipe, self._plan)], device)
+        check_memory(self._name, planned_memory(recipe, self._plan), device)
         cached = self._context.compiler.program(
             recipe,
             timeout_seconds=self._context.serving.compile_timeout_seconds,
@@ -116,7 +115,7 @@ class _Compiled:
             report=report,
         )
         try:
-            check_memory(self._name, [compiled_memory(cached)], device)
+            check_memory(self._name, compiled_memory(cached), device)
             # A module that keeps the GIL keeps it while it loads: between two batches, then, not within one.
             with contextlib.nullcontext() if self._context.binding.releases_gil else self._run_lock:
                 return self._context.open_program(cached.path)

@@ -35,7 +35,7 @@ class MigraphxModel:
         self._name = name
         self._signature = signature
         self._outputs = tuple(spec.name for spec in signature.outputs)
-        self._runner: ProgramRunner | None = runner
+        self._runner = runner
         self._properties = properties
         self._run_lock = run_lock
         self._background = background
@@ -56,7 +56,7 @@ class MigraphxModel:
         A model that cannot take zeros is no fault.
         """
         try:
-            self._served.warm_up()
+            self._runner.warm_up()
         except MigraphxError as error:
             self._log.info("model '%s' could not be warmed up with zeros: %s", self._name, error)
         for sample in samples:
@@ -72,7 +72,7 @@ class MigraphxModel:
         """
         try:
             with self._run_lock:
-                return BatchResult(self._served.run(batch.arrays, batch.requested_outputs or self._outputs, batch.room))
+                return BatchResult(self._runner.run(batch.arrays, batch.requested_outputs or self._outputs, batch.room))
         except MigraphxError as error:
             raise internal(f"migraphx error: {error}") from None
 
@@ -84,10 +84,4 @@ class MigraphxModel:
         facts = self._properties()
         self._properties = lambda: facts
         self._background = None
-        self._runner = None
-
-    @property
-    def _served(self) -> ProgramRunner:
-        if self._runner is None:
-            raise internal(f"model '{self._name}' is closed")
-        return self._runner
+        del self._runner

@@ -8,14 +8,17 @@ from lies beside it, that is compiled instead.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import Program
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.load_trials import LoadTrial, load_trial_key
+from rocserve.backends.migraphx.model_files.graph import ModelGraph
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
-from rocserve.backends.migraphx.model_files.onnx_graph import OnnxGraph, read_onnx_graph
+from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.serving.compile_context import CompileContext
@@ -29,7 +32,6 @@ from rocserve.backends.migraphx.serving.programs import (
     ProgramRunner,
     SizedRunner,
 )
-from rocserve.backends.migraphx.serving.properties import engine_properties
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.jobs.messages import FailureKind, JobError
@@ -65,12 +67,7 @@ class _ProgramFile:
         self._check_memory(digest)
         self._require_good(digest)
         program = self._context.open_program(self._path)
-        names = _TensorNames(self._context.model.model_folder, self._path, self._config.name)
-        layout = program_layout(
-            program,
-            [tensor.name for tensor in self._config.inputs] or names.inputs,
-            names.outputs(len(program.outputs), [tensor.name for tensor in self._config.outputs]),
-        )
+        layout = program_layout(program, *self._tensor_names(len(program.outputs)))
         runner, batching = self._runner(program, layout)
         self._context.model.report("")
         varying = batch_range(program.parameters.values())
@@ -79,7 +76,7 @@ class _ProgramFile:
             self._name,
             signature,
             runner,
-            lambda: engine_properties(self._context, runner.batch_sizes),
+            lambda: self._context.properties(runner.batch_sizes),
             threading.Lock(),
             self._context.log,
         )
@@ -89,7 +86,7 @@ class _ProgramFile:
             ProgramSource(SourceKind.ONNX, str(self._path), digest), self._context.options, self._context.environment
         )
         size = self._path.stat().st_size
-        check_memory(self._name, [ProgramMemory(recipe, size, 0, None)], self._context.model.device)
+        check_memory(self._name, ProgramMemory(recipe, size, 0, None), self._context.model.device)
 
     def _require_good(self, digest: str) -> None:
         """Raises: ServeError: the file was tried, now or before, and cannot be used."""
@@ -137,43 +134,31 @@ class _ProgramFile:
         runner.add(size, loaded)
         return runner, True
 
-
-class _TensorNames:
-    """A program knows its inputs' names but not their order, and of its outputs only the order."""
-
-    def __init__(self, model_folder: Path, path: Path, model_name: str) -> None:
-        self._path = path
-        self._model_name = model_name
-        self._graph = _sibling_graph(model_folder, path)
-
-    @property
-    def inputs(self) -> list[str]:
-        return [tensor.name for tensor in self._graph.inputs] if self._graph else []
-
-    def outputs(self, count: int, configured: list[str]) -> list[str]:
-        """The configuration's; else those of the ONNX file beside it, else output_0, output_1 and so on.
+    def _tensor_names(self, outputs: int) -> tuple[Sequence[str], Sequence[str]]:
+        """Of inputs and outputs: a program knows its inputs' names but not their order, and of its outputs only the
+        order. The configuration's; else those of the ONNX file beside it; else outputs are output_0, output_1 and so
+        on.
 
         Raises:
             ServeError: INVALID_ARGUMENT, the configuration names some of the outputs only, which then are not known.
         """
-        own = [tensor.name for tensor in self._graph.outputs] if self._graph else []
-        known = own if len(own) == count else [f"output_{index}" for index in range(count)]
+        graph = self._sibling_graph()
+        own = [tensor.name for tensor in graph.outputs] if graph else []
+        known = own if len(own) == outputs else [f"output_{index}" for index in range(outputs)]
+        configured = [tensor.name for tensor in self._config.outputs]
+        inputs = [tensor.name for tensor in self._config.inputs or (graph.inputs if graph else ())]
         if set(configured) <= set(known):
-            return known
-        if len(configured) != count:
+            return inputs, known
+        if len(configured) != outputs:
             raise invalid_argument(
-                f"model '{self._model_name}' has {len(configured)} outputs in its configuration, but {self._path.name}"
-                f" gives {count}, and does not know their names: name all of them, in its order"
+                f"model '{self._name}' has {len(configured)} outputs in its configuration, but {self._path.name} gives"
+                f" {outputs}, and does not know their names: name all of them, in its order"
             )
-        return configured
+        return inputs, configured
 
-
-def _sibling_graph(model_folder: Path, path: Path) -> OnnxGraph | None:
-    """What the program was made from, where that lies beside it and can be read."""
-    sibling = sibling_model(path)
-    if sibling is None:
-        return None
-    try:
-        return read_onnx_graph(sibling, (model_folder,))
-    except ServeError:
+    def _sibling_graph(self) -> ModelGraph | None:
+        """What the program was made from, where that lies beside it and can be read."""
+        sibling = sibling_model(self._path)
+        with suppress(ServeError):
+            return read_onnx_graph(sibling, (self._context.model.model_folder,)) if sibling else None
         return None

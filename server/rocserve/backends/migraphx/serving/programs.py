@@ -5,30 +5,31 @@ A program takes the one shape that it was compiled for and gives its outputs in 
 
 from __future__ import annotations
 
-import threading
+import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
-from rocserve.backends.batch_sizes import Piece, pieces
-from rocserve.backends.migraphx.binding.interface import Program
+from rocserve.backends.batch_sizes import Arrays, Piece, pieces
+from rocserve.backends.migraphx.binding.interface import Array, Program
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor
 from rocserve.core.errors import ServeError, invalid_argument
-
-Array = np.ndarray[Any, Any]
-Arrays = Mapping[str, Array]
 
 NO_ROOM: Arrays = {}
 
 
-class ProgramRunner(Protocol):
+class ProgramRunner(abc.ABC):
     """Programs that together serve a model. One call at a time; `run` may be called while programs are added."""
 
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+
     @property
+    @abc.abstractmethod
     def batch_sizes(self) -> str:
         """That are in service, for people: "1, 2, 4" or "1 to 8"; "" without a batch dimension."""
 
+    @abc.abstractmethod
     def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
         """The outputs `wanted`, on memory of their own or in the arrays of `room` (see Batch).
 
@@ -37,6 +38,7 @@ class ProgramRunner(Protocol):
             MigraphxError: MIGraphX could not run it.
         """
 
+    @abc.abstractmethod
     def warm_up(self) -> None:
         """Run every program there is once, on zeros.
 
@@ -46,28 +48,24 @@ class ProgramRunner(Protocol):
 
 
 class LoadedProgram:
-    """One compiled program of a fixed shape, with what it is fed from."""
+    """One compiled program of a fixed shape, with what it is fed from. One call at a time."""
 
     def __init__(self, program: Program, layout: ProgramLayout, pad_with_first_row: bool = True) -> None:
         self.layout = layout
         self._program = program
         self._pad_with_first_row = pad_with_first_row
         self._staging: dict[str, Array] = {}
-        # A program's scratch memory is its own: two runs at once would share it.
-        self._lock = threading.Lock()
 
     def run_into(self, inputs: Arrays, outputs: Sequence[Array | None]) -> None:
         """One run, of inputs with the program's rows or fewer, into arrays of the program's shapes with as many rows.
 
         An output that is None is not wanted.
         """
-        with self._lock:
-            self._program.run_into(self._staged_inputs(inputs), outputs)
+        self._program.run_into(self._staged_inputs(inputs), outputs)
 
     def run(self, inputs: Arrays) -> Sequence[Array]:
         """One run, of inputs of the program's very shapes, whatever shapes its outputs then have."""
-        with self._lock:
-            return self._program.run(self._staged_inputs(inputs))
+        return self._program.run(self._staged_inputs(inputs))
 
     def warm_up(self) -> None:
         """One run on zeros."""
@@ -102,17 +100,16 @@ def as_client(array: Array, tensor: ServedTensor) -> Array:
     return np.moveaxis(array, 1, -1) if tensor.channels_last else array
 
 
-class SizedRunner:
+class SizedRunner(ProgramRunner):
     """Programs for some batch sizes: a batch is padded up to the next, one above the largest runs in pieces."""
 
     def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
+        super().__init__(model_name)
         self._programs: Mapping[int, LoadedProgram] = {}
         """Ascending. Replaced as a whole: a run that has begun goes on with those that it found."""
 
     @property
     def batch_sizes(self) -> str:
-        """See ProgramRunner."""
         return ", ".join(map(str, self._programs))
 
     def add(self, batch_size: int, program: LoadedProgram) -> None:
@@ -121,7 +118,6 @@ class SizedRunner:
         self._programs = dict(sorted(programs.items()))
 
     def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
-        """See ProgramRunner."""
         programs = self._programs
         layout = next(iter(programs.values())).layout
         rows = _row_count(inputs, layout, self._model_name)
@@ -141,22 +137,20 @@ class SizedRunner:
         return _as_clients(layout, whole)
 
     def warm_up(self) -> None:
-        """See ProgramRunner."""
         for program in self._programs.values():
             program.warm_up()
 
 
-class ExactRunner:
+class ExactRunner(ProgramRunner):
     """One program of a model without a batch dimension: requests must have its very shapes."""
 
     batch_sizes = ""
 
     def __init__(self, model_name: str, program: LoadedProgram) -> None:
-        self._model_name = model_name
+        super().__init__(model_name)
         self._program = program
 
     def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
-        """See ProgramRunner."""
         layout = self._program.layout
         for tensor in layout.inputs:
             array = _input(inputs, tensor, self._model_name)
@@ -176,16 +170,15 @@ class ExactRunner:
         return _as_clients(layout, outputs)
 
     def warm_up(self) -> None:
-        """See ProgramRunner."""
         self._program.warm_up()
 
 
-class DynamicRunner:
+class DynamicRunner(ProgramRunner):
     """One program for every batch size of a range, which MIGraphX itself does not enforce."""
 
     def __init__(self, model_name: str, program: Program, layout: ProgramLayout, least: int, most: int) -> None:
         """`layout`: at a batch of 1."""
-        self._model_name = model_name
+        super().__init__(model_name)
         self._program = program
         self._layout = layout
         self._least = least
@@ -193,11 +186,9 @@ class DynamicRunner:
 
     @property
     def batch_sizes(self) -> str:
-        """See ProgramRunner."""
         return f"{self._least} to {self._most}"
 
     def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
-        """See ProgramRunner."""
         rows = _row_count(inputs, self._layout, self._model_name)
         if not self._least <= rows <= self._most:
             raise invalid_argument(
@@ -213,7 +204,7 @@ class DynamicRunner:
         return _as_clients(self._layout, outputs)
 
     def warm_up(self) -> None:
-        """See ProgramRunner. The smallest batch and the largest."""
+        """On zeros, the smallest batch and the largest."""
         for rows in dict.fromkeys((self._least, self._most)):
             zeros = {
                 tensor.name: np.zeros((rows, *tensor.shape[1:]), tensor.datatype.numpy_dtype)
