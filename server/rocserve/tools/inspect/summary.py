@@ -10,7 +10,6 @@ from rocserve.backends.migraphx.binding.program_text import (
     PrintedInstruction,
     allocated_bytes,
     fused_operators,
-    instructions_of,
     plain_operator,
     read_program_text,
 )
@@ -64,7 +63,7 @@ class ProgramSummary:
 
 def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) -> ProgramSummary:
     """`known_operators`: plain names of operators, of the program before it was compiled, say."""
-    instructions = list(instructions_of(read_program_text(text)))
+    instructions = read_program_text(text)
     computing = [one for one in instructions if one.is_computing and not _is_housekeeping(one)]
     counts = Counter(one.title for one in computing)
     return ProgramSummary(

@@ -10,7 +10,7 @@ import pytest
 from support.migraphx_models import mlp, two_in_two_out
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.migraphx.binding.program_text import instructions_of, read_program_text
+from rocserve.backends.migraphx.binding.program_text import read_program_text
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
@@ -74,13 +74,13 @@ def test_a_model_as_it_is_read(inspect: Inspect, tmp_path: Path) -> None:
     ]
     assert [tensor.shape for tensor in read.outputs] == [(3, 4), (3, 6)]
     assert (read.is_compiled, read.extra_parameters) == (False, ())
-    operators = {one.operator for one in instructions_of(read_program_text(read.text))}
+    operators = {one.operator for one in read_program_text(read.text)}
     assert {"@param", "@literal", "sub", "mul", "dot", "@return"} <= operators
 
 
 def test_the_print_counts_in_bytes(inspect: Inspect, tmp_path: Path) -> None:
     read = inspect(InspectJob("m", recipe=_recipe(tmp_path, mlp(), 2)))
-    instructions = list(instructions_of(read_program_text(read.text)))
+    instructions = list(read_program_text(read.text))
     by_name = {one.name: one for one in instructions}
     assert by_name["x"].bytes == 2 * 16 * 4
     weights = sum(one.bytes for one in instructions if one.operator == "@literal")

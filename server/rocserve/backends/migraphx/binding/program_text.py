@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-_MODULE = re.compile(r'^module: "(?P<name>.*)"$')
-_INSTRUCTION = re.compile(r"^\s*(?P<name>\S+) = (?P<rest>.+)$")
+_INSTRUCTION = re.compile(r"^[ \t]*(?P<name>\S+) = (?P<rest>.+)$", re.MULTILINE)
 _OPERATOR = re.compile(r"^@literal(?=\{)|^[^\[({]+")
 _SHAPE = re.compile(r"(?P<type>\w+)_type, \{(?P<dims>[\d, ]*)\}, \{[\d, ]*\}")
 _SYMBOL = re.compile(r"\bsymbol_name=(?P<symbol>[^,\]]+)")
@@ -59,31 +58,9 @@ class PrintedInstruction:
         return self.operator not in _PLUMBING
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedModule:
-    name: str
-    instructions: tuple[PrintedInstruction, ...]
-
-
-def read_program_text(text: str) -> tuple[PrintedModule, ...]:
-    """The modules in their order; lines that are no instructions are passed over."""
-    modules: list[PrintedModule] = []
-    name, instructions = "main", list[PrintedInstruction]()
-    for line in text.splitlines():
-        if match := _MODULE.match(line):
-            if instructions:
-                modules.append(PrintedModule(name, tuple(instructions)))
-            name, instructions = match["name"], []
-        elif match := _INSTRUCTION.match(line):
-            instructions.append(_read_instruction(match["name"], match["rest"]))
-    if instructions:
-        modules.append(PrintedModule(name, tuple(instructions)))
-    return tuple(modules)
-
-
-def instructions_of(modules: Sequence[PrintedModule]) -> Iterator[PrintedInstruction]:
-    for module in modules:
-        yield from module.instructions
+def read_program_text(text: str) -> list[PrintedInstruction]:
+    """Those of all modules, in their order; lines that are no instructions are passed over."""
+    return [_read_instruction(found["name"], found["rest"]) for found in _INSTRUCTION.finditer(text)]
 
 
 def allocated_bytes(instructions: Iterable[PrintedInstruction]) -> int:

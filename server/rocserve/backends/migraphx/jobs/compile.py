@@ -15,7 +15,7 @@ from rocserve.backends.migraphx.binding.interface import (
     Program,
     ProgramTensor,
 )
-from rocserve.backends.migraphx.binding.program_text import allocated_bytes, instructions_of, read_program_text
+from rocserve.backends.migraphx.binding.program_text import allocated_bytes, read_program_text
 from rocserve.backends.migraphx.calibration.samples import calibration_digest, read_calibration
 from rocserve.backends.migraphx.configuration.options import Precision
 from rocserve.backends.migraphx.jobs.probe import try_saved
@@ -103,7 +103,7 @@ class _Compilation:
             outputs=program.outputs,
             compile_seconds=seconds,
             # What it allocates once; other targets say nothing of that.
-            scratch_bytes=allocated_bytes(instructions_of(read_program_text(program.text()))) or None,
+            scratch_bytes=allocated_bytes(read_program_text(program.text())) or None,
             messages=tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines),
         )
 

@@ -7,8 +7,9 @@ tensor_shape.proto.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor
@@ -99,17 +100,29 @@ def read_tensorflow_graph(path: Path) -> TensorflowGraph:
     return _graph(path, nodes)
 
 
-@dataclass(slots=True)
+_GRAPH_NODE = 1
+_NODE_NAME, _NODE_OPERATOR, _NODE_INPUT, _NODE_ATTRIBUTE = 1, 2, 3, 5
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_VALUE_TEXT, _VALUE_TYPE, _VALUE_SHAPE = 2, 6, 7
+_SHAPE_DIM, _SHAPE_UNKNOWN_RANK = 2, 3
+_DIM_SIZE, _DIM_NAME = 1, 2
+"""Field numbers: of GraphDef, NodeDef, an entry of its attributes, AttrValue, TensorShapeProto and its Dim."""
+
+
 class _Node:
-    name: str = ""
-    operator: str = ""
-    inputs: list[str] = field(default_factory=list)
-    datatype: int = 0
-    """The attribute dtype; 0 = it has none."""
-    dims: Dims | None = None
-    """The attribute shape."""
-    layout: str = ""
-    """The attribute data_format; "" = it has none."""
+    def __init__(self, message: memoryview) -> None:
+        node = _Fields(message)
+        self.name = node.text(_NODE_NAME)
+        self.operator = node.text(_NODE_OPERATOR)
+        self.inputs = [str(value, "utf-8") for value in node.messages(_NODE_INPUT)]
+        entries = [_Fields(entry) for entry in node.messages(_NODE_ATTRIBUTE)]
+        attributes = {entry.text(_ENTRY_KEY): _Fields(entry.message(_ENTRY_VALUE)) for entry in entries}
+        nothing = _Fields(memoryview(b""))
+        self.datatype = attributes.get("dtype", nothing).number(_VALUE_TYPE)
+        """0 = it has none."""
+        self.layout = attributes.get("data_format", nothing).text(_VALUE_TEXT)
+        """"" = it has none."""
+        self.dims = _dims(attributes.get("shape", nothing))
 
 
 def _graph(path: Path, nodes: list[_Node]) -> TensorflowGraph:
@@ -155,75 +168,22 @@ def _input(path: Path, node: _Node) -> GraphTensor:
     return GraphTensor(node.name, datatype, node.dims)
 
 
-def _nodes(path: Path, graph: memoryview) -> Iterator[_Node]:
-    for number, value in fields(graph):
-        if number == 1:
-            if isinstance(value, int):
-                raise _wrong(
-                    path, "is a SavedModel, not a GraphDef; freeze its graph, so that its variables are constants"
-                )
-            yield _node(value)
+def _nodes(path: Path, data: memoryview) -> Iterator[_Node]:
+    for value in _Fields(data).values[_GRAPH_NODE]:
+        if isinstance(value, int):
+            raise _wrong(path, "is a SavedModel, not a GraphDef; freeze its graph, so that its variables are constants")
+        yield _Node(value)
 
 
-def _node(message: memoryview) -> _Node:
-    node = _Node()
-    for number, value in fields(message):
-        if number == 1:
-            node.name = _text(value)
-        elif number == 2:
-            node.operator = _text(value)
-        elif number == 3:
-            node.inputs.append(_text(value))
-        elif number == 5:
-            _take_attribute(node, _message(value))
-    return node
-
-
-def _take_attribute(node: _Node, entry: memoryview) -> None:
-    key, attribute = "", memoryview(b"")
-    for number, value in fields(entry):
-        if number == 1:
-            key = _text(value)
-        elif number == 2:
-            attribute = _message(value)
-    for number, value in fields(attribute):
-        if key == "dtype" and number == 6 and isinstance(value, int):
-            node.datatype = value
-        elif key == "shape" and number == 7:
-            node.dims = _dims(_message(value))
-        elif key == "data_format" and number == 2:
-            node.layout = _text(value)
-
-
-def _dims(shape: memoryview) -> Dims | None:
-    dims: list[int | str] = []
-    for number, value in fields(shape):
-        if number == 3 and value:
-            return None
-        if number == 2:
-            dims.append(_dim(_message(value)))
-    return tuple(dims)
-
-
-def _dim(dim: memoryview) -> int | str:
-    size, name = 0, ""
-    for number, value in fields(dim):
-        if number == 1 and isinstance(value, int):
-            size = value
-        elif number == 2:
-            name = _text(value)
+def _dims(value: _Fields) -> Dims | None:
+    if not value.values[_VALUE_SHAPE]:
+        return None
+    shape = _Fields(value.message(_VALUE_SHAPE))
+    if shape.number(_SHAPE_UNKNOWN_RANK):
+        return None
+    dims = [_Fields(dim) for dim in shape.messages(_SHAPE_DIM)]
     # Open ones are -1, which is the largest number to whoever reads it without a sign.
-    return size if 0 < size < 1 << 63 else name
-
-
-def _message(value: int | memoryview) -> memoryview:
-    if isinstance(value, int):
-        raise WireError("a number where a message must be")
-    return value
-
-
-def _text(value: int | memoryview) -> str:
-    return str(_message(value), "utf-8")
+    return tuple(size if 0 < (size := dim.number(_DIM_SIZE)) < 1 << 63 else dim.text(_DIM_NAME) for dim in dims)
 
 
 def _wrong(path: Path, text: str) -> ServeError:
@@ -233,19 +193,43 @@ def _wrong(path: Path, text: str) -> ServeError:
 _MOST = (1 << 64) - 1
 
 
-def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The number and value of each field: an unsigned number, or the bytes of text, of a message, of a packed list or
-    of a number of fixed size.
+class _Fields:
+    """Fields of a message, by number: unsigned numbers, or the bytes of text, of a message, of a packed list or of a
+    number of fixed size. Of a field that is there more than once the last one counts.
 
     Raises:
-        WireError: the message ends within a field, or has what is none, or a group, which nobody writes any more.
+        WireError: the message ends within a field, or has what is none, or a group, which nobody writes any more; or a
+            field is a number where a message must be.
     """
-    end = 0
-    for span in field_spans(message):
-        end = span.end
-        if span.wire_type == VARINT:
-            yield span.number, read_varint(message, span.content, LONGEST_VARINT)[0] & _MOST
-        else:
-            yield span.number, message[span.content : end]
-    if end < len(message):
-        raise WireError(f"a group begins at byte {end}")
+
+    def __init__(self, message: memoryview) -> None:
+        self.values: defaultdict[int, list[int | memoryview]] = defaultdict(list)
+        end = 0
+        for span in field_spans(message):
+            end = span.end
+            if span.wire_type == VARINT:
+                number = read_varint(message, span.content, LONGEST_VARINT)[0] & _MOST
+                self.values[span.number].append(number)
+            else:
+                self.values[span.number].append(message[span.content : end])
+        if end < len(message):
+            raise WireError(f"a group begins at byte {end}")
+
+    def messages(self, number: int) -> list[memoryview]:
+        return [_message(value) for value in self.values[number]]
+
+    def message(self, number: int) -> memoryview:
+        """Empty where there is none."""
+        return self.messages(number)[-1] if self.values[number] else memoryview(b"")
+
+    def text(self, number: int) -> str:
+        return str(self.message(number), "utf-8")
+
+    def number(self, number: int) -> int:
+        return next((value for value in reversed(self.values[number]) if isinstance(value, int)), 0)
+
+
+def _message(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise WireError("a number where a message must be")
+    return value
