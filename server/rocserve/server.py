@@ -42,7 +42,6 @@ from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_looks, default_spin
 from rocserve.repository.engine_plan import FallbackCounter
-from rocserve.repository.item_version import ItemVersionLoader
 from rocserve.repository.machine import HostPolicies, ThisMachine
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -177,7 +176,7 @@ class Server:
                 may_lack_models=bool(supervisor.takes_place_of),
             ),
             registry,
-            ItemVersionLoader(loader),
+            loader.load,
             self._tables,
             log.getChild("repository"),
             self._residents,

@@ -180,7 +180,7 @@ class ContentReader:
         Raises:
             ServeError: the folder must not be read, or what it says is wrong.
         """
-        return await asyncio.to_thread(self._read, scan, parameters, name)
+        return await asyncio.to_thread(self.read_now, scan, parameters, name)
 
     async def read_given(
         self, written: WrittenConfig, name: str, file: Path | None, root: Path
@@ -221,7 +221,10 @@ class ContentReader:
         definitions = define_models(written, private.folder, name, self.registry, kind, root)
         return tuple(make_content(definition, scan, private) for definition in definitions)
 
-    def _read(self, scan: ModelScan, parameters: LoadParameters, name: str | None) -> tuple[ModelContent, ...]:
+    def read_now(
+        self, scan: ModelScan, parameters: LoadParameters = _AS_IN_REPOSITORY, name: str | None = None
+    ) -> tuple[ModelContent, ...]:
+        """`read`; blocks on the disk."""
         if scan.refusal:
             raise invalid_argument(scan.refusal)
         if parameters.files:

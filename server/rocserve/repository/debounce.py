@@ -5,7 +5,7 @@ Times are seconds of any steady clock. What differs is the test, never what is n
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 
@@ -35,7 +35,7 @@ class Debounce:
         for name in self._settled.keys() | self._candidates.keys() | fingerprints.keys():
             fingerprint = fingerprints.get(name)
             candidate = self._candidates.get(name)
-            if self._is_settled(name, fingerprint):
+            if self._settled.get(name) == fingerprint:
                 self._candidates.pop(name, None)
             elif candidate is None or candidate.fingerprint != fingerprint:
                 self._candidates[name] = _Candidate(fingerprint, ended)
@@ -51,23 +51,12 @@ class Debounce:
         if fingerprint is not None:
             self._settled[name] = fingerprint
 
-    def reopen(self, names: Iterable[str]) -> None:
-        """Let the next settled state of these count as a change, even if it is what it was."""
-        for name in names:
-            self._settled[name] = _REOPENED
+    def reopen(self, name: str) -> None:
+        """Let its next settled state count as a change, even if it is what it was."""
+        self._settled[name] = object()
 
     def due(self) -> float | None:
         """The earliest time at which a scan could settle something; None while nothing is unsettled."""
         if not self._candidates:
             return None
         return min(candidate.since for candidate in self._candidates.values()) + self._settle_seconds
-
-    def _is_settled(self, name: str, fingerprint: Hashable | None) -> bool:
-        return self._settled.get(name) == fingerprint
-
-
-class _Reopened:
-    """Equal to no fingerprint."""
-
-
-_REOPENED = _Reopened()

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.model_names import ModelNames
-from rocserve.repository.background import BackgroundTasks
-from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.content import ContentReader, LoadParameters, ModelContent, parse_load_parameters
-from rocserve.repository.layout import RepositoryScan, ScanRunner
-from rocserve.repository.managed_model import ManagedModel, wait_for_loads
 from rocserve.repository.membership import members_of
+from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
-from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
+from rocserve.repository.scanner import RepositoryScan, RepositoryScanner
+from rocserve.repository.table import ModelTable
+from rocserve.repository.version import LifecycleContext
 from rocserve.settings import RepositorySettings
 
 ALL_MODELS = "*"
@@ -34,32 +31,28 @@ class ExplicitControl:
 
     def __init__(
         self,
-        names: ModelNames,
-        scan_runner: ScanRunner,
-        reader: ContentReader,
-        catalogue: ModelCatalogue,
-        models: Mapping[str, ManagedModel],
-        background: BackgroundTasks,
-        remotes: RemoteRepositories,
-        residents: ResidentModels | None,
         settings: RepositorySettings,
-        log: logging.Logger,
+        context: LifecycleContext,
+        scanner: RepositoryScanner,
+        reader: ContentReader,
+        table: ModelTable,
+        remotes: RemoteRepositories,
     ) -> None:
-        self._names = names
-        self._scan_runner = scan_runner
-        self._reader = reader
-        self._catalogue = catalogue
-        self._models = models
-        self._background = background
-        self._remotes = remotes
-        self._residents = residents
         self._settings = settings
-        self._log = log
+        self._scanner = scanner
+        self._reader = reader
+        self._table = table
+        self._models = table.models
+        self._names = table.names
+        self._remotes = remotes
+        self._residents = context.residents
+        self._background = context.background
+        self._log = context.log
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def load_at_start(self, names: Iterable[str]) -> dict[str, str]:
         """Load these models, and all that are there for "*"; returns what could not be found, with the reason."""
-        scan = await self._scan_runner.run()
+        scan = await self._scanner.run()
         wanted: dict[str, None] = {}
         for name in names:
             found = [key for key, model in scan.models.items() if _is_meant(model)] if name == ALL_MODELS else []
@@ -120,10 +113,10 @@ class ExplicitControl:
             raise _not_polled(name)
         await self._remotes.take({name})
         # All others are as they were scanned last: what has changed of those that are loaded too is found by the load.
-        owners = (self._catalogue.folder_of(key) for key in self._names.keys(name, self._models))
+        owners = (self._table.folder_of(key) for key in self._names.keys(name, self._models))
         folders = {name, *(self._names.bare(owner) for owner in owners if owner is not None)}
         roots = [root.absolute() for root in self._settings.roots]
-        scan = await self._scan_runner.run([root / folder for root in roots for folder in folders])
+        scan = await self._scanner.run([root / folder for root in roots for folder in folders])
         for key in self._keys(name, scan):
             await self._load(key, parameters, scan, frozenset())
             served = self._models[key].served_model()
@@ -153,19 +146,19 @@ class ExplicitControl:
     ) -> None:
         """Let the models become this and wait until their loads have ended, over again when files change meanwhile."""
         for _ in range(_ATTEMPTS):
-            self._catalogue.take(folder.key, contents, at_once=True)
+            self._table.take(folder.key, contents, at_once=True)
             models = [self._models[content.model] for content in contents]
             await wait_for_loads(models)
             if not any(model.waits_for_files for model in models):
                 return
             await asyncio.sleep(self._settings.settle_seconds)
-            folder = await self._find_folder(key, parameters, await self._scan_runner.run())
+            folder = await self._find_folder(key, parameters, await self._scanner.run())
             contents = await self._read(self._names.bare(key), folder, parameters)
         for model in models:
             model.stop_loading()
 
     async def _find_folder(self, key: str, parameters: LoadParameters, scan: RepositoryScan) -> ModelScan:
-        folder = scan.models.get(self._catalogue.folder_of(key) or key)
+        folder = scan.models.get(self._table.folder_of(key) or key)
         if folder is not None:
             return folder
         name = self._names.bare(key)
@@ -195,7 +188,7 @@ class ExplicitControl:
         except RequestRefused:
             raise
         except ServeError as error:
-            self._catalogue.reject(folder.key, Failure(error, "", 1, None))
+            self._table.reject(folder.key, Failure(error, "", 1, None))
             if parameters.files and not parameters.config:
                 raise
             raise _not_polled(name) from error
@@ -208,7 +201,7 @@ class ExplicitControl:
         members = {member for content in contents for member in members_of(content.definition.config)}
         lacking = {self._names.bare(member) for member in members if not self._is_serving(member)}
         if lacking and await self._remotes.take(lacking):
-            scan = await self._scan_runner.run()
+            scan = await self._scanner.run()
         needed = {key for member in members for key in self._keys(self._names.bare(member), scan)}
         keys = sorted(key for key in needed - own - above if not self._is_serving(key))
         outcomes = await asyncio.gather(

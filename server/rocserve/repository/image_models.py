@@ -13,12 +13,11 @@ from rocserve.config.model_folder import ModelFolder, read_names
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.presets import PREPROCESS
-from rocserve.repository.background import BackgroundTasks
-from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.content import ContentReader, ModelContent
-from rocserve.repository.managed_model import ManagedModel, wait_for_loads
-from rocserve.repository.publication import Publication
+from rocserve.repository.lifecycle import BackgroundTasks
+from rocserve.repository.model import ManagedModel, wait_for_loads
 from rocserve.repository.retry import Failure
+from rocserve.repository.table import ModelTable
 
 
 @dataclass(slots=True, eq=False)
@@ -38,28 +37,26 @@ class ImageModels:
 
     def __init__(
         self,
-        publication: Publication,
-        catalogue: ModelCatalogue,
+        table: ModelTable,
         reader: ContentReader,
         background: BackgroundTasks,
         labels: Path | None,
     ) -> None:
         """`labels`: the file of the classes' names, where there is one model; None = the model's own."""
-        self._publication = publication
-        self._catalogue = catalogue
+        self._table = table
         self._reader = reader
         self._background = background
         self._labels = labels
         self._makings: dict[str, _Making] = {}
         """By the key of the model that they are for."""
-        self._unsubscribe = publication.subscribe(self._review)
+        self._unsubscribe = table.subscribe(self._review)
 
     async def wait(self) -> None:
         """Return when nothing is being made, and what was made is loaded or has failed."""
         while tasks := [making.task for making in self._makings.values() if making.task is not None]:
             await asyncio.wait(tasks)
         folders = map(_folder, self._makings)
-        await wait_for_loads([model for folder in folders for model in self._catalogue.models_of(folder)])
+        await wait_for_loads([model for folder in folders for model in self._table.models_of(folder)])
 
     def stop(self) -> None:
         """Make nothing any more."""
@@ -70,8 +67,8 @@ class ImageModels:
 
     def _review(self, changed: Collection[str]) -> None:
         blocked = (key for key, making in self._makings.items() if making.blocked_by)
-        for key in {*changed, *blocked} & self._publication.models.keys():
-            model = self._publication.models[key]
+        for key in {*changed, *blocked} & self._table.models.keys():
+            model = self._table.models[key]
             config = _served_config(model)
             making = self._makings.get(key)
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
@@ -81,13 +78,13 @@ class ImageModels:
                 self._drop(key)
 
     def _is_free_again(self, making: _Making) -> bool:
-        return bool(making.blocked_by) and not self._catalogue.defines_models(making.blocked_by)
+        return bool(making.blocked_by) and not self._table.defines_models(making.blocked_by)
 
     def _drop(self, key: str) -> None:
         making = self._makings.pop(key)
         if making.task is not None:
             making.task.cancel()
-        self._catalogue.drop(_folder(key))
+        self._table.drop(_folder(key))
 
     def _make(self, key: str, content: ModelContent, config: ModelConfig) -> None:
         making = self._makings.setdefault(key, _Making(config))
@@ -102,13 +99,13 @@ class ImageModels:
             # Nothing is loaded anew because a version has been replaced by one like it.
             if made != making.made:
                 contents = await self._reader.read_made(made, content.scan.namespace)
-                owners = [self._catalogue.folder_of(each.model) for each in contents]
+                owners = [self._table.folder_of(each.model) for each in contents]
                 making.blocked_by = next((owner for owner in owners if owner not in (None, _folder(key))), None) or ""
-                self._catalogue.take(_folder(key), contents, at_once=True)
+                self._table.take(_folder(key), contents, at_once=True)
                 making.made = made
         except ServeError as error:
             making.made = ()
-            self._catalogue.reject(_folder(key), Failure(error, "", 1, None), f"{key}_image")
+            self._table.reject(_folder(key), Failure(error, "", 1, None), f"{key}_image")
         finally:
             if making.task is asyncio.current_task():
                 making.task = None

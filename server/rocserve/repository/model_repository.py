@@ -8,31 +8,26 @@ from collections.abc import Callable, Collection, Mapping
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.model_names import ModelNames
 from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import IndexEntry, ServingTableHolder
-from rocserve.repository.background import BackgroundTasks
-from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.content import ContentReader
-from rocserve.repository.context import LifecycleContext
+from rocserve.repository.debounce import Debounce
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
-from rocserve.repository.folder_follower import FolderFollower
+from rocserve.repository.hot_reload import HotReload, ScanLoop
 from rocserve.repository.image_models import ImageModels
-from rocserve.repository.layout import RepositoryScan, RepositoryScanner, ScanRunner
+from rocserve.repository.lifecycle import BackgroundTasks, LoadVersion, ModelFiles
 from rocserve.repository.load_slots import LoadSlots
-from rocserve.repository.loader import VersionLoader
-from rocserve.repository.managed_model import ManagedModel, wait_for_loads
-from rocserve.repository.managed_version import VersionState
 from rocserve.repository.membership import outermost
-from rocserve.repository.poll_control import PollControl
-from rocserve.repository.publication import Publication
+from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
-from rocserve.repository.scan_loop import ScanLoop
+from rocserve.repository.scanner import RepositoryScan, RepositoryScanner
+from rocserve.repository.table import ModelTable
+from rocserve.repository.version import LifecycleContext, VersionState
 from rocserve.repository.watch import RepositoryWatch
-from rocserve.repository.worker_endpoints import WorkerEndpoints, WorkerFiles
+from rocserve.repository.worker_endpoints import WorkerEndpoints
 from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings
 from rocserve.settings.repository import WhatKind
 
@@ -52,92 +47,58 @@ class ModelRepository:
         self,
         settings: RepositorySettings,
         registry: BackendRegistry,
-        loader: VersionLoader,
-        table: ServingTableHolder,
+        load: LoadVersion,
+        tables: ServingTableHolder,
         log: logging.Logger,
         residents: ResidentModels | None = None,
     ) -> None:
-        """`residents`: see context.LifecycleContext."""
+        """`residents`: see version.LifecycleContext."""
         self._settings = settings
-        self._table = table
+        self._tables = tables
         self._log = log
+        self._is_polling = settings.control_mode is ControlMode.POLL
         self._background = BackgroundTasks(log)
-        roots = dict.fromkeys(str(root.absolute()) for root in settings.roots)
-        self._names = ModelNames(roots if settings.model_namespacing else ())
-        self._publication = Publication(table, self._names, self._background, log)
-        self.events = self._publication.events
-        self._unready: set[str] = set()
-        """The keys of the models that made the server unready when they changed last."""
-        self._publication.subscribe(self._review_readiness)
-        is_polling = settings.control_mode is ControlMode.POLL
+        self._remotes = RemoteRepositories(settings, log.getChild("remote"))
+        self._scanner = RepositoryScanner(settings, registry, log)
+        is_file = settings.single is not None and settings.single.kind is WhatKind.FILE
+        self._watch = RepositoryWatch(self._scanner.roots, log, recursive=not is_file)
+        self._debounce = Debounce(settings.settle_seconds)
         self._retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False)
-        retries = Retries()
-        self._context = LifecycleContext(
-            loader=loader,
-            publisher=self._publication,
-            files=self,
+        context = LifecycleContext(
+            load=load,
+            files=ModelFiles(self._scanner, self._debounce, self._watch, self._is_polling),
             load_slots=LoadSlots(settings.concurrent_loads, settings.long_load_seconds),
             retry=self._retry,
-            retries=retries,
+            retries=Retries(),
             background=self._background,
             log=log,
             residents=residents,
         )
-        scanner = RepositoryScanner(
-            settings.roots,
-            registry,
-            settings.max_folder_entries,
-            namespacing=settings.model_namespacing,
-            single=settings.single,
-        )
         reader = ContentReader(registry, settings)
-        self._remotes = RemoteRepositories(settings, log.getChild("remote"))
-        self._scan_runner = ScanRunner(scanner, log)
-        self._catalogue = ModelCatalogue(self._publication.models, self._make_model, log)
-        self._follower = FolderFollower(reader, self._catalogue, self._retry, retries, self._background, log)
-        self._poll = PollControl(self._follower, settings.settle_seconds)
-        self._explicit = ExplicitControl(
-            self._names,
-            self._scan_runner,
-            reader,
-            self._catalogue,
-            self._publication.models,
-            self._background,
-            self._remotes,
-            residents,
-            settings,
-            log,
-        )
-        self._image_models = ImageModels(self._publication, self._catalogue, reader, self._background, settings.labels)
-        files = WorkerFiles(settings.roots, settings.worker_load_folders)
-        self._endpoints = WorkerEndpoints(
-            files,
-            reader,
-            self._catalogue,
-            self._publication.models,
-            table,
-            self._scan_runner,
-            settings.most_endpoints,
-            log,
-        )
-        is_file = settings.single is not None and settings.single.kind is WhatKind.FILE
-        self._watch = RepositoryWatch(scanner.roots, log, recursive=not is_file)
-        self._loop = ScanLoop(
-            self._scan_runner,
+        self._table = ModelTable(settings, context, tables)
+        self.events = self._table.events
+        self._unready: set[str] = set()
+        """The keys of the models that made the server unready when they changed last."""
+        self._table.subscribe(self._review_readiness)
+        self._hot_reload = HotReload(settings, self._debounce, reader, self._table, context)
+        self._scans = ScanLoop(
+            self._scanner,
             self._watch,
+            self._debounce,
             settings.poll_seconds,
-            self._poll.on_scan if is_polling else _index_only,
-            lambda: self._poll.unsettled,
+            self._hot_reload.on_scan if self._is_polling else _index_only,
             log,
         )
+        self._explicit = ExplicitControl(settings, context, self._scanner, reader, self._table, self._remotes)
+        self._image_models = ImageModels(self._table, reader, self._background, settings.labels)
+        self._endpoints = WorkerEndpoints(settings, self._scanner, reader, self._table, tables, log)
         self._scan_task: asyncio.Task[None] | None = None
         self._not_found: dict[str, str] = {}
-        self._is_started = False
         self._is_stopping = False
 
     async def start(self) -> None:
         """Begin to follow the repositories; returns when each model that is there has become ready or has failed."""
-        self._publication.publish()
+        self._table.publish()
         await self._remotes.open()
         mode = self._settings.control_mode
         if mode is ControlMode.POLL:
@@ -152,20 +113,17 @@ class ModelRepository:
         await self._image_models.wait()
         if mode is ControlMode.EXPLICIT:
             self._start_scanning()
-        self._is_started = True
-        self._publication.publish(*self._publication.models)
+        self._table.is_started = True
+        self._table.publish(*self._table.models)
 
     def begin_stop(self) -> None:
         """Take up nothing new and call all loads off, which may have an hour to go; what is served goes on."""
         self._is_stopping = True
-        self.events.end()
         if self._scan_task is not None:
             self._scan_task.cancel()
-        self._follower.stop()
+        self._hot_reload.stop()
         self._image_models.stop()
-        self._catalogue.close()
-        for model in self._publication.models.values():
-            model.stop_loading()
+        self._table.close()
 
     async def stop(self) -> None:
         """Unload everything: ensembles first, since their requests still need the members; drains all of it."""
@@ -174,7 +132,7 @@ class ModelRepository:
             await asyncio.wait([self._scan_task])
         await self._watch.close()
         await asyncio.to_thread(self._remotes.stop)
-        models = self._publication.models
+        models = self._table.models
         while ensembles := [(model.name, model.config) for model in models.values() if model.is_ensemble]:
             for name in outermost((name, config) for name, config in ensembles if config is not None):
                 models[name].remove(is_gone=False)
@@ -185,11 +143,11 @@ class ModelRepository:
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """The rows of the repository index, by name and version."""
-        rows = [row for _, model in sorted(self._publication.models.copy().items()) for row in model.entries()]
+        rows = [row for _, model in sorted(self._table.models.copy().items()) for row in model.entries()]
         if ready_only:
             return [row for row in rows if row.state == VersionState.READY.value]
         # With namespaces, what has the name of another model is none of its folders.
-        named = set() if self._names.namespaces else {row.name for row in rows}
+        named = set() if self._table.names.namespaces else {row.name for row in rows}
         others = [row for row in self._rows_of_folders() if row.name not in named]
         return sorted(self._remotes.rows(rows + others), key=lambda row: row.name)
 
@@ -242,11 +200,13 @@ class ModelRepository:
         """The models that answer requests, by their names; of an endpoint that is a chain, not its parts. On the
         loop."""
         stages = self._endpoints.stages
-        return sorted(model.name for model in self._table.table.all_models if model.latest and model.name not in stages)
+        return sorted(
+            model.name for model in self._tables.table.all_models if model.latest and model.name not in stages
+        )
 
     def is_ready(self) -> bool:
         """Whether the server as a whole may be sent requests."""
-        if not self._is_started or self._is_stopping:
+        if not self._table.is_started or self._is_stopping:
             return False
         if self._settings.readiness is ReadinessRule.STARTED:
             return True
@@ -261,7 +221,7 @@ class ModelRepository:
 
     def _is_ready(self, key: str) -> bool:
         """Whether a model makes nothing unready."""
-        model = self._publication.models.get(key)
+        model = self._table.models.get(key)
         if model is None:
             return True
         return model.serves_all() if self._settings.readiness is ReadinessRule.ALWAYS else model.is_ready()
@@ -273,46 +233,34 @@ class ModelRepository:
             ServeError: INVALID_ARGUMENT when `version` is no version.
         """
         try:
-            number = self._table.table.find(name, version).version
+            number = self._tables.table.find(name, version).version
         except ServeError as error:
             if error.code is StatusCode.INVALID_ARGUMENT:
                 raise
             return False
-        model = self._publication.models.get(name)
+        model = self._table.models.get(name)
         return model is not None and model.is_version_ready(number)
 
     def wanted_models(self) -> list[str]:
         """The names of those that are to be served, whether or not they can be."""
-        models = self._publication.models
-        return sorted({self._names.bare(key) for key, model in models.items() if model.content is not None})
+        models = self._table.models
+        return sorted({self._table.names.bare(key) for key, model in models.items() if model.content is not None})
 
     def failed_models(self) -> dict[str, str]:
         """The models of which nothing is served because it failed, with the reason."""
-        models = sorted(self._publication.models.copy().items())
+        models = sorted(self._table.models.copy().items())
         failed = {name: text for name, model in models if (text := model.failure_text())}
         return {**self._not_found, **self._remotes.lacking(), **failed}
 
     def tell_failures(self) -> None:
         """Write to the log what has failed and was not written when it did."""
-        for name, model in sorted(self._publication.models.items()):
+        for name, model in sorted(self._table.models.items()):
             if text := model.untold_failure():
                 self._log.error("model '%s' failed to load: %s", name, text)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back on the loop's thread whenever readiness may have changed, until the returned function is called."""
-        return self._publication.subscribe(lambda _: callback())
-
-    async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
-        """See context.FilesCheck."""
-        return await self._scan_runner.is_unchanged(scan, version)
-
-    def files_changed(self, scan: ModelScan) -> bool:
-        """See context.FilesCheck."""
-        is_followed = self._settings.control_mode is ControlMode.POLL
-        if is_followed:
-            self._poll.files_changed(scan)
-            self._watch.wake()
-        return is_followed
+        return self._table.subscribe(lambda _: callback())
 
     def scan_soon(self) -> None:
         """Scan the repositories now instead of when the next scan is due."""
@@ -326,14 +274,14 @@ class ModelRepository:
             # What is taken is loaded while the rest still comes.
             self._start_scanning()
             await self._remotes.start(None)
-        await self._loop.scan()
-        if self._poll.unsettled:
+        await self._scans.scan()
+        if self._debounce.unsettled:
             await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
-            await self._loop.scan()
+            await self._scans.scan()
         if not self._settings.remotes:
             self._start_scanning()
-        await self._poll.wait()
-        models = tuple(self._publication.models.values())
+        await self._hot_reload.wait()
+        models = tuple(self._table.models.values())
         await wait_for_loads(models)
         for model in models:
             model.is_extra |= model.lacks_files
@@ -341,12 +289,7 @@ class ModelRepository:
 
     def _start_scanning(self) -> None:
         if not self._is_stopping:
-            self._scan_task = asyncio.get_running_loop().create_task(self._loop.run(), name="repository scans")
-
-    def _make_model(self, key: str) -> ManagedModel:
-        is_late = self._is_started
-        is_extra = is_late and self._settings.control_mode is ControlMode.POLL
-        return ManagedModel(self._names.bare(key), self._context, is_late=is_late, is_extra=is_extra, key=key)
+            self._scan_task = asyncio.get_running_loop().create_task(self._scans.run(), name="repository scans")
 
     def _check_explicit(self) -> None:
         if self._settings.control_mode is not ControlMode.EXPLICIT:
@@ -357,17 +300,17 @@ class ModelRepository:
     def _rows_of_folders(self) -> list[IndexEntry]:
         """Rows for the folders of which no model has come yet."""
         rows = []
-        for name, scan in self._scan_runner.latest.models.items():
-            if self._catalogue.defines_models(name):
+        for name, scan in self._scanner.latest.models.items():
+            if self._table.defines_models(name):
                 continue
-            if self._settings.control_mode is not ControlMode.POLL:
+            if not self._is_polling:
                 # As Triton, which knows folders only.
                 rows += [] if scan.is_stray else [IndexEntry(scan.name)]
             elif not scan.looks_like_model and not scan.refusal:
                 rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, _no_model(scan)))
-            elif name in self._poll.unsettled:
+            elif name in self._debounce.unsettled:
                 rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, "waiting until its files settle"))
-            elif self._follower.is_reading(name):
+            elif self._hot_reload.is_reading(name):
                 rows.append(IndexEntry(scan.name, "", VersionState.LOADING.value))
         return rows
 

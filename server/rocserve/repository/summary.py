@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rocserve.core.serving import IndexEntry
-from rocserve.repository.managed_version import UNLOADED, VersionState
+from rocserve.repository.version import UNLOADED, VersionState
 
 
 def outcomes(rows: Iterable[IndexEntry]) -> dict[str, bool]:

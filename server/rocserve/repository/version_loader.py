@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +14,23 @@ from rocserve.backends.base import Machine
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.model_folder import read_initial_states
 from rocserve.config.model_limits import time_limits
+from rocserve.config.sources import Dialect
 from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
+from rocserve.core.requests import InferRequest
 from rocserve.core.sequence_tensors import with_sequence_tensors
+from rocserve.core.serving import Responder
+from rocserve.core.single_items import SingleItems
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailure, EnginePlan, Fallback, FallbackCounter, plan_engine
 from rocserve.repository.ensemble_warmup import warm_up_ensemble
-from rocserve.repository.loader import LoadedVersion
+from rocserve.repository.lifecycle import LoadedVersion
 from rocserve.repository.version_wiring import VersionWiring, drained
 from rocserve.repository.version_workers import config_text, load_message, worker_group
 from rocserve.scheduling.cached_answers import CachedAnswers, ResponseCache
@@ -75,7 +80,7 @@ class _EngineFailed(Exception):
 
 
 class WorkerVersionLoader:
-    """Implements repository.loader.VersionLoader with worker processes."""
+    """Loads versions into worker processes."""
 
     def __init__(
         self,
@@ -131,12 +136,13 @@ class WorkerVersionLoader:
         on_change: Callable[[], None],
         on_progress: Callable[[str], None],
     ) -> LoadedVersion:
-        """See repository.loader.VersionLoader."""
+        """See lifecycle.LoadVersion."""
         if definition.backend is None:
             complete = self._with_the_cache_there_is(complete_definition(definition, None, strict=self._strict))
             statistics = ModelStatistics(self._latencies.distributions(complete.config))
             answers = self._cached_answers(complete, version, statistics)
-            ensemble = LoadedEnsemble(
+            kind = ItemEnsemble if definition.dialect is Dialect.AMD else LoadedEnsemble
+            ensemble = kind(
                 complete.config,
                 complete.serialized,
                 version,
@@ -240,7 +246,8 @@ class WorkerVersionLoader:
         facts = EngineFacts(plan, replaces)
         seconds = time.monotonic() - started
         answers = self._cached_answers(complete, version, statistics)
-        return LoadedModelVersion(
+        kind = ItemModelVersion if definition.dialect is Dialect.AMD else LoadedModelVersion
+        return kind(
             complete,
             version,
             statistics,
@@ -372,10 +379,10 @@ class LoadedModelVersion(ScheduledVersion):
         return "; ".join(filter(None, (self._facts.warning, self._wiring.reason)))
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """See repository.loader.LoadedVersion; it has none."""
+        """See lifecycle.LoadedVersion; it has none."""
 
     async def unload(self) -> None:
-        """See repository.loader.LoadedVersion."""
+        """See lifecycle.LoadedVersion."""
         if await self._wiring.drain(self._drain_seconds):
             self._wiring.stop_waiting()
             await self._group.stop(STOP_SECONDS)
@@ -423,7 +430,7 @@ class LoadedEnsemble(EnsembleVersion):
         self._plane = plane
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """See repository.loader.LoadedVersion."""
+        """See lifecycle.LoadedVersion."""
         if is_decoupled == self.config.decoupled:
             return
         message = messages.ModelConfig.FromString(self.config_message)
@@ -432,11 +439,35 @@ class LoadedEnsemble(EnsembleVersion):
         self.config = replace(self.config, decoupled=is_decoupled)
 
     async def unload(self) -> None:
-        """See repository.loader.LoadedVersion."""
+        """See lifecycle.LoadedVersion."""
         # It has no workers; what its requests wait for has limits of its own.
         await drained(self._plane, self.close, 0.0)
         if self.answers is not None:
             self._plane.call_soon(self.answers.close)
+
+
+class ItemModelVersion(LoadedModelVersion):
+    """A version in AMD Inference Server's dialect, which also takes its clients' single items."""
+
+    @functools.cached_property
+    def _items(self) -> SingleItems:
+        return SingleItems(self.config)
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        """See core.serving.ServedVersion."""
+        super().infer(*self._items.take(request, responder))
+
+
+class ItemEnsemble(LoadedEnsemble):
+    """The same of a chain."""
+
+    @functools.cached_property
+    def _items(self) -> SingleItems:
+        return SingleItems(self.config)
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        """See core.serving.ServedVersion."""
+        super().infer(*self._items.take(request, responder))
 
 
 def _nothing() -> None:

@@ -35,7 +35,7 @@ class VersionWiring:
         metrics: OwnedMetrics,
         plane: PlaneLoop,
     ) -> None:
-        """`on_change` and `on_progress`: see repository.loader.VersionLoader.
+        """`on_change` and `on_progress`: see lifecycle.LoadVersion.
 
         `metrics`: takes those that the model defines."""
         self._model_name = model_name

@@ -18,10 +18,11 @@ from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_f
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import ServingTableHolder
-from rocserve.repository.catalogue import ModelCatalogue
 from rocserve.repository.content import ContentReader, ModelContent
-from rocserve.repository.layout import ScanRunner
-from rocserve.repository.managed_model import ManagedModel, wait_for_loads
+from rocserve.repository.model import wait_for_loads
+from rocserve.repository.scanner import RepositoryScanner
+from rocserve.repository.table import ModelTable
+from rocserve.settings import RepositorySettings
 
 
 @dataclass(slots=True)
@@ -155,27 +156,20 @@ class WorkerEndpoints:
 
     def __init__(
         self,
-        files: WorkerFiles,
+        settings: RepositorySettings,
+        scanner: RepositoryScanner,
         reader: ContentReader,
-        catalogue: ModelCatalogue,
-        models: Mapping[str, ManagedModel],
+        table: ModelTable,
         tables: ServingTableHolder,
-        scan_runner: ScanRunner,
-        most: int,
         log: logging.Logger,
     ) -> None:
-        """
-        Args:
-            scan_runner: scans the repositories, whose models' names no endpoint takes.
-            most: how many copies of all endpoints there may be.
-        """
-        self._files = files
+        """`scanner`: of the repositories, whose models' names no endpoint takes."""
+        self._files = WorkerFiles(settings.roots, settings.worker_load_folders)
+        self._scanner = scanner
         self._reader = reader
-        self._catalogue = catalogue
-        self._models = models
+        self._table = table
         self._tables = tables
-        self._scan_runner = scan_runner
-        self._most = most
+        self._most = settings.most_endpoints
         self._log = log
         self._names = WorkerNames(self._is_taken)
         self._endpoints: dict[str, _Endpoint] = {}
@@ -280,8 +274,8 @@ class WorkerEndpoints:
     async def _apply(self, endpoint: _Endpoint, contents: Iterable[ModelContent]) -> None:
         """Raises: ServeError: one of the models cannot be served."""
         contents = tuple(contents)
-        self._catalogue.take(endpoint.folder, contents, at_once=True)
-        models = [self._models[content.model] for content in contents]
+        self._table.take(endpoint.folder, contents, at_once=True)
+        models = [self._table.models[content.model] for content in contents]
         await wait_for_loads(models)
         for model in models:
             if (error := model.load_error()) is not None:
@@ -292,15 +286,15 @@ class WorkerEndpoints:
         return self._tables.table.find(name, "").config
 
     def _drop(self, endpoint: _Endpoint) -> None:
-        self._catalogue.drop(endpoint.folder)
+        self._table.drop(endpoint.folder)
         if self._endpoints.pop(endpoint.name, None) is not None:
             self._names.forget(endpoint.worker, endpoint.parameters)
 
     def _is_taken(self, name: str) -> bool:
-        taken = {*(scan.name for scan in self._scan_runner.latest.models.values()), *self._present()}
+        taken = {*(scan.name for scan in self._scanner.latest.models.values()), *self._present()}
         return name in taken or name + _STAGE in taken
 
     def _present(self) -> set[str]:
         """The serving table keeps models that are gone, to say so."""
-        gone = {model.name for model in self._models.values() if model.is_gone}
+        gone = {model.name for model in self._table.models.values() if model.is_gone}
         return self._tables.table.models.keys() - gone

@@ -20,6 +20,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.repository.model_repository import ModelRepository
+from rocserve.repository.scanner import RepositoryScanner
 from rocserve.settings import ControlMode, RepositorySettings
 
 SETTLE_SECONDS = 0.2
@@ -54,8 +55,12 @@ ensemble_scheduling {
 """
 
 
+def make_scanner(*roots: Path, **settings: Any) -> RepositoryScanner:
+    return RepositoryScanner(RepositorySettings(roots, **settings), REGISTRY, logging.getLogger("test"))
+
+
 class FakeVersion:
-    """Implements repository.loader.LoadedVersion."""
+    """Implements lifecycle.LoadedVersion."""
 
     def __init__(self, definition: ModelDefinition, version: int, data: bytes, on_change: Callable[[], None]) -> None:
         self.name = definition.name
@@ -86,7 +91,7 @@ class FakeVersion:
 
 @dataclass
 class FakeLoader:
-    """Implements repository.loader.VersionLoader. A version whose file starts with "broken" fails to load."""
+    """Loads versions in memory. A version whose file starts with "broken" fails to load."""
 
     loads: list[tuple[str, int]] = field(default_factory=list)
     loaded: list[FakeVersion] = field(default_factory=list)
@@ -250,7 +255,7 @@ async def make(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Se
         }
         table = ServingTableHolder()
         repository = ModelRepository(
-            RepositorySettings(roots or (root,), **settings), REGISTRY, loader, table, logging.getLogger("test")
+            RepositorySettings(roots or (root,), **settings), REGISTRY, loader.load, table, logging.getLogger("test")
         )
         made.append(repository)
         return Served(repository, table, loader)

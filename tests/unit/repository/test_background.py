@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from rocserve.core.errors import unavailable
-from rocserve.repository.background import BackgroundTasks
+from rocserve.repository.lifecycle import BackgroundTasks
 
 LOG = logging.getLogger("test.background")
 

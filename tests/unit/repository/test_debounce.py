@@ -46,10 +46,10 @@ def test_away_for_the_settle_time_is_a_change() -> None:
 def test_reopened_counts_again_though_it_is_the_same() -> None:
     debounce = Debounce(SETTLE)
     debounce.accept("m", "a")
-    debounce.reopen(["m"])
+    debounce.reopen("m")
     debounce.observe(0.0, 0.0, {"m": "a"})
     assert debounce.observe(1.0, 1.0, {"m": "a"}) == {"m"}
-    debounce.reopen(["m"])
+    debounce.reopen("m")
     debounce.observe(2.0, 2.0, {})
     assert debounce.observe(3.0, 3.0, {}) == {"m"}, "gone while it was open"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.repository import layout
+from rocserve.repository import scanner as scanner_file
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
 
@@ -414,8 +414,8 @@ async def test_a_load_scans_its_own_folder_alone(
         scanned.append(name)
         return scan_model(name, *arguments, **options)
 
-    monkeypatch.setattr(layout, "scan_model", scan)
-    monkeypatch.setattr(layout, "_YOUNG_SECONDS", 0)
+    monkeypatch.setattr(scanner_file, "scan_model", scan)
+    monkeypatch.setattr(scanner_file, "_YOUNG_SECONDS", 0)
     served: Served = await explicit("m", "n", poll_seconds=60)
     await served.until(lambda: scanned.count("n") == 3, "the scans of the start, of the load's end and of the index")
     scanned.clear()

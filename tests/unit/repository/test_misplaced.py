@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.repository.layout import RepositoryScanner
 from rocserve.settings import ControlMode
 
-from .conftest import REGISTRY, Folders, Served, Start
+from .conftest import Folders, Served, Start, make_scanner
 
 
 def write(root: Path, *paths: str) -> None:
@@ -21,7 +20,7 @@ def write(root: Path, *paths: str) -> None:
 
 
 def advice(root: Path) -> list[str]:
-    scans = RepositoryScanner([root], REGISTRY, 1000).scan().models
+    scans = make_scanner(root).scan().models
     return [text for scan in scans.values() for text in scan.advice]
 
 
@@ -50,7 +49,7 @@ def test_the_commands_repair_it(tmp_path: Path, paths: list[str], what: str, ser
     assert (root / served).read_text() == "good"
     if any(path.endswith(".data") for path in paths):
         assert (root / served).with_name("resnet.onnx.data").is_file()
-    scans = RepositoryScanner([root], REGISTRY, 1000).scan().models
+    scans = make_scanner(root).scan().models
     assert int(served.split("/")[1]) in scans[served.split("/")[0]].versions
 
 

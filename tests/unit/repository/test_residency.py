@@ -21,6 +21,7 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency.resident_models import ResidentModels
+from rocserve.repository.scanner import RepositoryScanner
 from rocserve.settings import ControlMode, RepositorySettings, ResidencySettings
 
 from .conftest import PATIENCE_SECONDS, REGISTRY, SETTLE_SECONDS, FakeLoader, FakeVersion, Folders, Served
@@ -117,7 +118,9 @@ async def rig(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Any
             residency, plane, dispatcher, pinned=pinned, most_waiting=3, concurrent_loads=2, log=LOG
         )
         settings: dict[str, Any] = {"settle_seconds": SETTLE_SECONDS, **changes}
-        repository = ModelRepository(RepositorySettings((root,), **settings), REGISTRY, loader, table, LOG, residents)
+        repository = ModelRepository(
+            RepositorySettings((root,), **settings), REGISTRY, loader.load, table, LOG, residents
+        )
         made.append(Rig(Served(repository, table, loader), residents, plane, dispatcher))
         await asyncio.wait_for(repository.start(), PATIENCE_SECONDS)
         return made[-1]
@@ -397,7 +400,7 @@ async def test_a_load_that_is_called_off_when_it_is_done_leaves_nothing(
         await asyncio.sleep(PATIENCE_SECONDS)
         return True
 
-    monkeypatch.setattr(host.served.repository, "is_unchanged", is_unchanged)
+    monkeypatch.setattr(RepositoryScanner, "is_unchanged", is_unchanged)
     waiting = host.ask("a")
     await checked.wait()
     await host.served.repository.unload("a", False)

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from rocserve.repository import layout
-from rocserve.repository.layout import RepositoryScanner
+from rocserve.repository import scanner as scanner_file
 from rocserve.repository.scan import ModelScan, scan_model
 
-from .conftest import REGISTRY, Folders
+from .conftest import Folders, make_scanner
 
 MOST_ENTRIES = 1000
 
 
 def scanned(*roots: Path) -> dict[str, ModelScan]:
-    return RepositoryScanner(roots, REGISTRY, MOST_ENTRIES).scan().models
+    return make_scanner(*roots, max_folder_entries=MOST_ENTRIES).scan().models
 
 
 @pytest.mark.parametrize("name", [".hidden", "model.onnx~", "model.tmp", "model.onnx.part", ".model.onnx.swp"])
@@ -120,7 +119,7 @@ def test_links_from_one_repository_into_another_are_followed(root: Path, tmp_pat
 def test_a_link_to_itself_beside_models_keeps_none_of_them_from_being_read(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
     (root / "loop").symlink_to("loop")
-    scan = RepositoryScanner([root], REGISTRY, MOST_ENTRIES).scan()
+    scan = make_scanner(root).scan()
     assert (list(scan.models), scan.unreadable) == (["m"], {})
 
 
@@ -142,7 +141,7 @@ def test_a_folder_that_fails_while_it_is_read_is_refused_by_itself(
         yield
 
     monkeypatch.setattr(os, "scandir", failing)
-    scan = RepositoryScanner([root], REGISTRY, MOST_ENTRIES).scan()
+    scan = make_scanner(root).scan()
     assert scan.unreadable == {}
     assert scan.models["bad"].refusal == f"'{root}/bad/1' cannot be read: Input/output error"
     assert scan.models["good"].refusal == ""
@@ -229,7 +228,7 @@ def test_a_folder_without_anything_of_a_model(root: Path) -> None:
 
 def test_a_repository_that_vanishes_keeps_its_models_as_they_were(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
-    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
+    scanner = make_scanner(root)
     before = scanner.scan().models
     root.rename(root.with_name("away"))
     scan = scanner.scan()
@@ -244,7 +243,7 @@ def test_a_repository_that_vanishes_during_a_scan_keeps_its_models_as_they_were(
     root: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     folders.model("m", 1)
-    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
+    scanner = make_scanner(root)
     before = scanner.scan().models["m"]
 
     def vanish(*arguments: Any, **options: Any) -> ModelScan:
@@ -254,7 +253,7 @@ def test_a_repository_that_vanishes_during_a_scan_keeps_its_models_as_they_were(
             root.mkdir()
         return scan_model(*arguments, **options)
 
-    monkeypatch.setattr(layout, "scan_model", vanish)
+    monkeypatch.setattr(scanner_file, "scan_model", vanish)
     scan = scanner.scan()
     assert list(scan.unreadable) == [root]
     assert scan.models["m"] == before
@@ -262,7 +261,7 @@ def test_a_repository_that_vanishes_during_a_scan_keeps_its_models_as_they_were(
 
 def test_a_rescan_tells_whether_a_loads_files_changed(root: Path, folders: Folders) -> None:
     folders.model("m", 1, 2)
-    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
+    scanner = make_scanner(root)
     scan = scanner.scan().models["m"]
     folders.version("m", 2, "changed")
     assert scan.same_for(1, scanner.rescan(scan))
@@ -330,15 +329,15 @@ def test_only_what_has_changed_or_is_young_is_scanned_again(
     for name in ("told", "untold", "gone"):
         folders.model(name, 1)
     (root / "empty").mkdir()
-    monkeypatch.setattr(layout, "_CLOCK_SECONDS", 0)
-    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
+    monkeypatch.setattr(scanner_file, "_CLOCK_SECONDS", 0)
+    scanner = make_scanner(root)
     before = scanner.scan().models
     # As much as the times of files may be coarser than the clock.
     time.sleep(0.02)
     for name in ("told", "untold", "new", "empty"):
         folders.model(name, 1, 2)
     shutil.rmtree(root / "gone")
-    monkeypatch.setattr(layout, "_YOUNG_SECONDS", 0)
+    monkeypatch.setattr(scanner_file, "_YOUNG_SECONDS", 0)
     after = scanner.scan([root / "told"]).models
     assert sorted(after) == ["empty", "new", "told", "untold"]
     assert sorted(after["told"].versions) == [1, 2]
@@ -359,7 +358,7 @@ def test_what_has_links_is_scanned_each_time(root: Path, folders: Folders, link:
     path = {"whole": root / "m", "version": root / "m" / "1", "file": root / "m" / "1" / "model.onnx"}[link]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(root / target)
-    scanner = RepositoryScanner([root], REGISTRY, MOST_ENTRIES)
+    scanner = make_scanner(root)
     before = scanner.scan().models["m"]
     folders.version("origin", 1, "changed")
     assert scanner.scan([root / "origin"]).models["m"].fingerprint != before.fingerprint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from rocserve.backends.registry import discover_backends
-from rocserve.repository.layout import RepositoryScanner
 from rocserve.repository.scan import ModelScan
+from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.single_model import find_single_model
-from rocserve.settings.repository import WhatKind
+from rocserve.settings import RepositorySettings
+from rocserve.settings.repository import SingleModel, WhatKind
 
 REGISTRY = discover_backends()
 
@@ -24,10 +26,14 @@ def make(folder: Path, *files: str) -> Path:
     return folder
 
 
+def scanner_of(single: SingleModel) -> RepositoryScanner:
+    return RepositoryScanner(RepositorySettings((single.folder,), single=single), REGISTRY, logging.getLogger("test"))
+
+
 def scanned(what: Path, name: str = "") -> ModelScan | None:
     single = find_single_model(what, name, REGISTRY)
     assert single is not None
-    scan = RepositoryScanner([single.folder], REGISTRY, 100, single=single).scan()
+    scan = scanner_of(single).scan()
     assert scan.unreadable == {}
     return next(iter(scan.models.values()), None)
 
@@ -101,7 +107,7 @@ def test_a_folder_whose_model_may_be_one_or_the_other_is_refused_until_it_is_one
     make(tmp_path, "a.onnx")
     single = find_single_model(tmp_path, "", REGISTRY)
     assert single is not None
-    scanner = RepositoryScanner([tmp_path], REGISTRY, 100, single=single)
+    scanner = scanner_of(single)
     assert scanner.scan().models["a"].refusal == ""
     make(tmp_path, "b.onnx")
     assert "several files that may be the model: a.onnx, b.onnx; name the one" in scanner.scan().models["a"].refusal

@@ -17,8 +17,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import TimerHandle
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.repository.content import ModelContent
-from rocserve.repository.context import FilesCheck
-from rocserve.repository.loader import LoadedVersion
+from rocserve.repository.lifecycle import LoadedVersion, ModelFiles
 from rocserve.repository.residency.room import Stage, Tenant
 from rocserve.repository.retry import Failure
 from rocserve.scheduling.scheduler import cancelled
@@ -59,7 +58,7 @@ class Keeper(Protocol):
 
 
 class LazyVersion:
-    """Implements repository.loader.LoadedVersion. What has to do with requests is called on the data plane's thread,
+    """Implements repository.lifecycle.LoadedVersion. What has to do with requests is called on the data plane's thread,
     all else on the asyncio loop, but that properties may be read from any."""
 
     def __init__(
@@ -69,7 +68,7 @@ class LazyVersion:
         tenant: Tenant,
         load: Load,
         on_change: Callable[[], None],
-        files: FilesCheck,
+        files: ModelFiles,
         keeper: Keeper,
     ) -> None:
         definition = content.definition
@@ -220,7 +219,7 @@ class LazyVersion:
 
     async def is_unchanged(self) -> bool:
         """Whether its files are what they were when it was registered."""
-        return await self.files.is_unchanged(self.content.scan, self.version)
+        return await self.files.are_unchanged(self.content.scan, self.version)
 
     # What is told of it
 
@@ -290,10 +289,10 @@ class LazyVersion:
         return 0 if loaded is None else loaded.worker_restarts
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """See repository.loader.LoadedVersion; it has none."""
+        """See repository.lifecycle.LoadedVersion; it has none."""
 
     async def unload(self) -> None:
-        """See repository.loader.LoadedVersion."""
+        """See repository.lifecycle.LoadedVersion."""
         await self._keeper.unload(self)
 
 

@@ -22,11 +22,9 @@ from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder, ServedVersion
 from rocserve.plane.loop import PlaneLoop, TimerHandle
-from rocserve.repository.background import BackgroundTasks
 from rocserve.repository.content import ModelContent
-from rocserve.repository.context import FilesCheck
+from rocserve.repository.lifecycle import BackgroundTasks, LoadedVersion, ModelFiles
 from rocserve.repository.load_slots import LoadSlots
-from rocserve.repository.loader import LoadedVersion
 from rocserve.repository.membership import find_member
 from rocserve.repository.residency.lazy_version import LazyVersion, Load
 from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
@@ -111,7 +109,7 @@ class ResidentModels:
         return self.manages(content) and is_known and not is_used and not self._is_pinned(content)
 
     def register(
-        self, content: ModelContent, number: int, load: Load, on_change: Callable[[], None], files: FilesCheck
+        self, content: ModelContent, number: int, load: Load, on_change: Callable[[], None], files: ModelFiles
     ) -> LazyVersion:
         """A version that is loaded when somebody asks for it."""
         parameters = content.definition.config.parameters
@@ -303,7 +301,8 @@ class ResidentModels:
         has to be loaded by name."""
         version.is_over = True
         self._room.left(version.tenant)
-        if not version.files.files_changed(version.content.scan):
+        version.files.changed(version.content.scan)
+        if not version.files.are_followed:
             version.failure = Failure(unavailable(_FILES_CHANGED), "", 1, None)
             refusal = version.cold_refusal() or unavailable(_FILES_CHANGED)
             self._plane.call_soon(functools.partial(version.refuse, refusal))

@@ -20,6 +20,7 @@ from rocserve.core.printable import printable_name
 from rocserve.repository.misplaced import advice_on_stray, model_filename
 from rocserve.repository.scan import ModelScan, is_temporary, link_refusal, scan_model
 from rocserve.repository.single_model import find_flat_file, is_model, is_one_model
+from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import SingleModel
 
 _YOUNG_SECONDS = 60.0
@@ -42,40 +43,50 @@ class RepositoryScan:
 
 
 class RepositoryScanner:
-    """Scans the repositories. Its methods block on the disk: call them in a thread, one at a time."""
+    """Scans the repositories in a thread, one scan at a time, and remembers the last. A slow disk keeps its caller
+    waiting, and nobody else."""
 
-    def __init__(
-        self,
-        roots: Iterable[Path],
-        registry: BackendRegistry,
-        most_entries: int,
-        *,
-        namespacing: bool = False,
-        single: SingleModel | None = None,
-    ) -> None:
-        """`most_entries`: the files and folders that a model may have; `namespacing`: each repository is a namespace of
-        its own; `single`: the one model that there is, in the one root."""
+    def __init__(self, settings: RepositorySettings, registry: BackendRegistry, log: logging.Logger) -> None:
+        self.roots = tuple(dict.fromkeys(root.absolute() for root in settings.roots))
+        self.latest = RepositoryScan({}, {})
+        self.cpu_seconds = 0.0
+        """Of the last scan."""
         self._registry = registry
-        self._most_entries = most_entries
-        self._namespacing = namespacing
-        self._single = single
-        self._roots = tuple(dict.fromkeys(root.absolute() for root in roots))
+        self._most_entries = settings.max_folder_entries
+        self._namespacing = settings.model_namespacing
+        self._single = settings.single
+        self._log = log
+        self._lock = asyncio.Lock()
+        self._unreadable: dict[Path, str] = {}
+        self._ignored: set[tuple[Path, str]] = set()
         self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
         self._is_model_filename = re.compile("|".join(map(translate, self._model_filenames))).match
-        self._seen: dict[Path, dict[str, ModelScan]] = {root: {} for root in self._roots}
+        self._seen: dict[Path, dict[str, ModelScan]] = {root: {} for root in self.roots}
         """By the names of what lies in the repository."""
         self._devices: dict[Path, int] = {}
         self._made_ns = time.time_ns() - int(_CLOCK_SECONDS * 1e9)
 
-    @property
-    def roots(self) -> tuple[Path, ...]:
-        return self._roots
+    async def run(self, changed: Collection[Path] | None = None) -> RepositoryScan:
+        """See `scan`."""
+        async with self._lock:
+            self.latest = scan = await asyncio.to_thread(self.scan, changed)
+        self._report(scan)
+        return scan
+
+    async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
+        """Whether all that a load of the version reads is still as it was scanned."""
+        try:
+            return scan.same_for(version, await asyncio.to_thread(self.rescan, scan))
+        except OSError:
+            return False
 
     def scan(self, changed: Collection[Path] | None = None) -> RepositoryScan:
-        """Scan every model folder of every repository, or of those that were seen before only what is `changed`."""
-        allowed = tuple(root.resolve() for root in self._roots)
+        """Every model folder of every repository, or of those that were seen before only what is `changed`. Blocks on
+        the disk."""
+        began = time.thread_time()
+        allowed = tuple(root.resolve() for root in self.roots)
         unreadable = {}
-        for root in self._roots:
+        for root in self.roots:
             try:
                 identity = _identity(root)
                 kept = {} if changed is None else self._kept(root, changed)
@@ -86,16 +97,18 @@ class RepositoryScanner:
                 self._seen[root] = scans
             except OSError as error:
                 unreadable[root] = error.strerror or str(error)
-        return RepositoryScan(_merge(scan for scans in self._seen.values() for scan in scans.values()), unreadable)
+        scan = RepositoryScan(_merge(scan for scans in self._seen.values() for scan in scans.values()), unreadable)
+        self.cpu_seconds = time.thread_time() - began
+        return scan
 
     def rescan(self, scan: ModelScan) -> ModelScan | None:
-        """The same model's folder now; None when it is gone."""
+        """The same model's folder now; None when it is gone. Blocks on the disk."""
         if not scan.folder.is_dir():
             return None
         if self._single is not None and scan.is_root:
             return next(iter(self._scan_single(self._single)), None)
         # A model that a client named the file of may lie elsewhere.
-        allowed = tuple(root.resolve() for root in (*self._roots, scan.root))
+        allowed = tuple(root.resolve() for root in (*self.roots, scan.root))
         flat = FlatModel() if scan.is_root and self._is_flat([path.name for path in scan.folder.iterdir()]) else None
         again = scan_model(
             scan.name,
@@ -108,6 +121,21 @@ class RepositoryScanner:
             model_filenames=self._model_filenames,
         )
         return replace(again, namespace=scan.namespace)
+
+    def _report(self, scan: RepositoryScan) -> None:
+        for root, reason in scan.unreadable.items():
+            if self._unreadable.get(root) != reason:
+                self._log.error("failed to read model repository '%s': %s; its models stay as they are", root, reason)
+        for root in self._unreadable.keys() - scan.unreadable.keys():
+            self._log.info("model repository '%s' can be read again", root)
+        self._unreadable = scan.unreadable
+        for model in scan.models.values():
+            for name in model.ignored:
+                if (model.folder, name) not in self._ignored:
+                    self._ignored.add((model.folder, name))
+                    self._log.warning(
+                        "ignoring version folder '%s' of model '%s': a version has no leading zeros", name, model.name
+                    )
 
     def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:
         """What need not be scanned again. What has links may change where nothing tells of it, and notifications miss
@@ -223,52 +251,3 @@ def _merge(scans: Iterable[ModelScan]) -> dict[str, ModelScan]:
             )
             models[scan.key] = replace(first, refusal=reason)
     return models
-
-
-class ScanRunner:
-    def __init__(self, scanner: RepositoryScanner, log: logging.Logger) -> None:
-        self.latest = RepositoryScan({}, {})
-        self.cpu_seconds = 0.0
-        """Of the last scan."""
-        self._scanner = scanner
-        self._log = log
-        self._lock = asyncio.Lock()
-        self._unreadable: dict[Path, str] = {}
-        self._ignored: set[tuple[Path, str]] = set()
-
-    async def run(self, changed: Collection[Path] | None = None) -> RepositoryScan:
-        """Scan all repositories, or of what was seen before only the folders that have `changed`. A slow disk keeps its
-        caller waiting, and nobody else."""
-        async with self._lock:
-            scan = await asyncio.to_thread(self._scan, changed)
-        self.latest = scan
-        self._report(scan)
-        return scan
-
-    def _scan(self, changed: Collection[Path] | None) -> RepositoryScan:
-        began = time.thread_time()
-        scan = self._scanner.scan(changed)
-        self.cpu_seconds = time.thread_time() - began
-        return scan
-
-    async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
-        """Whether all that a load of the version reads is still as it was scanned."""
-        try:
-            return scan.same_for(version, await asyncio.to_thread(self._scanner.rescan, scan))
-        except OSError:
-            return False
-
-    def _report(self, scan: RepositoryScan) -> None:
-        for root, reason in scan.unreadable.items():
-            if self._unreadable.get(root) != reason:
-                self._log.error("failed to read model repository '%s': %s; its models stay as they are", root, reason)
-        for root in self._unreadable.keys() - scan.unreadable.keys():
-            self._log.info("model repository '%s' can be read again", root)
-        self._unreadable = scan.unreadable
-        for model in scan.models.values():
-            for name in model.ignored:
-                if (model.folder, name) not in self._ignored:
-                    self._ignored.add((model.folder, name))
-                    self._log.warning(
-                        "ignoring version folder '%s' of model '%s': a version has no leading zeros", name, model.name
-                    )

@@ -5,21 +5,37 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
+import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
-from rocserve.repository.context import LifecycleContext
-from rocserve.repository.loader import LoadedVersion
+from rocserve.repository.lifecycle import BackgroundTasks, LoadedVersion, LoadVersion, ModelFiles
+from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.lost_interface import lost_interface
 from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.retry import Failure, Retry, next_failure
+from rocserve.repository.retry import Failure, Retries, Retry, RetryPolicy, next_failure
 from rocserve.repository.scan import ModelScan
 from rocserve.scheduling.ensemble.version import EnsembleVersion
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleContext:
+    """What the versions of all models share."""
+
+    load: LoadVersion
+    files: ModelFiles
+    load_slots: LoadSlots
+    retry: RetryPolicy
+    retries: Retries
+    background: BackgroundTasks
+    log: logging.Logger
+    residents: ResidentModels | None
+    """None: all versions are loaded, and stay."""
 
 
 class VersionState(enum.Enum):
@@ -107,6 +123,8 @@ class ManagedVersion:
         self._changed_scan: ModelScan | None = None
         """The scan whose files changed while they were loaded; the next one is waited for."""
         self._retry: Retry | None = None
+        self._retired: list[LoadedVersion] = []
+        """What goes once the serving table offers it no more."""
         self._unloading = 0
         self._was_served = False
 
@@ -217,11 +235,25 @@ class ManagedVersion:
         self._changed_scan = None
 
     def retire(self) -> None:
-        """Serve it no longer: what is loaded is unloaded after the next publication."""
+        """Serve it no longer; what is loaded waits for `unload_retired`."""
         self.stop_loading()
         self.failure = None
         self.suspension = ""
         self._retire_served()
+
+    def unload_retired(self) -> None:
+        """Unload what the serving table offers no more."""
+        retired, self._retired = self._retired, []
+        for version in retired:
+            self._context.background.start(self._unload(version), f"unload of {self.name} {self.number}")
+
+    async def _unload(self, version: LoadedVersion) -> None:
+        self._context.log.info("unloading: %s:%d", self.name, self.number)
+        try:
+            await version.unload()
+        finally:
+            self._unloading -= 1
+        self._context.log.info("successfully unloaded '%s' version %d", self.name, self.number)
 
     def _start(self, content: ModelContent, key: str) -> None:
         self.stop_loading()
@@ -253,7 +285,7 @@ class ManagedVersion:
         elif isinstance(outcome, FilesChanged):
             log.info("load of %s:%d thrown away: %s", self.name, self.number, FILES_CHANGED)
             self._changed_scan = content.scan
-            self._context.files.files_changed(content.scan)
+            self._context.files.changed(content.scan)
         elif isinstance(outcome, ServeError):
             can_pass = content.definition.refusal is None and not isinstance(outcome, InterfaceLost)
             self._failed(outcome, key, can_pass=can_pass)
@@ -283,7 +315,7 @@ class ManagedVersion:
                 self._progress = ""
                 loaded = await self._load_now(content)
         try:
-            if not await self._context.files.is_unchanged(content.scan, self.number):
+            if not await self._context.files.are_unchanged(content.scan, self.number):
                 raise FilesChanged
             self._check_interface(loaded, content)
         except BaseException:
@@ -333,14 +365,14 @@ class ManagedVersion:
             return version
         except ServeError:
             # Half of the files may have been from before; what failed then says nothing about what is there now.
-            if not await self._context.files.is_unchanged(content.scan, self.number):
+            if not await self._context.files.are_unchanged(content.scan, self.number):
                 raise FilesChanged from None
             raise
 
     def _loading(self, content: ModelContent) -> Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]:
         """What loads the version, as often as it is called; given what is called with what the load is at."""
         return functools.partial(
-            self._context.loader.load,
+            self._context.load,
             content.definition,
             self.number,
             content.scan.versions[self.number].folder,
@@ -377,12 +409,9 @@ class ManagedVersion:
     def _retire_served(self) -> None:
         if self.served is not None:
             self._unloading += 1
-            self._context.publisher.retire(self.served, self._unload_ended)
+            self._retired.append(self.served)
         self.served = None
         self._served_content = None
-
-    def _unload_ended(self) -> None:
-        self._unloading -= 1
 
     def _slowness(self) -> str:
         """Of a load that says nothing of itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -12,10 +13,9 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
-from rocserve.repository.context import LifecycleContext
-from rocserve.repository.managed_version import FILES_CHANGED, ManagedVersion, VersionState, status_name
 from rocserve.repository.membership import Served, missing_members, review
 from rocserve.repository.retry import Failure
+from rocserve.repository.version import FILES_CHANGED, LifecycleContext, ManagedVersion, VersionState, status_name
 
 _UNLOADED_SHOWN = 32
 """How many unloaded versions of a model the index goes on showing."""
@@ -25,18 +25,30 @@ class ManagedModel:
     """One model by its name. All calls are made on the loop's thread; what only tells may be called from any."""
 
     def __init__(
-        self, name: str, context: LifecycleContext, *, is_late: bool, is_extra: bool = False, key: str = ""
+        self,
+        key: str,
+        name: str,
+        context: LifecycleContext,
+        publish: Callable[[str], None],
+        publish_soon: Callable[[str], None],
+        *,
+        is_late: bool,
+        is_extra: bool,
     ) -> None:
         """
         Args:
+            key: what it goes by within the server, where its name may not be enough.
+            publish: is given its key when it may offer something else.
+            publish_soon: the same from any thread.
             is_late: it turned up after the server's first loads, so that its first load makes nothing unready.
             is_extra: see below.
-            key: what it goes by within the server, where its name is not enough.
         """
+        self.key = key
         self.name = name
-        self.key = key or name
         self.content: ModelContent | None = None
         self._context = context
+        self._publish_key = publish
+        self._on_version_change = functools.partial(publish_soon, key)
         self._is_late = is_late
         self.is_extra = is_extra
         """Nobody relies on it before it has served: its failure makes nothing unready."""
@@ -138,11 +150,16 @@ class ManagedModel:
         for version in self._all():
             version.retire()
         self._forget_versions()
-        self._context.publisher.publish(self.key)
+        self._publish_key(self.key)
 
     def stop_loading(self) -> None:
         for version in self._all():
             version.stop_loading()
+
+    def unload_retired(self) -> None:
+        """What it served is not offered any more."""
+        for version in self._all():
+            version.unload_retired()
 
     def review_members(
         self,
@@ -291,7 +308,7 @@ class ManagedModel:
 
     def _publish(self) -> None:
         """Make known what it offers, and say once of a new model that it is not served though others go on."""
-        self._context.publisher.publish(self.key)
+        self._publish_key(self.key)
         if not self.is_extra or self._is_told_missing or self.is_loading or not self.failure_text():
             return
         self._is_told_missing = True
@@ -303,16 +320,12 @@ class ManagedModel:
             self.failure_text(),
         )
 
-    def _changed(self) -> None:
-        """A loaded version can answer, or no longer can; from any thread."""
-        self._context.publisher.publish_soon(self.key)
-
     def _want_versions(self, content: ModelContent) -> None:
         is_late = self._is_late or self.is_serving
         for number in sorted(content.wanted):
             if number not in self._versions:
                 self._versions[number] = ManagedVersion(
-                    self.name, number, self._context, self._reconcile, self._changed, is_late=is_late
+                    self.name, number, self._context, self._reconcile, self._on_version_change, is_late=is_late
                 )
             self._versions[number].want(content)
 

@@ -1,0 +1,103 @@
+"""What the lives of models and versions are made of: loaded versions, what loads them, their files, and their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from rocserve.config.definition import ModelDefinition
+from rocserve.core.errors import ServeError
+from rocserve.core.serving import ServedVersion
+from rocserve.repository.debounce import Debounce
+from rocserve.repository.scan import ModelScan
+from rocserve.repository.scanner import RepositoryScanner
+from rocserve.repository.watch import RepositoryWatch
+
+Result = TypeVar("Result")
+
+
+class LoadedVersion(ServedVersion, Protocol):
+    """A version that is loaded, warmed and answers requests until `unload`."""
+
+    @property
+    def available(self) -> bool:
+        """Whether it can answer now; False while all its workers are being restarted."""
+
+    @property
+    def status_reason(self) -> str:
+        """What is wrong with it, or goes on beside it, for the repository index ("restarting: worker killed by signal
+        9"); "" = nothing."""
+
+    def follow_members(self, is_decoupled: bool) -> None:
+        """Of an ensemble: whether a member makes it decoupled. Called on the loop, before it is published."""
+
+    async def unload(self) -> None:
+        """Take no more requests, finish those that are queued or running, then end the workers."""
+
+
+LoadVersion = Callable[
+    [ModelDefinition, int, Path, str, Callable[[], None], Callable[[str], None]], Awaitable[LoadedVersion]
+]
+"""Loads one version and warms it up, given its model, number, folder, content (two loads with the same one load the
+same), `on_change` and `on_progress`. Cancelling the call ends the load and frees all that it took.
+
+`on_change` is called, from any thread, whenever `available` changes, or `status_reason` because something is wrong or
+no longer is. `on_progress` is called on the loop while the load lasts, with what it is at in one line ("" = nothing
+worth telling); later `status_reason` says what still goes on beside the version.
+
+Raises ServeError where the version cannot be served; its text is the reason in the repository index."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What a load asks of the files that it reads."""
+
+    scanner: RepositoryScanner
+    debounce: Debounce
+    watch: RepositoryWatch
+    are_followed: bool
+    """Whether changes are taken up by themselves."""
+
+    async def are_unchanged(self, scan: ModelScan, version: int) -> bool:
+        """Whether all that a load of the version reads is still as it was scanned."""
+        return await self.scanner.is_unchanged(scan, version)
+
+    def changed(self, scan: ModelScan) -> None:
+        """They changed during a load, whose result was thrown away: where they are followed, read them again when they
+        have settled."""
+        if self.are_followed:
+            self.debounce.reopen(scan.key)
+            self.watch.wake()
+
+
+class BackgroundTasks:
+    """Runs tasks beside their starter, and loses none."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
+        """Run `work`; an exception that nobody foresaw goes to the log."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def wait(self) -> None:
+        """Return when none is running, those counted that were started meanwhile."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, ServeError):
+            # Foreseen: its text says all, and whoever started the task has it.
+            self._log.info("%s failed: %s", task.get_name(), error.text)
+        elif error is not None:
+            self._log.error("%s failed: %r", task.get_name(), error, exc_info=error)

@@ -1,0 +1,279 @@
+"""The table of models: which folder defines which, and what they serve, which it alone makes known.
+
+A folder may define several models, and a name belongs to one folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+
+from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_names import ModelNames, Resolved
+from rocserve.core.serving import ServedModel, ServingTableHolder
+from rocserve.repository.content import ModelContent
+from rocserve.repository.events import RepositoryEvents
+from rocserve.repository.membership import members_of
+from rocserve.repository.model import ManagedModel
+from rocserve.repository.retry import Failure
+from rocserve.repository.version import LifecycleContext
+from rocserve.settings import ControlMode, RepositorySettings
+
+_GONE_SHOWN = 256
+"""How many models that are no more in the repository the index goes on showing."""
+
+
+class ModelTable:
+    """Hands the contents of folders to their models, and publishes what those offer. All calls are made on the loop's
+    thread, but where it is said."""
+
+    def __init__(self, settings: RepositorySettings, context: LifecycleContext, holder: ServingTableHolder) -> None:
+        roots = dict.fromkeys(str(root.absolute()) for root in settings.roots)
+        self.names = ModelNames(roots if settings.model_namespacing else ())
+        self.models: dict[str, ManagedModel] = {}
+        """By their keys."""
+        self.events = RepositoryEvents()
+        self.is_started = False
+        """The server's first loads have ended."""
+        self._is_polling = settings.control_mode is ControlMode.POLL
+        self._context = context
+        self._holder = holder
+        self._log = context.log
+        self._is_closed = False
+        self._folders: dict[str, str] = {}
+        """By the model's key."""
+        self._keys: dict[str, set[str]] = {}
+        """Of the models of each folder that has some."""
+        self._gone: dict[str, None] = {}
+        """In the order in which they went."""
+        self._served: dict[str, ServedModel] = {}
+        """What the models offer, by their keys."""
+        self._ensembles: dict[str, ManagedModel] = {}
+        self._borrowed: Set[str] = frozenset()
+        """With namespaces: what stands for models of other names or namespaces."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._held: set[str] | None = None
+        """What is to be published at the end of `one_publication`."""
+        self._subscribers: list[Callable[[Collection[str]], None]] = []
+
+    # Folders and their models
+
+    def folder_of(self, model: str) -> str | None:
+        return self._folders.get(model)
+
+    def models_of(self, folder: str) -> list[ManagedModel]:
+        return [self.models[key] for key in sorted(self._keys.get(folder, ()))]
+
+    def defines_models(self, folder: str) -> bool:
+        """Whether models have come of the folder; called from any thread."""
+        return folder in self._keys
+
+    def close(self) -> None:
+        """From now on `take` is refused, and what loads is called off."""
+        self._is_closed = True
+        self.events.end()
+        for model in self.models.values():
+            model.stop_loading()
+
+    def take(self, folder: str, contents: Sequence[ModelContent], *, at_once: bool = False) -> None:
+        """Let the models of a folder become what it says; models that it defines no more are removed.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT when another folder defines one of the names, UNAVAILABLE after `close`;
+                nothing is done then.
+        """
+        if self._is_closed:
+            raise unavailable("Server exiting")
+        names = [content.model for content in contents]
+        for name in names:
+            owner = self._folders.get(name, folder)
+            if owner != folder:
+                raise invalid_argument(
+                    f"model '{name}' is defined by both the folders '{owner}' and '{folder}' of the model repository;"
+                    " rename one"
+                )
+        for model in self.models_of(folder):
+            if model.key not in names:
+                self._remove(model)
+        for content in contents:
+            for warning in content.definition.warnings:
+                self._log.warning("%s: %s", content.definition.name, warning)
+            self._own(content.model, folder).apply(content, at_once=at_once)
+
+    def reject(self, folder: str, problem: Failure, name: str = "") -> None:
+        """What the folder says cannot be used; what its models serve stays. `name`: the model's, if another."""
+        name = name or folder
+        self._log.error("failed to read model folder '%s': %s", name, problem.text)
+        models = self.models_of(folder)
+        if not models and self._folders.get(name, folder) == folder:
+            models = [self._own(name, folder)]
+        for model in models:
+            model.reject(problem)
+
+    def drop(self, folder: str) -> None:
+        """The folder is gone, or holds no model any more."""
+        for model in self.models_of(folder):
+            self._remove(model)
+
+    def _own(self, key: str, folder: str) -> ManagedModel:
+        self._folders[key] = folder
+        self._keys.setdefault(folder, set()).add(key)
+        self._gone.pop(key, None)
+        if key not in self.models:
+            is_extra = self.is_started and self._is_polling
+            self.models[key] = ManagedModel(
+                key,
+                self.names.bare(key),
+                self._context,
+                self.publish,
+                self._publish_soon,
+                is_late=self.is_started,
+                is_extra=is_extra,
+            )
+        return self.models[key]
+
+    def _remove(self, model: ManagedModel) -> None:
+        self._log.info("model '%s' is no more in the repository", model.name)
+        folder = self._folders.pop(model.key)
+        self._keys[folder].discard(model.key)
+        if not self._keys[folder]:
+            self._keys.pop(folder)
+        model.remove(is_gone=True)
+        self._gone[model.key] = None
+
+    # What is served
+
+    def publish(self, *changed: str) -> None:
+        """Replace the serving table, then have unloaded what was retired. Ensembles are brought in line with their
+        members first. `changed`: the keys of the models that may offer something else now."""
+        self._loop = asyncio.get_running_loop()
+        if self._held is not None:
+            self._held.update(changed)
+            return
+        for key in changed:
+            self._note_ensemble(key)
+            self._look_at(key)
+        changed_keys = {*changed, *self._review_ensembles(changed)}
+        models = [self.models[key] for key in changed_keys if key in self.models]
+        for model in models:
+            self.events.note(model.key, model.entries())
+        served = dict(self._served)
+        resolved = self._resolved(served)
+        if self.names.namespaces:
+            self._borrowed = {name for name, model in resolved.models.items() if served.get(name) is not model}
+        self._holder.table = replace(
+            self._holder.table,
+            models=resolved.models,
+            listed=tuple(served.values()),
+            ambiguous=resolved.ambiguous,
+        )
+        for model in models:
+            model.unload_retired()
+        for key in list(self._gone)[:-_GONE_SHOWN]:
+            for known in (self._gone, self.models, self._served):
+                known.pop(key, None)
+        for callback in tuple(self._subscribers):
+            try:
+                callback(changed_keys)
+            except Exception:
+                self._log.exception("a subscriber to the serving table failed")
+
+    @contextlib.contextmanager
+    def one_publication(self) -> Iterator[None]:
+        """Publish at the end, once, all that changes meanwhile: each takes time by the number of all models."""
+        self._held = set()
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            if held:
+                self.publish(*held)
+
+    def subscribe(self, callback: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        """Call back on the loop's thread after each publication, with the keys of the models that it was for, until the
+        returned function is called."""
+        self._subscribers.append(callback)
+
+        def unsubscribe() -> None:
+            with contextlib.suppress(ValueError):
+                self._subscribers.remove(callback)
+
+        return unsubscribe
+
+    def _publish_soon(self, *changed: str) -> None:
+        """`publish` on the loop's thread; called from any thread."""
+        # A worker's last words may come after the loop has ended.
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.publish, *changed)
+
+    def _look_at(self, key: str) -> None:
+        """What a model offers now. All of them are not asked at each change: many may fail again and again."""
+        model = self.models.get(key)
+        offered = None if model is None else model.served_model()
+        if offered is None:
+            self._served.pop(key, None)
+        else:
+            self._served[key] = offered
+
+    def _note_ensemble(self, key: str) -> None:
+        model = self.models.get(key)
+        if model is not None and model.is_ensemble:
+            self._ensembles[key] = model
+        else:
+            self._ensembles.pop(key, None)
+
+    def _is_loading(self, name: str, above: frozenset[str] = frozenset()) -> bool:
+        """Whether a model is being loaded, or is an ensemble that waits for one that is."""
+        model = self.models.get(name)
+        if name in above:
+            return False
+        if model is None:
+            others = self.names.keys(self.names.bare(name), self.models) if self.names.namespaces else ()
+            return any(self._is_loading(key, above | {name}) for key in others)
+        if model.has_running_loads or model.config is None or model.is_serving:
+            return model.has_running_loads
+        return any(self._is_loading(member, above | {name}) for member in members_of(model.config))
+
+    def _review_ensembles(self, changed: Collection[str]) -> Collection[str]:
+        """Bring those in line that have a member which has changed, until nothing changes, as ensembles may be members
+        of ensembles; returns the keys of those."""
+        configs = {key: model.config for key, model in self._ensembles.items() if model.config is not None}
+        # With namespaces a member may be another model than it was.
+        reviewed = set(configs if self.names.namespaces else _with_members(configs, changed))
+        members = {member for key in reviewed for member in members_of(configs[key])}
+        for _ in range(len(reviewed) + 1 if reviewed else 0):
+            has_changed = False
+            present = [self.models[key] for key in members if key in self.models]
+            lacking = {model.key: model.lack_text() for model in present if model.lacks_files}
+            for key in reviewed:
+                served = self._resolved(self._served).models
+                has_changed |= self._ensembles[key].review_members(served, configs, self._is_loading, lacking)
+                self._look_at(key)
+            if not has_changed:
+                break
+        return reviewed
+
+    def _resolved(self, served: Mapping[str, ServedModel]) -> Resolved[ServedModel]:
+        if not self.names.namespaces:
+            return Resolved(served, {})
+        served = {key: model for key, model in served.items() if key in self.models and not self.models[key].is_gone}
+        # A model that another one stands for is there when it serves; until then nobody misses anything.
+        late = {key for key in self._borrowed if (model := served.get(key)) is None or model.latest is None}
+        known = [key for key, model in self.models.items() if model.content is not None and key not in late]
+        return self.names.resolve({key: model for key, model in served.items() if key not in late}, known)
+
+
+def _with_members(ensembles: Mapping[str, ModelConfig], changed: Collection[str]) -> Set[str]:
+    """The ensembles that have changed, have a member that has, or one that has such a member, and so on."""
+    found: set[str] = set()
+    news = set(changed)
+    while news:
+        found |= news & ensembles.keys()
+        news = {
+            key for key, config in ensembles.items() if key not in found and not news.isdisjoint(members_of(config))
+        }
+    return found
