@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -136,6 +137,22 @@ async def rig(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Any
 def models(folders: Folders, *names: str, more: str = "") -> None:
     for name in names:
         folders.model(name, 1, data=name, more=more)
+
+
+async def test_models_that_settle_together_are_published_together(folders: Folders, rig: Any) -> None:
+    host: Rig = await rig()
+    names = [f"m{number}" for number in range(30)]
+    publications: list[None] = []
+    host.served.repository.subscribe(lambda: publications.append(None))
+    models(folders, *names)
+    await host.served.until(lambda: all(host.served.state(name) == "READY" for name in names))
+    assert len(publications) < len(names) / 2
+    publications.clear()
+    for name in names:
+        shutil.rmtree(folders.root / name)
+    await host.served.until(lambda: not any(host.served.state(name) == "READY" for name in names))
+    assert len(publications) < len(names) / 2
+    assert host.residents.registered == 0
 
 
 async def test_models_are_registered_and_loaded_by_their_requests(folders: Folders, rig: Any) -> None:
