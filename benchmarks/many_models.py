@@ -1,10 +1,12 @@
 """Thousands of registered models, of which some are loaded: what that costs, and what a cold request waits.
 
 usage: python -m benchmarks.many_models [--models 10000] [--resident 100] [--seconds 120] [--write NAME]
+       python -m benchmarks.many_models --models 500 --shared-workers 2 [--write NAME]
 
 The models are alike: INT32 sums and differences by ONNX Runtime. CPU time is that of all the server's threads and
 workers; memory is the server process's own, without its workers. Under load clients ask models by Zipf's law, each one
-request after another; every answer is compared.
+request after another; every answer is compared. With --shared-workers all models are loaded, in so many processes: what
+they take is the memory of all of the server's processes, what is shared in equal parts (PSS).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +36,8 @@ _COLD = 200
 """Cold requests, one at a time."""
 _IDLE_SECONDS = 30.0
 _DROPS = 5
+_ROUNDS = 10
+"""Of requests to all models that are loaded."""
 _RESULTS = Path(__file__).parent / "results"
 
 
@@ -67,11 +72,12 @@ def main() -> int:
         names = [f"m{number:05d}" for number in range(options.models)]
         for name in names:
             add_sub(name, dynamic_batching=False).write_for_rocserve(folder / "models")
+        limit = f"--max-loaded-models={options.resident}"
         server = rocserve_server(
             folder / "models",
             free_port(),
             folder / "log",
-            f"--max-loaded-models={options.resident}",
+            limit if options.shared_workers is None else f"--shared-workers={options.shared_workers}",
             tree=Path(__file__).parents[1],
         )
         time.sleep(2.0)  # Files that are younger are waited for until they settle.
@@ -79,10 +85,15 @@ def main() -> int:
         with server:
             rows = [("start until ready, s", f"{time.monotonic() - began:.1f}")]
             rows.append(("CPU time of the start, s", f"{server.cpu_seconds():.1f}"))
-            rows += measure(server, folder, names, options)
+            if options.shared_workers is None:
+                title = f"{options.models} models registered, {options.resident} loaded"
+                rows += measure(server, folder, names, options)
+            else:
+                title = f"{options.models} models loaded, --shared-workers={options.shared_workers}"
+                rows += measure_loaded(server, names)
     page = "\n".join(
         (
-            f"# {options.models} models registered, {options.resident} loaded",
+            f"# {title}",
             "",
             *(f"- {fact}" for fact in facts),
             "",
@@ -110,16 +121,38 @@ def measure(
     rows.append(("cold request, one at a time, ms: median / p95 / most", in_milliseconds(cold)))
     warm = sorted(asker.seconds(name) for name in [dice.choice(names[:1])] * _COLD)
     rows.append(("request to a loaded model, ms: median / p95 / most", in_milliseconds(warm)))
-    began, used = time.monotonic(), run_seconds(process)
-    time.sleep(_IDLE_SECONDS)
-    share = (run_seconds(process) - used) / (time.monotonic() - began)
-    rows.append(("CPU of the idle server, %", f"{100 * share:.2f}"))
+    rows.append(("CPU of the idle server, %", idle_percent(lambda: run_seconds(process))))
     drops = sorted(drop_seconds(asker, folder, f"new{number}") for number in range(_DROPS))
     shown = f"{statistics.median(drops):.2f} / {drops[-1]:.2f}"
     rows.append(("a dropped model is served after, s: median / most", shown))
     rows += under_load(server, names, options.seconds)
     rows.append(("memory of the server after it, MB", megabytes(process)))
     return rows
+
+
+def measure_loaded(server: ServerProcess, names: list[str]) -> list[tuple[str, str]]:
+    asker = Asker(server.address)
+    took = sorted(asker.seconds(name) for _ in range(_ROUNDS) for name in names)
+    processes = [psutil.Process(pid) for pid, _ in server.cpu_seconds_by_process()]
+    own = own_process(server)
+    memory = sum(process.memory_full_info().pss for process in processes)
+    return [
+        (f"{len(took)} requests, each model in turn, ms: median / p95 / most", in_milliseconds(took)),
+        ("of these failed or wrong", "0"),
+        ("processes", str(len(processes))),
+        ("memory of all, MB", f"{memory / 1e6:.0f}"),
+        ("memory of the server, MB", megabytes(own)),
+        ("descriptors of the server", str(own.num_fds())),
+        ("descriptors of all others", str(sum(one.num_fds() for one in processes if one != own))),
+        ("CPU of the idle server and its workers, %", idle_percent(server.cpu_seconds)),
+    ]
+
+
+def idle_percent(cpu_seconds: Callable[[], float]) -> str:
+    """Of one CPU."""
+    began, used = time.monotonic(), cpu_seconds()
+    time.sleep(_IDLE_SECONDS)
+    return f"{100 * (cpu_seconds() - used) / (time.monotonic() - began):.2f}"
 
 
 def drop_seconds(asker: Asker, folder: Path, name: str) -> float:
@@ -177,6 +210,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=int, default=10_000)
     parser.add_argument("--resident", type=int, default=100, help="models that are loaded at once")
     parser.add_argument("--seconds", type=float, default=120.0, help="of load by Zipf's law")
+    parser.add_argument("--shared-workers", type=int, metavar="N", help="have all models loaded, in N processes")
     parser.add_argument("--write", metavar="NAME", help="also write benchmarks/results/NAME.md")
     return parser.parse_args()
 

@@ -235,21 +235,26 @@ class Workshop:
         forked: bool = True,
         interpreter: str = "",
         loader: tuple[str, ...] = (),
+        shared_worker: str = "",
         **changes: object,
     ) -> WorkerGroup:
         config = config or config_of(behaviour)
         folder = str(self.folder)
         model_file = str(self.folder / "model.onnx")
         settings = EngineSettings(cache_directory="/somewhere")
-        load = Load(config.name, 1, folder, folder, model_file, engine, config, settings=settings)
+        is_shared = bool(shared_worker)
+        load = Load(
+            config.name, 1, folder, folder, model_file, engine, config, settings=settings, shares_process=is_shared
+        )
         options = LaunchOptions(
             title=f"rocserve:{config.name}",
             forked=forked and not interpreter and not loader,
             interpreter=interpreter,
             loader=loader,
-            output_prefix=f"{config.name}:1: ",
+            output_prefix=f"shared worker '{shared_worker}': " if is_shared else f"{config.name}:1: ",
             readable=(folder,),
             model_name=config.name,
+            shared_worker=shared_worker,
         )
         group = WorkerGroup(
             load=load,

@@ -32,6 +32,8 @@ class EngineSpec:
     """Whether one loaded model may execute on several threads at once; else each instance is a worker of its own."""
     forks_from_zygote: bool
     """Whether the zygote, which has imported the CPU engines, may fork the worker; else it is started by exec."""
+    shares_process: bool = False
+    """Whether its models may be in one process with others."""
     preload: tuple[str, ...] = ()
     """Modules that the zygote imports ahead for this engine, where they are installed."""
     gpu_module: str = ""
@@ -152,6 +154,8 @@ class ModelSource:
     """How many threads will call `execute` at once (1 unless the engine is thread-safe)."""
     memory_bytes: int = 0
     """That the worker may have; 0 = no bound."""
+    shares_process: bool = False
+    """Whether many other models are in the process: threads of its own are not worth it."""
     settings: EngineSettings = field(default_factory=EngineSettings)
     report: Callable[[str], None] = _ignore
     """Says in one line what goes on, for the index and the log: while the model loads, and later of what still goes on

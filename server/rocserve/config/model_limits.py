@@ -18,6 +18,7 @@ _TIME_LIMITS = {
 """Fields of TimeLimits, by parameter."""
 _IDLE_UNLOAD = "idle_unload_secs"
 _PINNED = "pinned"
+_SHARED_WORKER = "shared_worker"
 _WORKER_BOUNDS = {
     "worker_memory_bytes": "memory_bytes",
     "worker_tasks": "tasks",
@@ -56,6 +57,11 @@ def is_pinned(parameters: Mapping[str, str]) -> bool:
     if text not in ("true", "false"):
         raise invalid_argument(f"parameter '{_PINNED}': expected true or false, got '{text}'")
     return text == "true"
+
+
+def shared_worker(parameters: Mapping[str, str]) -> str | None:
+    """The group of models whose process this one is to be in; "" = it is to have its own. None: it does not say."""
+    return parameters.get(_SHARED_WORKER)
 
 
 def _read(parameters: Mapping[str, str], fields: Mapping[str, str], read: Callable[[str, str], N]) -> dict[str, N]:

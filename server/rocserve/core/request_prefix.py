@@ -1,5 +1,5 @@
 """What begins a line of the log that is about requests, and which requests a model is working on: every line that it
-writes meanwhile begins with their ids."""
+writes meanwhile begins with their ids, and in a process of several models with its name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ _UNKNOWN_ID = "<id_unknown>"
 # A context's, not a thread's: a coroutine of a model goes on after others have begun.
 _CURRENT: ContextVar[tuple[str, ...]] = ContextVar("current requests", default=())
 
+_MODEL: ContextVar[str] = ContextVar("model", default="")
+
 
 def request_prefix(ids: Sequence[str]) -> str:
     """Triton's `[request id: ...] `; of a batch with the ids of all its requests. "" is a request without an id."""
     return f"[request id: {', '.join(request_id or _UNKNOWN_ID for request_id in ids)}] "
+
+
+def begin_model(prefix: str) -> None:
+    """From now on, in this context, all is done for this model."""
+    _MODEL.set(prefix)
 
 
 def begin_requests(ids: tuple[str, ...]) -> Token[tuple[str, ...]]:
@@ -28,6 +35,7 @@ def end_requests(token: Token[tuple[str, ...]]) -> None:
 
 
 def current_prefix() -> str:
-    """What stands before a line: Triton's `[request id: ...] `, or nothing where no request has an id."""
+    """What stands before a line: the model where that has been said, and Triton's `[request id: ...] ` where a request
+    has an id."""
     ids = _CURRENT.get()
-    return request_prefix(ids) if any(ids) else ""
+    return _MODEL.get() + (request_prefix(ids) if any(ids) else "")

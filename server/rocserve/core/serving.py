@@ -5,7 +5,7 @@ The control plane (repository) builds a new table and publishes it by one assign
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,8 +74,8 @@ class ServedVersion(Protocol):
         """How long it took from the start of its workers until it was ready; 0 where there was nothing to load."""
 
     @property
-    def worker_pids(self) -> Sequence[int]:
-        """Of the processes that run it."""
+    def worker_pids(self) -> Mapping[int, int]:
+        """Of the processes that run it, each with how many models are in it."""
 
     @property
     def worker_restarts(self) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -362,9 +362,9 @@ class LoadedModelVersion(ScheduledVersion):
         return {**self._facts.properties, **self._wiring.properties}
 
     @property
-    def worker_pids(self) -> Sequence[int]:
+    def worker_pids(self) -> Mapping[int, int]:
         """See core.serving.ServedVersion."""
-        return self._group.pids
+        return self._group.models_of_workers
 
     @property
     def worker_restarts(self) -> int:
@@ -412,7 +412,7 @@ class LoadedEnsemble(EnsembleVersion):
     properties: Mapping[str, str] = {}
     pending_requests = 0
     load_seconds = 0.0
-    worker_pids: Sequence[int] = ()
+    worker_pids: Mapping[int, int] = {}
     worker_restarts = 0
 
     def __init__(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +13,11 @@ from rocserve.backends.base import EngineSpec
 from rocserve.cache.directory import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
-from rocserve.config.model_limits import worker_bounds
+from rocserve.config.model_limits import shared_worker, worker_bounds
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.sequence_tensors import with_sequence_tensors
-from rocserve.repository.engine_plan import EnginePlan
-from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
+from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
+from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits, WorkerSettings
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter
@@ -80,12 +82,13 @@ def worker_group(
     `content`: see WorkerGroup.
 
     Raises:
-        ServeError: INVALID_ARGUMENT, the interpreter that the model asks for cannot run it, or a bound is no number.
+        ServeError: INVALID_ARGUMENT, the interpreter that the model asks for cannot run it, a bound is no number, or
+            the model cannot be in the process of the group that it names.
     """
     backend = definition.backend
     assert backend is not None, "an ensemble has no workers"
     bounds = worker_bounds(definition.config.parameters)
-    load = replace(load, memory_bytes=bounds.get("memory_bytes", launcher.memory_bytes))
+    load = replace(load, memory_bytes=bounds.get("memory_bytes", launcher.settings.memory_bytes))
     writable: tuple[str, ...] = ()
     if _may_compile(definition, plan):
         # Found here, for a worker may run as a user with another home.
@@ -93,18 +96,20 @@ def worker_group(
         load = replace(load, settings=replace(load.settings, cache_directory=cache))
         writable = (cache,)
     interpreter = model_interpreter(definition)
+    shared = _shared_worker(definition, plan, bounds, launcher.settings)
     return WorkerGroup(
-        load=load,
+        load=replace(load, shares_process=bool(shared)),
         options=LaunchOptions(
-            title=f"rocserve:{load.model_name}",
+            title=f"rocserve:{shared or load.model_name}",
             forked=plan.engine.forks_from_zygote and not interpreter and not plan.loader,
             interpreter=interpreter,
             loader=plan.loader,
-            output_prefix=f"{load.model_name}:{load.version}: ",
+            output_prefix=f"shared worker '{shared}': " if shared else f"{load.model_name}:{load.version}: ",
             bounds=bounds,
             readable=_own_files(definition) or _folders(load),
             writable=writable,
             model_name=load.model_name,
+            shared_worker=shared,
         ),
         plans=[_with_file(worker, definition, Path(load.version_folder)) for worker in plan.workers],
         launcher=launcher,
@@ -115,6 +120,53 @@ def worker_group(
         limits=limits,
         content=content,
     )
+
+
+def _shared_worker(
+    definition: ModelDefinition, plan: EnginePlan, bounds: Mapping[str, int], settings: WorkerSettings
+) -> str:
+    """The group of models whose process this one is in; "" = it has its own. Who names a group is in it or refused; of
+    the others the small ones that may are spread over the server's.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT.
+    """
+    named = shared_worker(definition.config.parameters)
+    if named == "" or (named is None and not settings.shared_workers):
+        return ""
+    obstacle = _obstacle_to_sharing(definition, plan, bounds, settings)
+    if named is None:
+        number = zlib.crc32(definition.name.encode()) % max(settings.shared_workers, 1)
+        return "" if obstacle or plan.model_bytes > SMALL_MODEL_BYTES else f"shared-{number}"
+    if obstacle:
+        raise invalid_argument(
+            f"model '{definition.name}' cannot be in the shared worker '{named}': {obstacle}; remove parameter"
+            " 'shared_worker'"
+        )
+    return named
+
+
+def _obstacle_to_sharing(
+    definition: ModelDefinition, plan: EnginePlan, bounds: Mapping[str, int], settings: WorkerSettings
+) -> str:
+    """What keeps a model from being in one process with others; "" = nothing."""
+    config = definition.config
+    if not plan.engine.shares_process or plan.loader:
+        return f"engine {plan.engine.name} runs each model in a process of its own"
+    if any(worker.device is not None for worker in plan.workers):
+        return "it is on a GPU"
+    if config.gpu_accelerators or config.cpu_accelerators:
+        return "it asks for execution accelerators"
+    if config.operator_libraries:
+        return "it brings custom operators"
+    if any(worker.cores for worker in plan.workers):
+        return "a host policy keeps its instances to CPU cores"
+    if bounds:
+        return "it has bounds of its own for its process"
+    if any(model == definition.name for model, _ in settings.environment):
+        return "--worker-environment has variables for it alone"
+    # Whoever has access to the server could bring down what it serves to others.
+    return "clients have brought its files" if definition.repository is None else ""
 
 
 def _own_files(definition: ModelDefinition) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class PageService:
         for quantile, value in served.statistics.quantiles(_QUANTILES).quantiles:
             if value == value:  # NaN: there was no request.
                 told.latencies_us.add(quantile=quantile, value=value)
-        told.worker_memory_bytes.extend(map(memory_bytes, served.worker_pids))
+        told.worker_memory_bytes.extend(memory_bytes(pid) // models for pid, models in served.worker_pids.items())
         told.worker_restarts = served.worker_restarts
         for failure in served.statistics.failures:
             told.failures.add(time_ms=failure.time_ms, text=self._shown(failure.text))

@@ -193,6 +193,12 @@ class WorkerSettings:
         "the largest file that a model's process may write, its outputs' memory included; 0: any",
         name="worker-file-bytes",
     )
+    shared_workers: int = flag(
+        0,
+        AMOUNT,
+        "how many processes the small models that may share one have together (docs/guides/many-models.md); 0: each"
+        " has its own",
+    )
     control_groups: bool = flag(
         True,
         BOOLEAN,

@@ -117,7 +117,13 @@ class WorkerGroup:
     @property
     def pids(self) -> Sequence[int]:
         """The process ids of the workers that run."""
-        return [supervisor.pid for supervisor in self._supervisors if supervisor.pid is not None]
+        return list(self.models_of_workers)
+
+    @property
+    def models_of_workers(self) -> Mapping[int, int]:
+        """How many models are in each worker, by its process id."""
+        processes = (supervisor.process for supervisor in self._supervisors)
+        return {process.pid: len(process.sessions) for process in processes if process is not None}
 
     async def load(self) -> Signature:
         """Start all workers beside each other. After a failure, or when cancelled, none is left running.

@@ -8,13 +8,13 @@ import itertools
 import logging
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rocserve.core.errors import internal
-from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.instance import Instance
@@ -30,9 +30,9 @@ from rocserve.workers.messages import (
     Spawned,
     SpawnFailed,
 )
-from rocserve.workers.process import WorkerProcess
+from rocserve.workers.process import WorkerProcess, kill
 from rocserve.workers.resource_watch import ResourceWatch
-from rocserve.workers.spawner import MOST_DESCRIPTORS
+from rocserve.workers.session import WorkerSession
 from rocserve.workers.worker_output import WorkerOutput
 from rocserve.workers.zygote_link import KeptWorkers, ZygoteLink, ZygoteProcess
 
@@ -40,8 +40,6 @@ _LAUNCH_ATTEMPTS = 3
 _ANSWER_SECONDS = 60.0
 """How long the zygote may say nothing while a worker is waited for. It takes milliseconds for one; its imports, which
 come first, take seconds, many on a machine that has much else to do."""
-_TAKE_OVER = b"!"
-"""With a control socket and sockets of instances; it says nothing itself."""
 
 
 def _nothing(zygote: object) -> None:
@@ -93,8 +91,8 @@ class WorkerLauncher:
             ValueError: the user that the settings name cannot be had.
         """
         self._log = log
-        self._settings = settings or WorkerSettings(user=KEEP_USER)
-        self._candidates = candidates(self._settings)
+        self.settings = settings or WorkerSettings(user=KEEP_USER)
+        self._candidates = candidates(self.settings)
         self._groups = groups
         self._watch = ResourceWatch()
         self._told_of_user: set[str] = set()
@@ -108,7 +106,7 @@ class WorkerLauncher:
         self._link = ZygoteLink(
             preload,
             log,
-            worker_environment(os.environ, self._settings),
+            worker_environment(os.environ, self.settings),
             answer_seconds,
             lifeline,
             zygote,
@@ -120,11 +118,9 @@ class WorkerLauncher:
         self._spawn_ids = itertools.count(1)
         self._launches: dict[int, _Launch] = {}
         self._workers: dict[int, WorkerProcess] = {}
-
-    @property
-    def memory_bytes(self) -> int:
-        """That a worker may have whose model does not say; 0 = no bound."""
-        return self._settings.memory_bytes
+        self._shared: dict[str, WorkerProcess] = {}
+        """The last of each group of models that share one."""
+        self._starting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def groups_folder(self) -> str:
@@ -139,49 +135,56 @@ class WorkerLauncher:
         self._kept.are_known.set()
         self._link.start()
 
-    async def launch(self, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger) -> WorkerProcess:
-        """Start a worker with these instances; what it writes goes to `log`.
+    async def launch(self, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger) -> WorkerSession:
+        """A session with these instances in a process of its own, which is started, or in that of its group; what that
+        writes goes to `log`.
 
         Raises:
             ServeError: INTERNAL, it cannot be started.
             OSError: no descriptor, or no cgroup, can be had for it.
         """
-        control, peer_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        takeover, peer_takeover = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        name = options.shared_worker
+        if not name:
+            return _session(await self._start(options, log), instances)
+        async with self._starting[name]:
+            process = self._shared.get(name)
+            if process is None or not process.takes_sessions:
+                process = self._shared[name] = await self._start(options, log)
+            return _session(process, instances)
+
+    async def _start(self, options: LaunchOptions, log: logging.Logger) -> WorkerProcess:
+        """A process without a session. Raises: as `launch`."""
+        reception, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output_reader, output_writer = os.pipe2(os.O_CLOEXEC)
         # A model, or what it starts, may open /dev/stderr.
         os.fchmod(output_writer, 0o622)
-        peers = [instance.take_peer() for instance in instances]
-
         settings = self._bounded(options)
         answer: asyncio.Future[WorkerProcess] | None = None
         group: ControlGroup | None = None
         try:
             if self._groups is not None and (settings.memory_bytes or settings.tasks):
                 group = self._groups.create(settings.memory_bytes, settings.tasks)
-            start = functools.partial(self._add, control, output_reader, options, instances, log, group)
-            given = (peer_control, peer_takeover, *peers, takeover)
-            descriptors = [output_writer, *(each.fileno() for each in given), output_reader]
+            start = functools.partial(self._add, reception, output_reader, options, log, group)
+            descriptors = [output_writer, peer.fileno(), reception.fileno(), output_reader]
             for _ in range(_LAUNCH_ATTEMPTS):
                 answer = asyncio.get_running_loop().create_future()
                 launch = _Launch(options.model_name, settings, group, start, answer)
-                worker = await self._spawn(options, descriptors, launch)
-                if worker is not None:
-                    return worker
+                process = await self._spawn(options, descriptors, launch)
+                if process is not None:
+                    return process
             raise internal("the zygote, which starts workers, ends again and again; see the server's log")
         except BaseException:
             if answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None:
                 answer.result().kill()
             else:
-                control.close()
+                reception.close()
                 os.close(output_reader)
                 if group is not None:
                     self._watch.add_grouped(group, None)
             raise
         finally:
             os.close(output_writer)
-            for each in (peer_control, takeover, peer_takeover, *peers):
-                each.close()
+            peer.close()
 
     async def has_kept(self, key: str) -> bool:
         """Whether a worker of the server before has loaded what has this key."""
@@ -195,35 +198,24 @@ class WorkerLauncher:
 
     async def take_over(
         self, key: str, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger
-    ) -> WorkerProcess:
-        """The worker that `has_kept` has told of, with these instances."""
+    ) -> WorkerSession:
+        """A session with the worker that `has_kept` has told of."""
         kept = self._kept.take(key)
-        control, peer_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        peers = [peer_control, *(instance.take_peer() for instance in instances)]
-        try:
-            with kept.takeover:
-                files = [peer.fileno() for peer in peers]
-                send_with_descriptors(kept.takeover, _TAKE_OVER, files, socket.MSG_DONTWAIT)
-        except OSError:
-            pass  # It has ended; its control socket tells.
-        finally:
-            for peer in peers:
-                peer.close()
         settings, folder = self._bounded(options), kept.control_group
         group = ControlGroup(Path(folder), settings.memory_bytes, settings.tasks) if folder else None
-        return self._add(control, kept.output, options, instances, log, group, kept.pid, kept.pidfd)
+        process = self._add(kept.reception, kept.output, options, log, group, kept.pid, kept.pidfd)
+        return _session(process, instances)
 
     def _bounded(self, options: LaunchOptions) -> WorkerSettings:
         """The settings with the model's own bounds."""
         bounds: Mapping[str, Any] = options.bounds
-        return replace(self._settings, **bounds)
+        return replace(self.settings, **bounds)
 
     def _add(
         self,
-        control: socket.socket,
+        reception: socket.socket,
         output: int,
         options: LaunchOptions,
-        instances: Sequence[Instance],
         log: logging.Logger,
         group: ControlGroup | None,
         pid: int,
@@ -231,7 +223,7 @@ class WorkerLauncher:
     ) -> WorkerProcess:
         """A worker that runs, kept within its bounds from now on. `group`: its cgroup, where the kernel keeps these."""
         printed = WorkerOutput(output, options.output_prefix, log)
-        worker = self._workers[pid] = WorkerProcess(pid, pidfd, control, printed, instances, group)
+        worker = self._workers[pid] = WorkerProcess(pid, pidfd, reception, printed, group, options.shared_worker)
         if group is not None:
             self._watch.add_grouped(group, worker)
         else:
@@ -254,7 +246,8 @@ class WorkerLauncher:
     def set_verbose(self, verbose: bool) -> None:
         """Have all workers write details to the log, or none, from now on."""
         for worker in self._workers.values():
-            worker.set_verbose(verbose)
+            for session in worker.sessions:
+                session.set_verbose(verbose)
 
     async def close(self) -> None:
         """End the zygote; the workers are to have been stopped."""
@@ -266,10 +259,8 @@ class WorkerLauncher:
 
     async def _spawn(self, options: LaunchOptions, descriptors: Sequence[int], launch: _Launch) -> WorkerProcess | None:
         """One attempt; None when the zygote ended meanwhile."""
-        if len(descriptors) > MOST_DESCRIPTORS:
-            raise internal(f"a worker can have {MOST_DESCRIPTORS - 5} instances, not {len(descriptors) - 5}")
         spawn_id = next(self._spawn_ids)
-        named = worker_environment(os.environ, self._settings, options.model_name)
+        named = worker_environment(os.environ, self.settings, options.model_name)
         message = Spawn(
             spawn_id,
             replace(options, environment={**named, **options.environment}),
@@ -322,8 +313,10 @@ class WorkerLauncher:
             launch.worker.set_result(launch.start(pid, pidfd))
             if user_problem:
                 self._warn_of_user(launch.model_name, user_problem)
-        elif pidfd is not None:
-            # Nobody waits any more: its control socket is closed, and so it ends by itself.
+            return
+        # Nobody waits any more.
+        kill(pid, pidfd)
+        if pidfd is not None:
             os.close(pidfd)
 
     def _warn_of_user(self, model_name: str, problem: str) -> None:
@@ -351,3 +344,13 @@ class WorkerLauncher:
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.zygote_gone()
+
+
+def _session(process: WorkerProcess, instances: Sequence[Instance]) -> WorkerSession:
+    """Raises: as WorkerSession; nothing is left then."""
+    try:
+        return WorkerSession(process, instances)
+    except BaseException:
+        if not process.sessions:
+            process.kill()
+        raise

@@ -1,18 +1,24 @@
-"""A worker process: one version of a model on one device.
+"""A worker process: a version of a model on one device, or small ones of several that share it.
 
-Should the server die it stays, with its model: what was under way is dropped, and the next server hands it a new
-control socket and new sockets of instances over its take-over socket, where the zygote holds the other end meanwhile.
+Over its reception it gets the sockets of a session for each version: one to control it, and one for each instance. A
+session's thread talks on the control socket and loads and warms up the model; then each instance has a thread that
+takes batches and answers them (engines release the GIL while they compute, or have one instance only). With a model
+that sees each request for itself it is the other way round, see `request_service.py`.
 
-The main thread holds the talk on the control socket and loads and warms up the model; then each instance has a thread
-of its own that takes batches and answers them (engines release the GIL while they compute, or have one instance only).
-With a model that sees each request for itself it is the other way round, see `request_service.py`.
+The session of a process that has one runs on the main thread, and the process ends with it. Should the server die it
+stays, with its model: what was under way is dropped, and the next server hands it the sockets of another session, for
+the zygote holds the other end of the reception meanwhile. Of a process that is shared the main thread waits for further
+sessions until the process is ended.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -28,11 +34,13 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.lifeline import die_with_holder
 from rocserve.core.passed_descriptors import receive_with_descriptors
-from rocserve.core.request_prefix import current_prefix
+from rocserve.core.request_prefix import begin_model, current_prefix
 from rocserve.observability.logs import LinesWithLevels
 from rocserve.workers.isolation import hide_memory
 from rocserve.workers.messages import (
+    ALONE,
     FRAME_LENGTH,
+    MOST_SOCKETS,
     ControlMessage,
     Load,
     Loaded,
@@ -52,8 +60,6 @@ from rocserve.workers.worker_end import error_text
 _SERVER_LOG = "rocserve"
 """The logger above all of the server's own."""
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_MOST_DESCRIPTORS = 253
-"""That Linux lets pass in one message."""
 _LONGEST_REPORT = 500
 """Characters: it is one line of the index."""
 _OOM_SCORE = 300
@@ -61,24 +67,21 @@ _OOM_SCORE = 300
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry of a worker that was started by exec: the title, the lifeline, the control and the take-over socket, the
-    sockets of instances."""
-    title, lifeline, control, takeover, *instances = arguments[0], *map(int, arguments[1:])
-    for descriptor in (lifeline, control, takeover, *instances):
+    """Entry of a worker that was started by exec: the title, the lifeline, the reception."""
+    title, lifeline, reception = arguments[0], *map(int, arguments[1:])
+    for descriptor in (lifeline, reception):
         os.set_inheritable(descriptor, False)
-    return run(title, lifeline, control, takeover, instances)
+    return run(title, lifeline, reception)
 
 
-def run(title: str, lifeline: int, control: int, takeover: int, instances: Sequence[int]) -> int:
-    """Be a worker on these descriptors until the server says so, or is gone and no other comes; the exit status."""
+def run(title: str, lifeline: int, reception: int) -> int:
+    """Be a worker until the server says so, or is gone and no other comes; the exit status."""
     _become(title)
     kept = die_with_holder(lifeline)
     _open_output()
     _open_log()
-    log = logging.getLogger("rocserve.worker")
     try:
-        connection = ControlSocket(socket.socket(fileno=control))
-        return Worker(connection, socket.socket(fileno=takeover), _sockets(instances), log).run()
+        return Worker(socket.socket(fileno=reception), logging.getLogger("rocserve.worker")).run()
     except (EOFError, ConnectionError):
         return 0
     finally:
@@ -86,35 +89,90 @@ def run(title: str, lifeline: int, control: int, takeover: int, instances: Seque
 
 
 class Worker:
-    """The worker's side of its control socket."""
+    """Takes what is said over the reception."""
 
-    def __init__(
-        self, control: ControlSocket, takeover: socket.socket, instances: Sequence[socket.socket], log: logging.Logger
-    ) -> None:
-        self._control = control
-        self._takeover = takeover
-        self._instances = instances
-        self._log = log
+    def __init__(self, reception: socket.socket, log: logging.Logger) -> None:
+        self._reception = reception
+        self.log = log
         self._quiet_levels: dict[str, int] = {}
         """By logger, while the log is verbose: what it was before."""
 
     def run(self) -> int:
         """Raises: EOFError, OSError: the server is gone, and no other has come."""
+        kind, sockets = self.receive()
+        if kind == ALONE:
+            session = Session(self, sockets, is_shared=False)
+            status = session.run()
+            if status == 0:
+                session.close()
+            return status
+        _, most_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files, most_open_files))
+        while True:
+            threading.Thread(target=self._run_shared, args=(sockets,), name="session", daemon=True).start()
+            _, sockets = self.receive()
+
+    def receive(self) -> tuple[bytes, list[socket.socket]]:
+        """ALONE or SHARED, and the sockets of a session. Raises: EOFError, OSError."""
+        kind, descriptors = receive_with_descriptors(self._reception, 1, MOST_SOCKETS)
+        if not kind:
+            end_group()
+            raise EOFError("no other server has come")
+        return kind, [socket.socket(fileno=descriptor) for descriptor in descriptors]
+
+    def _run_shared(self, sockets: Sequence[socket.socket]) -> None:
+        session = Session(self, sockets, is_shared=True)
+        try:
+            # The server has ended a session whose control socket is closed.
+            with suppress(EOFError, ConnectionError):
+                session.run()
+        finally:
+            session.close()
+            # What it had goes back to the system now: the process goes on.
+            del session
+            gc.collect()
+            if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+                trim(0)
+
+    def set_verbose(self, verbose: bool) -> None:
+        for name in ("", _SERVER_LOG):
+            logger = logging.getLogger(name)
+            if verbose:
+                # A model may have set a level of its own, which is to come back.
+                self._quiet_levels.setdefault(name, logger.level)
+                logger.setLevel(logging.DEBUG)
+            else:
+                logger.setLevel(self._quiet_levels.pop(name, logger.level))
+
+
+class Session:
+    """The worker's side of one model version."""
+
+    def __init__(self, worker: Worker, sockets: Sequence[socket.socket], is_shared: bool) -> None:
+        """`is_shared`: other sessions are in the process."""
+        self._worker = worker
+        self._is_shared = is_shared
+        self._log = worker.log
+        self._control = ControlSocket(sockets[0])
+        self._instances = sockets[1:]
+        self._service: ModelService | None = None
+
+    def run(self) -> int:
+        """The exit status of a process that has this session alone. Raises: EOFError, OSError: the server is gone, and
+        no other has come; or it has closed the control socket of a process that is shared."""
         load = self._receive()
         if not isinstance(load, Load):
             raise ValueError(f"expected Load, got {type(load).__name__}")
-        self._set_verbose(load.verbose)
+        self._worker.set_verbose(load.verbose)
+        if self._is_shared:
+            begin_model(f"{load.model_name}:{load.version}: ")
         started = time.monotonic_ns()
         reports = Reports(self._control)
-        service: ModelService
         try:
             if load.plan.cores:
                 # Before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.plan.cores)
-            if load.answers_requests:
-                service = RequestService(load, self._instances[0], reports.report, self._send_metrics, self._log)
-            else:
-                service = TensorService(load, self._instances, reports.report, self._log)
+            service = self._service = self._load(load, reports)
             load_ns = time.monotonic_ns() - started
             loaded = Loaded(service.signature, load_ns, dict(service.properties), service.batches_at_once)
         except BaseException as error:
@@ -129,10 +187,26 @@ class Worker:
             except BaseException as error:
                 return self._fail("warm up", error, load)
             while not service.serve(lambda: self._control.send(WarmedUp(time.monotonic_ns() - started)), self._wait):
+                if self._is_shared:
+                    break
                 self._wait_for_server(service, loaded)
                 reports.repeat()
-        service.close()
         return 0
+
+    def _load(self, load: Load, reports: Reports) -> ModelService:
+        if load.answers_requests:
+            return RequestService(load, self._instances[0], reports.report, self._send_metrics, self._log)
+        return TensorService(load, self._instances, reports.report, self._log)
+
+    def close(self) -> None:
+        """Let go of the model, and tell the server so."""
+        try:
+            if self._service is not None:
+                self._service.close()
+        finally:
+            for connection in self._instances:
+                connection.close()
+            self._control.close()
 
     def _wait(self) -> bool:
         """Until the end. False: the server is gone."""
@@ -147,15 +221,11 @@ class Worker:
 
         Raises: EOFError, OSError.
         """
-        data, descriptors = receive_with_descriptors(self._takeover, 1, _MOST_DESCRIPTORS)
-        if not data:
-            _end_group()
-            raise EOFError("no other server has come")
-        control, *instances = _sockets(descriptors)
+        _, (control, *instances) = self._worker.receive()
         self._control.renew(control)
         load = self._receive()
         assert isinstance(load, Load)
-        self._set_verbose(load.verbose)
+        self._worker.set_verbose(load.verbose)
         service.renew(instances)
         self._control.send(replace(loaded, properties=dict(service.properties)))
         self._receive()  # WarmUp: it is warm.
@@ -166,26 +236,16 @@ class Worker:
             self._control.send(changes)
 
     def _receive(self, ends_without: bool = True) -> ControlMessage:
-        """The next message that is not about the log. `ends_without`: the worker ends where the server is gone. Raises:
-        EOFError, OSError."""
+        """The next message that is not about the log. `ends_without`: a process that is not shared ends where the
+        server is gone. Raises: EOFError, OSError."""
         try:
             while isinstance(message := self._control.receive(), Verbosity):
-                self._set_verbose(message.verbose)
+                self._worker.set_verbose(message.verbose)
         except (EOFError, ConnectionError):
-            if ends_without:
-                _end_group()
+            if ends_without and not self._is_shared:
+                end_group()
             raise
         return message
-
-    def _set_verbose(self, verbose: bool) -> None:
-        for name in ("", _SERVER_LOG):
-            logger = logging.getLogger(name)
-            if verbose:
-                # A model may have set a level of its own, which is to come back.
-                self._quiet_levels.setdefault(name, logger.level)
-                logger.setLevel(logging.DEBUG)
-            else:
-                logger.setLevel(self._quiet_levels.pop(name, logger.level))
 
     def _fail(self, action: str, error: BaseException, load: Load) -> int:
         error = _file_fault(error, load.model_folder) or error
@@ -248,6 +308,10 @@ class ControlSocket:
             self._connection = connection
             self._rest = self._waiting = b""
 
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
     def receive(self) -> ControlMessage:
         """The next message. Raises: EOFError, ConnectionError: the server is gone."""
         (length,) = FRAME_LENGTH.unpack(self._receive_exactly(FRAME_LENGTH.size))
@@ -288,10 +352,6 @@ class Reports:
             self._control.tell(self._last)
 
 
-def _sockets(descriptors: Sequence[int]) -> list[socket.socket]:
-    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
-
-
 def _file_fault(error: BaseException, model_folder: str) -> ServeError | None:
     """Why a file of the model could not be read: that it goes while it is loaded is no fault of the engine's code."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str):
@@ -301,7 +361,7 @@ def _file_fault(error: BaseException, model_folder: str) -> ServeError | None:
     return invalid_argument(f"{error.filename} cannot be read: {error.strerror}")
 
 
-def _end_group() -> None:
+def end_group() -> None:
     """The server is gone. The lifeline ends this group, with all that a model has started; but who leaves it before the
     signal comes would leave the others behind."""
     if os.getpgrp() == os.getpid():

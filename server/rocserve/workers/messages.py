@@ -1,7 +1,7 @@
 """The messages between the server, the zygote and the workers, but for batches and their results (`entries.py`).
 
-Control messages go over a worker's control socket, one at a time: Load -> Loaded | LoadFailed,
-WarmUp -> WarmedUp | LoadFailed, Unload -> (the worker ends). Progress and MetricChanges come from the worker in
+Control messages go over the control socket of a session, one at a time: Load -> Loaded | LoadFailed,
+WarmUp -> WarmedUp | LoadFailed, Unload -> (the session ends). Progress and MetricChanges come from the worker in
 between. Spawn, Keep and ListKept go to the zygote, and their answers come from it.
 
 Each is its name and JSON; on a control socket, a stream, it stands behind its length. No pickle: nothing is executed or
@@ -23,6 +23,11 @@ from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
 from rocserve.workers.isolation import Confinement, gpu_devices
 
+ALONE, SHARED = b"1", b"+"
+"""What a server says over a worker's reception, with the sockets of a session: a control socket, and one for each
+instance. The process has this session alone, or those of other models beside it."""
+MOST_SOCKETS = 253
+"""Of a session: Linux lets so many descriptors pass in one message."""
 LONGEST_TEXT = 8192
 """Characters of one text in a message: an error, or what is wrong with what came."""
 FRAME_LENGTH = struct.Struct("<I")
@@ -74,6 +79,8 @@ class Load:
     """Whether the server's log takes what is only for the curious."""
     memory_bytes: int = 0
     """That the worker may have; 0 = no bound."""
+    shares_process: bool = False
+    """Whether other models are in the worker's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """Loading or warming up failed; the worker ends by itself."""
+    """Loading or warming up failed; the session ends by itself."""
 
     code: int
     reason: str
@@ -154,6 +161,9 @@ class LaunchOptions:
     writable: tuple[str, ...] = ()
     """The folders and devices that it writes to."""
     model_name: str = ""
+    shared_worker: str = ""
+    """The group of models that are in one process; "" = a process of its own. The first of them that is launched says
+    all else."""
     bounds: Mapping[str, int] = field(default_factory=dict)
     """The model's own, by the fields of WorkerSettings; the settings' hold for the others."""
 
@@ -211,7 +221,7 @@ class ListKept:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A worker that is held; the server's end of its take-over socket, the reading end of its output pipe and, where
+    """A worker that is held; the server's end of its reception, the reading end of its output pipe and, where
     the kernel has them, a pidfd come along."""
 
     pid: int

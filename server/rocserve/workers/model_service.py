@@ -87,6 +87,7 @@ def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:
         device=load.plan.device,
         instance_count=load.plan.instance_count,
         memory_bytes=load.memory_bytes,
+        shares_process=load.shares_process,
         settings=load.settings,
         report=report,
     )

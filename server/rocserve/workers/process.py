@@ -1,4 +1,4 @@
-"""The server's side of one worker process."""
+"""The server's side of one worker process: its end, and why."""
 
 from __future__ import annotations
 
@@ -7,206 +7,51 @@ import contextlib
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from rocserve.core.custom_metrics import MetricChanges
-from rocserve.core.errors import ServeError, internal
 from rocserve.workers.control_groups import ControlGroup
-from rocserve.workers.instance import Instance
-from rocserve.workers.messages import (
-    LONGEST_TEXT,
-    ControlMessage,
-    FrameReader,
-    Load,
-    Loaded,
-    LoadFailed,
-    Progress,
-    Unload,
-    Verbosity,
-    WarmedUp,
-    WarmUp,
-    encode_frame,
-    status_code,
-)
 from rocserve.workers.worker_output import WorkerOutput
 
-_STATUS_WAIT_SECONDS = 1.0
-"""A worker that has closed its socket is about to end; if it does not, it is ended."""
+if TYPE_CHECKING:
+    from rocserve.workers.session import WorkerSession
 
-_READ_BYTES = 64 * 1024
-_READS = 16
-"""At once; then it is the turn of others."""
-_TURN_SECONDS = 0.005
-"""A worker whose messages took longer than this waits before more are read, ..."""
-_WAIT_PER_TURN = 9
-"""... this many times what they took: it has at most a tenth of the loop."""
+STATUS_WAIT_SECONDS = 1.0
+"""A worker that has closed its socket is about to end; if it does not, it is ended."""
 
 
 class WorkerProcess:
-    """One worker: what is said on its control socket, its instances, its end. Lives on the asyncio loop."""
+    """Serves one model version, or those of a group that share it. Lives on the asyncio loop."""
 
     def __init__(
         self,
         pid: int,
         pidfd: int | None,
-        control: socket.socket,
+        reception: socket.socket,
         output: WorkerOutput,
-        instances: Sequence[Instance],
         group: ControlGroup | None = None,
+        group_name: str = "",
     ) -> None:
-        """`group`: its cgroup, where it has one of its own."""
+        """`reception`: by it the process gets the sockets of its sessions. `group`: its cgroup, where it has one of its
+        own. `group_name`: of the models that share it."""
         self.pid = pid
-        self.instances = instances
+        self.reception = reception
+        self.group_name = group_name
+        self.sessions: list[WorkerSession] = []
         self._pidfd = pidfd
-        self._control = control
-        self._control.setblocking(False)
         self._group = group
         self._output = output
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
-        self._frames = FrameReader()
-        self._on_progress: Callable[[Progress | MetricChanges], None] | None = None
-        self._reply: asyncio.Future[ControlMessage] | None = None
-        """Of the message that is under way."""
-        self._verbosity: Verbosity | None = None
-        """What it has not been told yet."""
-        self._loop.add_reader(self._control, self._on_readable)
+        self._is_killed = False
         self._end = ""
         self._broken = ""
         self._fault = ""
-        self._kill_timer: asyncio.TimerHandle | None = None
-        self._pause: asyncio.TimerHandle | None = None
+        self._status_timer: asyncio.TimerHandle | None = None
 
-    # Control messages
-
-    def set_verbose(self, verbose: bool) -> None:
-        """Have it write details to the log, or none, from now on. While it loads, once it has loaded."""
-        self._verbosity = Verbosity(verbose)
-        self._tell_verbosity()
-
-    def _tell_verbosity(self) -> None:
-        message = self._verbosity
-        if message is None or self._reply is not None or self._exited.is_set():
-            return
-        self._verbosity = None
-        # A worker that reads nothing is past caring for its log.
-        with contextlib.suppress(OSError):
-            self._control.send(encode_frame(message), socket.MSG_DONTWAIT)
-
-    async def load(self, message: Load, on_progress: Callable[[Progress | MetricChanges], None]) -> Loaded:
-        """`on_progress` is called with all that the engine and the model tell, now and as long as the worker lives.
-
-        Raises:
-            ServeError: the reason why it cannot be loaded, in the engine's words.
-        """
-        self._on_progress = on_progress
-        reply = await self._ask(message, "loading")
-        if not isinstance(reply, Loaded):
-            raise _failure(reply)
-        return reply
-
-    async def warm_up(self, message: WarmUp) -> None:
-        """Its instances take batches afterwards. Raises: ServeError, as `load`."""
-        reply = await self._ask(message, "warming up")
-        if not isinstance(reply, WarmedUp):
-            raise _failure(reply)
-        for instance in self.instances:
-            instance.open()
-
-    async def unload(self, grace_seconds: float) -> None:
-        """End the worker after the batches that it has; kill it when that takes longer than `grace_seconds`."""
-        for instance in self.instances:
-            instance.stop_taking()
-        try:
-            async with asyncio.timeout(grace_seconds):
-                await self._send(Unload())
-                await self._exited.wait()
-        except (TimeoutError, OSError):
-            pass
-        finally:
-            self.kill()
-        try:
-            async with asyncio.timeout(_STATUS_WAIT_SECONDS):
-                await self._exited.wait()
-        except TimeoutError:
-            self.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
-
-    async def _ask(self, message: ControlMessage, doing: str) -> ControlMessage:
-        """The worker's reply to a message.
-
-        Raises:
-            ServeError: INTERNAL, it ended without one.
-        """
-        reply: asyncio.Future[ControlMessage] = self._loop.create_future()
-        self._reply = reply
-        exited = asyncio.ensure_future(self._exited.wait())
-        try:
-            with contextlib.suppress(OSError):
-                await self._send(message)
-            await asyncio.wait((reply, exited), return_when=asyncio.FIRST_COMPLETED)
-            if not reply.done() or reply.exception() is not None:
-                # Its control socket closes a moment before its exit status is known.
-                await asyncio.wait((exited,), timeout=_STATUS_WAIT_SECONDS)
-                raise internal(f"worker ended while {doing} ({self.reason}){self.last_words}")
-            return reply.result()
-        finally:
-            reply.cancel()
-            exited.cancel()
-            self._reply = None
-            self._tell_verbosity()
-            self._close_control()
-
-    async def _send(self, message: ControlMessage) -> None:
-        await self._loop.sock_sendall(self._control, encode_frame(message))
-
-    def _on_readable(self) -> None:
-        """Take what the worker has written, or some of it where that is much."""
-        began = time.monotonic()
-        try:
-            for _ in range(_READS):
-                piece = self._control.recv(_READ_BYTES)
-                if not piece:
-                    break
-                for message in self._frames.take(piece):
-                    self._received(message)
-                if time.monotonic() - began > _TURN_SECONDS and not self._end:
-                    self._read_later((time.monotonic() - began) * _WAIT_PER_TURN)
-                    return
-            else:
-                return
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            pass
-        except ValueError as error:
-            self.instance_broken(f"its control message cannot be read: {str(error)[:LONGEST_TEXT]}")
-        self._loop.remove_reader(self._control)
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(EOFError("the worker closed its control socket"))
-
-    def _read_later(self, seconds: float) -> None:
-        self._loop.remove_reader(self._control)
-        self._pause = self._loop.call_later(seconds, self._loop.add_reader, self._control, self._on_readable)
-
-    def _received(self, message: ControlMessage) -> None:
-        """Raises: ValueError: it is none of a worker's."""
-        match message:
-            case Progress(text, properties):
-                message = Progress(text[:LONGEST_TEXT], properties)
-            case LoadFailed(code, reason):
-                message = LoadFailed(code, reason[:LONGEST_TEXT])
-            case Loaded() | WarmedUp() | MetricChanges():
-                pass
-            case _:
-                raise ValueError(f"a {type(message).__name__}, which only the server says")
-        if isinstance(message, Progress | MetricChanges):
-            if self._on_progress is not None:
-                self._on_progress(message)
-        elif self._reply is not None and not self._reply.done():
-            self._reply.set_result(message)
-
-    # Its end
+    @property
+    def title(self) -> str:
+        """What it is called in what others are told."""
+        return f"shared worker '{self.group_name}'" if self.group_name else "worker"
 
     @property
     def reason(self) -> str:
@@ -219,40 +64,46 @@ class WorkerProcess:
         """Its end, as it is told to others."""
         return f"was killed: {self._fault}" if self._fault else f"ended unexpectedly ({self.reason})"
 
-    async def wait(self) -> None:
-        """Until it has ended."""
-        await self._exited.wait()
-
-    def kill(self) -> None:
-        """SIGKILL, unless it has ended."""
-        if self._exited.is_set():
-            return
-        try:
-            if self._pidfd is not None:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            else:
-                os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-    def instance_broken(self, reason: str) -> None:
-        """An instance has ended without the worker's end being known (yet)."""
-        if not self._exited.is_set() and self._kill_timer is None:
-            self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self._kill_broken, reason)
+    @property
+    def last_words(self) -> str:
+        """What it wrote last, to stand behind the reason of its end."""
+        line = self._output.last_line
+        return f"; it last wrote: {line}" if line else ""
 
     @property
     def has_ended(self) -> bool:
         return self._exited.is_set()
 
+    @property
+    def takes_sessions(self) -> bool:
+        """Whether it goes on."""
+        return not self._is_killed and not self._exited.is_set()
+
+    async def wait_killed(self) -> None:
+        """Until it has ended, after `kill`."""
+        try:
+            async with asyncio.timeout(STATUS_WAIT_SECONDS):
+                await self._exited.wait()
+        except TimeoutError:
+            self.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        if self._exited.is_set():
+            return
+        self._is_killed = True
+        kill(self.pid, self._pidfd)
+
     def end_for(self, reason: str) -> None:
         """It does what it may not, or not what it should: kill it."""
         self._fault = reason
-        self._kill_broken(reason)
+        self.break_off(reason)
 
-    def _kill_broken(self, reason: str) -> None:
+    def break_off(self, reason: str) -> None:
+        """It talks nonsense, or not at all: kill it."""
         self._broken = reason
         self.kill()
-        self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
+        self._status_timer = self._loop.call_later(STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def zygote_gone(self) -> None:
         """Nobody will tell of its end any more, nor end what it leaves behind: watch for it."""
@@ -278,21 +129,17 @@ class WorkerProcess:
         self._end = _describe(wait_status)
         if self._group is not None:
             self._end_group(self._group)
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
+        if self._status_timer is not None:
+            self._status_timer.cancel()
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
+        self.reception.close()
         self._output.close()
-        if self._pause is not None:
-            self._pause.cancel()
-        # It may have answered before it ended.
-        self._on_readable()
-        self._on_progress = None
-        self._loop.remove_reader(self._control)
         self._exited.set()
-        self._close_control()
+        for session in list(self.sessions):
+            session.end()
 
     def _end_group(self, group: ControlGroup) -> None:
         """Tell what the kernel has ended it for, and end what it leaves behind."""
@@ -302,21 +149,14 @@ class WorkerProcess:
             self._end += f"; it was refused more than {group.tasks} tasks"
         group.kill()
 
-    def _close_control(self) -> None:
-        if self._exited.is_set() and self._reply is None:
-            self._control.close()
 
-    @property
-    def last_words(self) -> str:
-        """What it wrote last, to stand behind the reason of its end."""
-        line = self._output.last_line
-        return f"; it last wrote: {line}" if line else ""
-
-
-def _failure(reply: object) -> ServeError:
-    if isinstance(reply, LoadFailed):
-        return ServeError(status_code(reply.code), reply.reason)
-    return internal(f"the worker answered with {type(reply).__name__}")
+def kill(pid: int, pidfd: int | None) -> None:
+    """Kills a worker that the zygote has not yet told the end of; by its pidfd where there is one."""
+    with contextlib.suppress(ProcessLookupError):
+        if pidfd is not None:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _describe(wait_status: int | None) -> str:

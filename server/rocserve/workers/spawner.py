@@ -31,8 +31,8 @@ from rocserve.workers.messages import (
     encode_message,
 )
 
-MOST_DESCRIPTORS = 250
-"""Linux lets 253 pass in one message."""
+_MOST_DESCRIPTORS = 4
+"""That come with Spawn."""
 _LONGEST_MESSAGE = 1024 * 1024
 
 
@@ -41,14 +41,14 @@ class _Held:
     """What is held of a worker for the server that may come after this one."""
 
     output: int
-    takeover: int
+    reception: int
     control_group: str
     key: str = ""
     """"" = it does not serve yet."""
 
     def close(self) -> None:
         os.close(self.output)
-        os.close(self.takeover)
+        os.close(self.reception)
 
 
 class Spawner:
@@ -86,7 +86,7 @@ class Spawner:
 
     def _serve(self) -> bool:
         """Take one message; False when the server is gone."""
-        data, descriptors = receive_with_descriptors(self._connection, _LONGEST_MESSAGE, MOST_DESCRIPTORS)
+        data, descriptors = receive_with_descriptors(self._connection, _LONGEST_MESSAGE, _MOST_DESCRIPTORS)
         if not data:
             return False
         match decode_message(data):
@@ -122,7 +122,7 @@ class Spawner:
         for pid, held in self._held.items():
             if held.key:
                 message = Kept(pid, held.key, held.control_group)
-                self._send_with_pidfd(message, pid, held.takeover, held.output)
+                self._send_with_pidfd(message, pid, held.reception, held.output)
             else:
                 _end_group(pid)
         self._send(KeptListed())
@@ -138,16 +138,16 @@ class Spawner:
         status = 70
         try:
             self._leave(held)
-            output, control, takeover, *instances = descriptors
+            output, reception = descriptors
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
             os.environ.update(options.environment)
             confine(identity, spawn.confinement)
             if not forked:
-                self._execute(options, [control, takeover, *instances])
+                self._execute(options, reception)
             _reseed()
-            status = worker.run(options.title, self._lifeline, control, takeover, instances)
+            status = worker.run(options.title, self._lifeline, reception)
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())
         finally:
@@ -171,8 +171,8 @@ class Spawner:
             each.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
 
-    def _execute(self, options: LaunchOptions, descriptors: list[int]) -> None:
-        handed = [self._lifeline, *descriptors]
+    def _execute(self, options: LaunchOptions, reception: int) -> None:
+        handed = [self._lifeline, reception]
         for descriptor in handed:
             os.set_inheritable(descriptor, True)
         bootstrap = Path(__file__).with_name("bootstrap.py")

@@ -21,6 +21,7 @@ from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.instance import Instance
 from rocserve.workers.messages import LaunchOptions, Load, Progress, WarmUp, WorkerPlan
 from rocserve.workers.process import WorkerProcess
+from rocserve.workers.session import WorkerSession
 
 if TYPE_CHECKING:
     from rocserve.workers.group import WorkerGroup
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _TAKE_OVER_SECONDS = 10.0
 """A worker that the server before has left may still be at what that has sent it; with a longer batch it is ended."""
 
-_Start = Callable[[LaunchOptions, Sequence[Instance], logging.Logger], Awaitable[WorkerProcess]]
+_Start = Callable[[LaunchOptions, Sequence[Instance], logging.Logger], Awaitable[WorkerSession]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +104,15 @@ class WorkerSupervisor:
         self._load = dataclasses.replace(load, plan=plan, model_file=plan.model_file or load.model_file)
         # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
         self._options = options if plan.device is None else options.on_gpu(plan.device)
-        self._key = _key(self._load, self._options, group.content) if group.content else ""
+        is_kept = group.content and not options.shared_worker
+        self._key = _key(self._load, self._options, group.content) if is_kept else ""
         self._launcher = group.launcher
         self._events = group.events
         self._load_limit = LoadLimit(group.limits.load_seconds)
         self._log = group.log
         self._name = group.name
         self._loop = asyncio.get_running_loop()
-        self._worker: WorkerProcess | None = None
+        self._worker: WorkerSession | None = None
         self._supervision: asyncio.Task[None] | None = None
 
     @property
@@ -120,9 +122,9 @@ class WorkerSupervisor:
         return worker.instances if worker is not None else ()
 
     @property
-    def pid(self) -> int | None:
-        """The process id of the worker, None while there is none."""
-        return self._worker.pid if self._worker is not None else None
+    def process(self) -> WorkerProcess | None:
+        """None while there is none."""
+        return self._worker.process if self._worker is not None else None
 
     async def load(self) -> Signature:
         """Start the worker and load the model, or take over one that has loaded it; after a failure or a cancellation
@@ -164,7 +166,7 @@ class WorkerSupervisor:
         self._events.described(loaded.properties)
         return loaded.signature
 
-    def _progress(self, worker: WorkerProcess, progress: Progress | MetricChanges) -> None:
+    def _progress(self, worker: WorkerSession, progress: Progress | MetricChanges) -> None:
         if worker is not self._worker:
             return
         if isinstance(progress, MetricChanges):
@@ -228,10 +230,10 @@ class WorkerSupervisor:
         for instance in worker.instances:
             self._events.instance_opened(instance)
         if self._key:
-            self._launcher.keep(worker, self._key)
+            self._launcher.keep(worker.process, self._key)
 
     @contextlib.asynccontextmanager
-    async def _limited_load(self, worker: WorkerProcess) -> AsyncIterator[None]:
+    async def _limited_load(self, worker: WorkerSession) -> AsyncIterator[None]:
         """A part of the load within its time; the worker is ended when it fails."""
         try:
             async with self._load_limit.bounding():
@@ -240,7 +242,7 @@ class WorkerSupervisor:
             self._discard()
             seconds = self._group.limits.load_seconds
             text = f"the worker did not load within {seconds:g} s (load_timeout_secs) and was ended"
-            raise unavailable(text + worker.last_words) from None
+            raise unavailable(text + worker.process.last_words) from None
         except BaseException:
             self._discard()
             raise
@@ -261,9 +263,9 @@ class WorkerSupervisor:
             watch = AnswerWatch(
                 worker.instances,
                 self._group.limits,
-                functools.partial(process_state, worker.pid),
+                functools.partial(process_state, worker.process.pid),
                 functools.partial(self._group.worker_silent, self._index),
-                worker.end_for,
+                functools.partial(self._hangs, worker),
             )
             try:
                 await worker.wait()
@@ -273,14 +275,18 @@ class WorkerSupervisor:
             if has_answered or time.monotonic() - ready_at >= self._group.policy.healthy_seconds:
                 failures = 0
             self._lose(worker)
-            failures = await self._restart(message, f"worker {worker.fate}", failures + 1)
+            failures = await self._restart(message, f"{worker.process.title} {worker.process.fate}", failures + 1)
+
+    def _hangs(self, worker: WorkerSession, reason: str) -> None:
+        """Its process is ended, and started again with all that it serves."""
+        worker.process.end_for(f"{self._name}: {reason}" if self._options.shared_worker else reason)
 
     def _supervision_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.critical("%s is no longer supervised", self._name, exc_info=error)
 
-    def _lose(self, worker: WorkerProcess) -> None:
-        text = f"worker of {self._name} {worker.fate}"
+    def _lose(self, worker: WorkerSession) -> None:
+        text = f"{worker.process.title} of {self._name} {worker.process.fate}"
         self._log.error("%s; it is being restarted", text)
         self._worker = None
         self._group.worker_progress(self._index, "")

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 
 from rocserve.backends.base import Batch, Execution, LoadedModel, model_executions
 from rocserve.core.model_config import ModelConfig
@@ -43,6 +44,7 @@ class TensorService(ModelService):
         self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
         super().__init__(self._model, load, log)
         self._config = load.config
+        self._is_alone = len(instances) == 1 and not load.shares_process
         self.batches_at_once = len(model_executions(self._model))
 
     def warm_up(self, message: WarmUp) -> None:
@@ -53,9 +55,11 @@ class TensorService(ModelService):
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         """See ModelService."""
-        ends = [WorkerEnd(connection, len(self._instances) == 1) for connection in self._instances]
+        ends = [WorkerEnd(connection, self._is_alone) for connection in self._instances]
         threads = [
-            threading.Thread(target=self._execute, args=(end,), name=f"instance {index}", daemon=True)
+            threading.Thread(
+                target=copy_context().run, args=(self._execute, end), name=f"instance {index}", daemon=True
+            )
             for index, end in enumerate(ends)
         ]
         for thread in threads:

@@ -4,12 +4,11 @@ Started by exec before the server imports grpc, it has one thread and none of th
 and takes milliseconds where importing an engine takes seconds. Workers that must not be forked it starts by exec.
 
 It answers Spawn with Spawned or SpawnFailed and reports Exited for every worker; one message a datagram. With Spawn
-come the descriptors of the worker's output pipe, its control and take-over socket and the sockets of its instances,
-with Spawned a pidfd.
+come the descriptors of the worker's output pipe and of its reception, both ends of each, with Spawned a pidfd.
 
 It outlives the server, and holds what the next one needs to have the workers that served: of each the server's end of
-the take-over socket, over which that hands it a new control socket and new sockets of instances, and the pipe that it
-writes to. It ends with the supervisor, which holds its connection, or when a server has started another zygote.
+the reception, over which that hands it the sockets of another session, and the pipe that it writes to. It ends with the
+supervisor, which holds its connection, or when a server has started another zygote.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.workers.messages import Kept, decode_message, encode_message
+from rocserve.workers.process import kill
 
 _MESSAGE_BYTES = 64 * 1024
 _MOST_DESCRIPTORS = 3
@@ -85,14 +86,14 @@ class KeptWorker:
     pid: int
     control_group: str
     """The folder of its cgroup; "" = it has none of its own."""
-    takeover: socket.socket
-    """By it the worker gets what a server shares with it."""
+    reception: socket.socket
+    """By it the worker gets the sockets of its sessions."""
     output: int
     """Of the pipe that it writes to."""
     pidfd: int | None
 
     def close(self) -> None:
-        self.takeover.close()
+        self.reception.close()
         for descriptor in (self.output, self.pidfd):
             if descriptor is not None:
                 os.close(descriptor)
@@ -109,9 +110,9 @@ class KeptWorkers:
 
     def add(self, kept: Kept, descriptors: Sequence[int]) -> None:
         """As the zygote tells of it."""
-        takeover, output, *pidfds = descriptors
+        reception, output, *pidfds = descriptors
         worker = KeptWorker(
-            kept.pid, kept.control_group, socket.socket(fileno=takeover), output, pidfds[0] if pidfds else None
+            kept.pid, kept.control_group, socket.socket(fileno=reception), output, pidfds[0] if pidfds else None
         )
         self._workers.setdefault(kept.key, []).append(worker)
 
@@ -135,11 +136,7 @@ class KeptWorkers:
     def end(self) -> None:
         """What has not been taken is wanted no more."""
         for worker in (each for workers in self._workers.values() for each in workers):
-            with suppress(ProcessLookupError):
-                if worker.pidfd is not None:
-                    signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
-                else:
-                    os.kill(worker.pid, signal.SIGKILL)
+            kill(worker.pid, worker.pidfd)
             worker.close()
         self._workers.clear()
 

@@ -123,8 +123,8 @@ async def test_an_interpreter_that_is_not_there(workshop: Workshop) -> None:
 
 
 async def test_too_many_instances_for_one_worker(workshop: Workshop) -> None:
-    group = workshop.group(plans=[WorkerPlan(InstanceKind.CPU, None, 249)])
-    with pytest.raises(ServeError, match="a worker can have 245 instances, not 249"):
+    group = workshop.group(plans=[WorkerPlan(InstanceKind.CPU, None, 253)])
+    with pytest.raises(ServeError, match="a worker can have 252 instances, not 253"):
         await group.load()
     group = await workshop.serving(plans=[WorkerPlan(InstanceKind.CPU, None, 60)])
     answers = await asyncio.gather(*(run_add_sub(instance) for instance in group.instances))
@@ -276,7 +276,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_all_end_with_the_server_whatever_they_do(how: str, end: signal.Signals) -> None:
     tests = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{tests}:{os.environ['PYTHONPATH']}"}
+    environment = {**os.environ, "PYTHONPATH": f"{tests}:{tests.parent / 'server'}:{os.environ['PYTHONPATH']}"}
     server = subprocess.Popen([sys.executable, "-c", _SERVER, how], stdout=subprocess.PIPE, env=environment, text=True)
     assert server.stdout is not None
     with server:

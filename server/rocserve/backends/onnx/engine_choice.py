@@ -15,6 +15,7 @@ ONNXRUNTIME = EngineSpec(
     module="rocserve.backends.onnx.backend",
     thread_safe=True,
     forks_from_zygote=True,
+    shares_process=True,
     preload=("onnxruntime", "rocserve.backends.onnx.backend"),
     gpu_module="onnxruntime",
     gpu_files=tuple(f"capi/libonnxruntime_providers_{name}.so" for name in ("migraphx", "rocm", "cuda")),

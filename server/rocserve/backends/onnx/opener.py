@@ -170,7 +170,9 @@ class SessionOpener:
             ServeError: INVALID_ARGUMENT; a parameter is wrong, or ONNX Runtime cannot load the file (in its own words).
                 UNAVAILABLE; a provider did not start.
         """
-        options = self._options(self._model.instance_count)
+        # Where many models share a process, others run meanwhile.
+        model = self._model
+        options = self._options(usable_cpus() if model.shares_process else model.instance_count)
         for name, size in (dimensions or {}).items():
             options.add_free_dimension_override_by_name(name, size)
         if not self._plan.providers:

@@ -279,9 +279,9 @@ class LazyVersion:
         return 0.0 if loaded is None else loaded.load_seconds
 
     @property
-    def worker_pids(self) -> Sequence[int]:
+    def worker_pids(self) -> Mapping[int, int]:
         loaded = self._loaded
-        return () if loaded is None else loaded.worker_pids
+        return {} if loaded is None else loaded.worker_pids
 
     @property
     def worker_restarts(self) -> int:

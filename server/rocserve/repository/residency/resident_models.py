@@ -365,6 +365,7 @@ def _free_gpu_bytes() -> Mapping[int, int]:
 
 
 def _measure(loaded: LoadedVersion, before: Mapping[int, int]) -> Mapping[str, int]:
-    """What its workers take. What a GPU has lost since `before` is counted whole, though others may load meanwhile."""
+    """What its workers take; of one that is shared an equal part. What a GPU has lost since `before` is counted whole,
+    though others may load meanwhile."""
     taken = {_gpu(number): max(before.get(number, 0) - free, 0) for number, free in _free_gpu_bytes().items()}
-    return {_HOST: sum(map(share_bytes, loaded.worker_pids)), **taken}
+    return {_HOST: sum(share_bytes(pid) // models for pid, models in loaded.worker_pids.items()), **taken}

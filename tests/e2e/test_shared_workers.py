@@ -1,0 +1,96 @@
+"""Small models that share a process, as a client and an operator see them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.server import RocserveProcess
+from support.waiting import wait_until
+from support.workers import running
+
+Serve = Callable[..., RocserveProcess]
+
+GROUP = 'parameters {{ key: "shared_worker" value {{ string_value: "{}" }} }}\n'
+IDENTITY = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(each, "X").as_numpy() for each in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", array)]) for array in arrays]
+"""
+
+
+def add_python(folder: Path, name: str, parameters: str = "") -> None:
+    (folder / name / "1").mkdir(parents=True)
+    (folder / name / "1" / "model.py").write_text(IDENTITY)
+    config = ADD_CONSTANT_CONFIG.replace('platform: "onnx_onnxv1"', 'backend: "python"')
+    (folder / name / "config.pbtxt").write_text(config + parameters)
+
+
+def ask(server: RocserveProcess, name: str) -> list[float]:
+    tensor = triton.InferInput("X", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    with server.client() as client:
+        return client.infer(name, [tensor], client_timeout=30).as_numpy("Y")[0].tolist()
+
+
+def states(server: RocserveProcess) -> dict[str, tuple[str, str]]:
+    with server.client() as client:
+        return {each.name: (each.state, each.reason) for each in client.get_model_repository_index().models}
+
+
+def workers(server: RocserveProcess) -> dict[str, list[int]]:
+    """The process ids of workers, by their titles, of which Linux keeps 15 bytes."""
+    found: dict[str, list[int]] = {}
+    for process in server.workers():
+        found.setdefault(process.name(), []).append(process.pid)
+    return found
+
+
+def test_small_models_share_processes_and_come_back_together(serve: Serve, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    for number in range(8):
+        drop(repository, f"m{number}", add_constant(number), config=ADD_CONSTANT_CONFIG)
+    drop(repository, "alone", add_constant(8), config=ADD_CONSTANT_CONFIG + GROUP.format(""))
+    add_python(repository, "python")
+    server = serve(repository, flags=("--shared-workers=2",))
+    server.wait_until_ready()
+    assert [ask(server, f"m{number}") for number in range(8)] == [[number, number] for number in range(8)]
+    assert (ask(server, "alone"), ask(server, "python")) == ([8, 8], [0, 0])
+    before = workers(server)
+    shared = before["rocserve:shared"]
+    assert len(shared) == 2 and len(before["rocserve:alone"]) == len(before["rocserve:python"]) == 1
+    for pid in shared:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(running, shared)))
+    assert [ask(server, f"m{number}") for number in range(8)] == [[number, number] for number in range(8)]
+    wait_until(lambda: set(states(server).values()) == {("READY", "")})
+    assert workers(server)["rocserve:alone"] == before["rocserve:alone"]
+
+
+@pytest.mark.parametrize("how", ["python", "bounds", "cores"])
+def test_who_cannot_share_and_names_a_group_is_refused(serve: Serve, tmp_path: Path, how: str) -> None:
+    repository, flags = tmp_path / "repository", ()
+    if how == "python":
+        add_python(repository, "m", GROUP.format("g"))
+        reason = "engine python runs each model in a process of its own"
+    elif how == "bounds":
+        bound = 'parameters { key: "worker_tasks" value { string_value: "100" } }\n'
+        drop(repository, "m", add_constant(1), config=ADD_CONSTANT_CONFIG + GROUP.format("g") + bound)
+        reason = "it has bounds of its own for its process"
+    else:
+        drop(repository, "m", add_constant(1), config=ADD_CONSTANT_CONFIG + GROUP.format("g"))
+        flags = ("--host-policy=cpu,cpu-cores=0-0",)
+        reason = "a host policy keeps its instances to CPU cores"
+    server = serve(repository, flags=flags)
+    wait_until(lambda: states(server).get("m", ("", ""))[0] == "UNAVAILABLE")
+    text = f"Invalid argument: model 'm' cannot be in the shared worker 'g': {reason}; remove parameter 'shared_worker'"
+    assert states(server)["m"][1].startswith(text)
