@@ -1,6 +1,6 @@
 """rocal_pybind: the native part of amd.rocal, in Python. See the README beside the packages."""
 
-# ruff: noqa: F401
+# ruff: noqa: F401, F403, F405
 
 from __future__ import annotations
 
@@ -12,42 +12,7 @@ import numpy as np
 from rocal_pybind import types
 from rocal_pybind.context import Context, Feed, Hang, OutputTensor, RocalError, Tensor
 from rocal_pybind.memory import Address
-from rocal_pybind.nodes import (
-    CameraMatrix,
-    DistortionCoeffs,
-    FloatParameter,
-    IntParameter,
-    blend,
-    blur,
-    brightness,
-    brightnessFixed,
-    centerCropFixed,
-    colorTemp,
-    colorTwist,
-    contrast,
-    copy,
-    cropFixed,
-    cropMirrorNormalize,
-    cropResize,
-    exposure,
-    fishEye,
-    flip,
-    gammaCorrection,
-    hue,
-    lensCorrection,
-    nop,
-    normalize,
-    pixelate,
-    resize,
-    resizeCropMirrorFixed,
-    resizeMirrorNormalize,
-    roiResize,
-    rotate,
-    saturation,
-    transpose,
-    vignette,
-    warpAffineFixed,
-)
+from rocal_pybind.nodes import *
 
 contexts: list[Context] = []
 """For tests: all that were made."""

@@ -123,6 +123,11 @@ def _whole(parameter: Any) -> int:
     return parameter.value
 
 
+def _plain(value: Any) -> float:
+    _expect(float, value)
+    return value
+
+
 def _flag(parameter: Any) -> bool:
     return bool(_whole(parameter))
 
@@ -278,12 +283,6 @@ def roiResize(context, source, width, height, is_output, roi_h, roi_w, x, y, kin
 
 
 @native
-def flip(context, source, is_output, horizontal, vertical, layout, datatype):
-    values = {"horizontal": _flag(horizontal), "vertical": _flag(vertical)}
-    return _add("flip", values, (source,), layout, datatype)
-
-
-@native
 def rotate(context, source, is_output, angle, width, height, kind, layout, datatype):
     _unsigned(width, height)
     values = {"angle": _number(angle), "dest_width": width, "dest_height": height}
@@ -320,12 +319,6 @@ def normalize(context, source, axes, mean, std, is_output, scale, shift, datatyp
 
 
 @native
-def brightness(context, source, is_output, factor, shift, layout, datatype):
-    values = {"brightness": _number(factor), "brightness_shift": _number(shift)}
-    return _add("brightness", values, (source,), layout, datatype)
-
-
-@native
 def brightnessFixed(context, source, factor, shift, is_output, layout, datatype):  # noqa: N802
     # pybind11 takes False for 0.0, and 0.0 for False.
     factor, shift = float(factor), float(shift)
@@ -333,34 +326,31 @@ def brightnessFixed(context, source, factor, shift, is_output, layout, datatype)
     return _add("brightness_fixed", values, (source,), layout, datatype)
 
 
-@native
-def contrast(context, source, is_output, factor, center, layout, datatype):
-    values = {"contrast": _number(factor), "contrast_center": _number(center)}
-    return _add("contrast", values, (source,), layout, datatype)
+def _of_parameters(name: str, **read: Callable[[Any], Any]) -> NativeFunction:
+    """A node that takes parameters between is_output and its formats, each read so as the key of that name."""
 
-
-def _one_number(name: str, key: str) -> NativeFunction:
-    def body(context, source, is_output, parameter, layout, datatype):
-        return _add(name, {key: _number(parameter)}, (source,), layout, datatype)
+    def body(context, source, is_output, *arguments):
+        *parameters, layout, datatype = arguments
+        values = {key: read[key](parameter) for key, parameter in zip(read, parameters, strict=True)}
+        return _add(name, values, (source,), layout, datatype)
 
     return native(body)
 
 
-gammaCorrection = _one_number("gamma_correction", "gamma")  # noqa: N816
-exposure = _one_number("exposure", "exposure")
-hue = _one_number("hue", "hue")
-saturation = _one_number("saturation", "saturation")
-
-
-@native
-def colorTwist(context, source, is_output, factor, contrast_factor, angle, purity, layout, datatype):  # noqa: N802
-    values = {"brightness": _number(factor), "contrast": _number(contrast_factor), "hue": _number(angle)}
-    return _add("color_twist", {**values, "saturation": _number(purity)}, (source,), layout, datatype)
-
-
-@native
-def colorTemp(context, source, is_output, adjustment, layout, datatype):  # noqa: N802
-    return _add("color_temp", {"adjustment_value": _whole(adjustment)}, (source,), layout, datatype)
+flip = _of_parameters("flip", horizontal=_flag, vertical=_flag)
+brightness = _of_parameters("brightness", brightness=_number, brightness_shift=_number)
+contrast = _of_parameters("contrast", contrast=_number, contrast_center=_number)
+gammaCorrection = _of_parameters("gamma_correction", gamma=_number)  # noqa: N816
+exposure = _of_parameters("exposure", exposure=_number)
+hue = _of_parameters("hue", hue=_number)
+saturation = _of_parameters("saturation", saturation=_number)
+colorTwist = _of_parameters(  # noqa: N816
+    "color_twist", brightness=_number, contrast=_number, hue=_number, saturation=_number
+)
+colorTemp = _of_parameters("color_temp", adjustment_value=_whole)  # noqa: N816
+fishEye = _of_parameters("fish_eye")  # noqa: N816
+vignette = _of_parameters("vignette", vignette=_number)
+pixelate = _of_parameters("pixelate", pixelate_percent=_plain)
 
 
 @native
@@ -402,11 +392,6 @@ def lensCorrection(context, source, camera, distortion, is_output, layout, datat
 
 
 @native
-def fishEye(context, source, is_output, layout, datatype):  # noqa: N802
-    return _add("fish_eye", {}, (source,), layout, datatype)
-
-
-@native
 def blur(context, source, is_output, layout, datatype):
     node = _add("blur", {}, (source,), layout, datatype)
     compute = node.compute
@@ -419,12 +404,3 @@ def blur(context, source, is_output, layout, datatype):
 
     node.compute = moved
     return node
-
-
-@native
-def pixelate(context, source, is_output, percent, layout, datatype):
-    _expect(float, percent)
-    return _add("pixelate", {"pixelate_percent": percent}, (source,), layout, datatype)
-
-
-vignette = _one_number("vignette", "vignette")

@@ -25,12 +25,6 @@ class RocalTensorOutputType(enum.Enum):
     INT16 = 6
 
 
-class RocalOutputMemType(enum.Enum):
-    HOST_MEMORY = 0
-    DEVICE_MEMORY = 1
-    PINNED_MEMORY = 2
-
-
 class RocalResizeScalingMode(enum.Enum):
     SCALING_MODE_DEFAULT = 0
     SCALING_MODE_STRETCH = 1
