@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.cases import Case
+from benchmarks.http_request import HttpRequest
 from benchmarks.load_generator import INFER_CALL, Load, frame, run_load
-from benchmarks.probe import Probe, WrongAnswer, answer_over_http
+from benchmarks.probe import Probe, WrongAnswer, answer_over_http, run_problem
 from benchmarks.ratios import Measurement
 from benchmarks.server_process import ServerProcess
 
@@ -30,50 +31,65 @@ class Contender(Protocol):
 
 
 class ServedContender:
-    """A running server, loaded by h2load; every run is checked by the probe."""
+    """A running server, loaded by h2load; every run is checked."""
 
-    def __init__(self, server: ServerProcess, folder: Path) -> None:
-        """`folder` is for the bodies and logs of h2load."""
+    def __init__(self, server: ServerProcess, folder: Path, request: HttpRequest | None = None) -> None:
+        """
+        Args:
+            folder: for the bodies and logs of h2load.
+            request: what a server that has no statistics is asked, whatever a case says; of its runs h2load alone sees
+                each answer's status.
+        """
         self._server = server
         self._folder = folder
-        self._probe = Probe(server.name, server.address)
+        self._request = request
+        self._probe = Probe(server.name, server.address) if request is None else None
 
     @property
     def name(self) -> str:
         return self._server.name
 
     def close(self) -> None:
-        self._probe.close()
+        if self._probe is not None:
+            self._probe.close()
 
     def cpu_seconds(self) -> float:
         return self._server.cpu_seconds()
 
     def prepare(self, case: Case) -> None:
         """Raises WrongAnswer also when the server batches where the case says it does not, or the reverse."""
-        expected = case.dynamic_batching
-        if expected is not None and self._probe.has_dynamic_batching(case.model) != expected:
-            raise WrongAnswer(
-                f"{self.name}: model {case.model} must have dynamic batching {'on' if expected else 'off'}"
-            )
-        if case.region is not None:
-            self._probe.register(case.region)
+        if self._probe is not None:
+            expected = case.dynamic_batching
+            if expected is not None and self._probe.has_dynamic_batching(case.model) != expected:
+                raise WrongAnswer(
+                    f"{self.name}: model {case.model} must have dynamic batching {'on' if expected else 'off'}"
+                )
+            if case.region is not None:
+                self._probe.register(case.region)
         self.measure(case, WARM_UP_SECONDS)
 
     def measure(self, case: Case, seconds: float) -> Measurement:
+        http = self._request or case.http
         load = Load(case.connections, case.streams, seconds, case.load_threads)
         body = self._folder / "request.bin"
-        body.write_bytes(frame(case.message) if case.http is None else case.http.body)
-        address = self._server.address if case.http is None else self._server.http_address
-        call = INFER_CALL if case.http is None else case.http.call
-        answer_bytes = self._answer(case)
-        before = self._probe.counts(case.model)
+        body.write_bytes(frame(case.message) if http is None else http.body)
+        address = self._server.address if http is None else self._server.http_address
+        call = INFER_CALL if http is None else http.call
+        answer_bytes = self._answer(case, http)
+        before = None if self._probe is None else self._probe.counts(case.model)
         result = run_load(address, body, load, self._folder / f"{self.name}.tsv", call)
-        self._probe.check_run(case.model, before, load, result, answer_bytes)
-        self._answer(case)
+        if self._probe is not None and before is not None:
+            self._probe.check_run(case.model, before, load, result, answer_bytes)
+        else:
+            done = result.report.succeeded
+            if problem := run_problem(done, 0, result.report.body_bytes, done, load.in_flight, answer_bytes):
+                raise WrongAnswer(f"{self.name}: {problem}")
+        self._answer(case, http)
         return Measurement(result.requests_per_second * case.units_per_request, result.p50, result.p99)
 
-    def _answer(self, case: Case) -> int:
+    def _answer(self, case: Case, http: HttpRequest | None) -> int:
         """Ask once, and check the outputs; the bytes of the answer's body."""
-        if case.http is None:
-            return self._probe.answer(case.message, case.check)
-        return answer_over_http(self.name, self._server.http_address, case.http, case.check)
+        if http is not None:
+            return answer_over_http(self.name, self._server.http_address, http, case.check)
+        assert self._probe is not None
+        return self._probe.answer(case.message, case.check)

@@ -20,8 +20,8 @@ import numpy
 from tritonclient.grpc import service_pb2
 
 from benchmarks.cases import infer_request
+from benchmarks.load_generator import INFER_PATH
 
-_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _CONNECTIONS = 4
 _NUMBERS = 64
 """Different requests, so that an answer to another one would show."""
@@ -71,7 +71,7 @@ class _Clients:
         random_numbers = random.Random(run.seed)
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.aio.insecure_channel(run.address, options=options) for _ in range(_CONNECTIONS)]
-        calls = [channel.unary_unary(_METHOD) for channel in channels]
+        calls = [channel.unary_unary(INFER_PATH) for channel in channels]
         for channel in channels:
             await channel.channel_ready()
         tasks: set[asyncio.Task[None]] = set()

@@ -15,13 +15,10 @@ import numpy
 
 from benchmarks.cases import SEED, Case, Quantity, Target, expect_outputs
 from benchmarks.comparison import Comparison, compare
-from benchmarks.contenders import WARM_UP_SECONDS
+from benchmarks.contenders import ServedContender
 from benchmarks.environments import CACHE, PYTHON_VERSION, Environment
 from benchmarks.http_request import HttpRequest, json_request, plain_json_request
-from benchmarks.load_generator import Load, run_load
 from benchmarks.models import ADD_SUB_LENGTH, add_sub
-from benchmarks.probe import WrongAnswer, answer_over_http, run_problem
-from benchmarks.ratios import Measurement
 from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.server_process import ServerProcess, free_port
 
@@ -114,43 +111,6 @@ HTTP_PEERS = (
 )
 
 
-class HttpContender:
-    """A running server that has no statistics to ask for; each answer's status is seen by h2load."""
-
-    def __init__(self, server: ServerProcess, request: HttpRequest, folder: Path) -> None:
-        """`folder` is for the bodies and logs of h2load."""
-        self._server = server
-        self._request = request
-        self._folder = folder
-
-    @property
-    def name(self) -> str:
-        return self._server.name
-
-    def cpu_seconds(self) -> float:
-        return self._server.cpu_seconds()
-
-    def prepare(self, case: Case) -> None:
-        self.measure(case, WARM_UP_SECONDS)
-
-    def measure(self, case: Case, seconds: float) -> Measurement:
-        load = Load(case.connections, case.streams, seconds)
-        body = self._folder / "request.json"
-        body.write_bytes(self._request.body)
-        answer_bytes = self._answer(case)
-        log = self._folder / f"{self.name}.tsv"
-        result = run_load(self._server.http_address, body, load, log, self._request.call)
-        done = result.report.succeeded
-        if problem := run_problem(done, 0, result.report.body_bytes, done, load.in_flight, answer_bytes):
-            raise WrongAnswer(f"{self.name}: {problem}")
-        self._answer(case)
-        return Measurement(result.requests_per_second * case.units_per_request, result.p50, result.p99)
-
-    def _answer(self, case: Case) -> int:
-        """Ask once, and check the outputs; the bytes of the answer's body."""
-        return answer_over_http(self.name, self._server.http_address, self._request, case.check)
-
-
 def http_peer_cases() -> list[Case]:
     """add/sub on 1 and 32 connections."""
     return [
@@ -200,5 +160,5 @@ def measure_http_peers(
     ours = rocserve_server(repository, free_port(), folder / "rocserve.log", http_port=free_port())
     servers = [(ours, V2_REQUEST), *((peer.server(free_port(), folder), peer.request) for peer in HTTP_PEERS)]
     with ExitStack() as stack:
-        contenders = [HttpContender(stack.enter_context(server), request, folder) for server, request in servers]
+        contenders = [ServedContender(stack.enter_context(server), folder, request) for server, request in servers]
         return [compare(case, contenders, rounds, seconds, report) for case in http_peer_cases()]

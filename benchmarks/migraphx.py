@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy
 import onnxruntime
@@ -49,7 +47,7 @@ _TARGETS = {("mini_resnet", 8): 0.85, ("mini_resnet", 32): 0.85}
 """Ratios to the bare engine, where a run takes milliseconds and both make the same runs."""
 
 
-class BarePrograms:
+class BarePrograms(LineProcess):
     """MIGraphX without a server, as a contender and a context manager: its process is there inside the block."""
 
     name = BARE
@@ -57,22 +55,13 @@ class BarePrograms:
     def __init__(self, installation: MigraphxInstallation, repository: Path, folder: Path) -> None:
         """`folder` is for what the process reads and writes."""
         command = [*python_command(installation), "-m", "benchmarks.bare_programs", installation.library]
-        self._process = LineProcess("the bare engine", command)
+        super().__init__("the bare engine", command)
         self._repository = repository
         self._input = folder / "bare-input.npy"
         self._output = folder / "bare-output.npy"
         self._requests = {
             network.served_name(batching): network.request() for network in networks() for batching in (False, True)
         }
-
-    def __enter__(self) -> Self:
-        self._process.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.__exit__(kind, error, trace)
 
     def prepare(self, case: Case) -> None:
         numpy.save(self._input, self._requests[case.model])
@@ -89,12 +78,9 @@ class BarePrograms:
             "output": str(self._output),
             "seconds": seconds,
         }
-        result = self._process.ask(json.dumps(order))
+        result = self.ask(json.dumps(order))
         case.check({OUTPUT: numpy.load(self._output)})
         return Measurement(result["runs"] * rows / result["seconds"] * case.units_per_request)
-
-    def cpu_seconds(self) -> float:
-        return self._process.cpu_seconds()
 
 
 def installation_to_measure() -> tuple[MigraphxInstallation, str]:

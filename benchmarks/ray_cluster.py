@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -21,7 +20,7 @@ RAY = PYTHON.with_name("ray")
 _CONFIGURATION = _ROOT / "deploy" / "ray" / "rocserve.yaml"
 
 
-class RayCluster:
+class RayCluster(LineProcess):
     """Nodes with one CPU each, the first of which has the proxies; a context manager that ends them."""
 
     def __init__(self, nodes: int) -> None:
@@ -31,18 +30,13 @@ class RayCluster:
         """Of gRPC."""
         self.http_address = f"127.0.0.1:{free_port()}"
         self._nodes = nodes
-        self._driver = LineProcess("the Ray cluster", [str(PYTHON), "-m", "benchmarks.ray_driver"])
+        super().__init__("the Ray cluster", [str(PYTHON), "-m", "benchmarks.ray_driver"])
 
     def __enter__(self) -> Self:
-        self._driver.__enter__()
+        super().__enter__()
         for _ in range(self._nodes):
             self.add_node()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._driver.__exit__(kind, error, trace)
 
     def add_node(self) -> None:
         self.raylets.append(psutil.Process(self._ask(node=1)["raylet"]))
@@ -71,7 +65,7 @@ class RayCluster:
         return {replica["actor_name"] for replica in replicas if replica["state"] == "RUNNING"}
 
     def _ask(self, **what: object) -> dict[str, Any]:
-        return self._driver.ask(json.dumps(what))
+        return self.ask(json.dumps(what))
 
 
 def _port(address: str) -> int:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.bare_contender import BareContender
 from benchmarks.cases import Case, add_sub_cases, http_cases, identity_cases, shared_memory_cases
 from benchmarks.comparison import Comparison, compare
 from benchmarks.contenders import Contender, ServedContender
@@ -27,7 +26,7 @@ from benchmarks.probe import WrongAnswer
 from benchmarks.resnet50 import load_resnet50
 from benchmarks.rocal_engine import ROCAL_FACTS, ROCAL_GROUP, measure_rocal
 from benchmarks.rocserve_peer import rocserve_server
-from benchmarks.sample_ensemble import SampleEnsemble
+from benchmarks.sample_ensemble import BareContender, SampleEnsemble
 from benchmarks.server_process import ServerFailed, ServerProcess, free_port, http_flags
 from benchmarks.table import render
 from benchmarks.triton_peer import MEASURED_FLAGS, TritonPeer, default_cache_folder, provision

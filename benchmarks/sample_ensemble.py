@@ -8,15 +8,19 @@ batcher gathers; the ratio shows the servers, not the engines.
 from __future__ import annotations
 
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from benchmarks.bare_ensemble import BareStep, image_batch, write_steps
 from benchmarks.cases import Case, Quantity, Target, infer_request
-from benchmarks.probe import Outputs
+from benchmarks.contenders import WARM_UP_SECONDS
+from benchmarks.line_process import LineProcess
+from benchmarks.probe import Outputs, WrongAnswer
+from benchmarks.ratios import BARE, Measurement
 from rocserve.backends.base import ModelSource
 from rocserve.backends.registry import discover_backends
 from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
@@ -135,7 +139,7 @@ class SampleEnsemble(ABC):
                 streams=streams,
                 message=message,
                 check=self.check,
-                targets=(Target(Quantity.RATE, "bare", 0.95),),
+                targets=(Target(Quantity.RATE, BARE, 0.95),),
             )
             for streams in self.concurrencies
         ]
@@ -173,3 +177,35 @@ def source_of(member: ModelDefinition) -> ModelSource:
         device=None,
         instance_count=1,
     )
+
+
+class BareContender(LineProcess):
+    """The bare loop as a contender: a process that runs the engine calls of an ensemble, and nothing between them.
+
+    It works on batches as large as the case has requests in flight (the model's max_batch_size at most): the largest
+    that a server could gather.
+    """
+
+    name = BARE
+
+    def __init__(self, model: SampleEnsemble, folder: Path) -> None:
+        """`folder` is for what the process reads."""
+        self._model = model
+        self._steps_file = folder / f"bare-{model.group}-steps.pickle"
+        command = [sys.executable, "-m", "benchmarks.bare_ensemble", str(self._steps_file), str(model.image)]
+        super().__init__("the bare loop", [*command, model.input, model.output])
+
+    def __enter__(self) -> Self:
+        write_steps(self._model.steps(), self._steps_file)
+        return super().__enter__()
+
+    def prepare(self, case: Case) -> None:
+        self.measure(case, WARM_UP_SECONDS)
+
+    def measure(self, case: Case, seconds: float) -> Measurement:
+        """Raises WrongAnswer when the loop ended or gave another answer."""
+        batch_size = min(case.connections * case.streams, self._model.max_batch_size)
+        result = self.ask(f"{batch_size} {seconds}")
+        if not self._model.accepts(result["answer"]):
+            raise WrongAnswer(f"the bare loop says {result['answer']} for {self._model.image.name}")
+        return Measurement(result["images"] / result["seconds"])

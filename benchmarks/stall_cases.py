@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from benchmarks.stall_clients import METHOD
+from benchmarks.load_generator import INFER_PATH
 
 SERVER_FLAGS = (
     "--cache-config=local,size=2147483648",
@@ -153,7 +153,7 @@ def _request(
     return request
 
 
-def _unary(message: bytes, method: str = METHOD, compression: grpc.Compression | None = None) -> Send:
+def _unary(message: bytes, method: str = INFER_PATH, compression: grpc.Compression | None = None) -> Send:
     def send(addresses: Addresses) -> None:
         with grpc.insecure_channel(addresses.grpc, _CHANNEL) as channel, suppress(grpc.RpcError):
             channel.unary_unary(method)(message, timeout=_CALL_SECONDS, compression=compression)

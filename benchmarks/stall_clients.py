@@ -19,8 +19,8 @@ import numpy
 
 from benchmarks.cases import infer_request
 from benchmarks.http_request import http_request
+from benchmarks.load_generator import INFER_PATH
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _PAUSE_SECONDS = 0.002
 """Between two requests, so that the clients leave the processors to those who are measured."""
 
@@ -57,7 +57,7 @@ class _Client:
 def main(grpc_address: str, http_address: str, model: str) -> None:
     inputs = {"INPUT0": numpy.ones(1, numpy.uint8)}
     message, posted = infer_request(model, inputs), http_request(model, inputs)
-    infer = grpc.insecure_channel(grpc_address).unary_unary(METHOD)
+    infer = grpc.insecure_channel(grpc_address).unary_unary(INFER_PATH)
 
     def ask_grpc() -> None:
         # A connection that was kept waiting for long has been given up by gRPC.

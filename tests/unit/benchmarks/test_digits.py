@@ -7,10 +7,10 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from benchmarks.bare_contender import BareContender
 from benchmarks.bare_ensemble import BareEnsemble, image_batch, read_steps, write_steps
 from benchmarks.digits import INPUT, OUTPUT, DigitsEnsemble, load_digits
 from benchmarks.probe import WrongAnswer
+from benchmarks.sample_ensemble import BareContender
 from rocserve.core.errors import ServeError
 
 

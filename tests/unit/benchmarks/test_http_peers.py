@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.http_peers import HTTP_PEERS, INPUTS, HttpContender, http_peer_cases
+from benchmarks.contenders import ServedContender
+from benchmarks.http_peers import HTTP_PEERS, INPUTS, http_peer_cases
 from benchmarks.http_request import plain_json_request
 from benchmarks.probe import WrongAnswer
 from benchmarks.server_process import ServerProcess, free_port
@@ -51,18 +52,18 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), AddSub).serve_forever()
 
 
 @pytest.fixture
-def contender(tmp_path: Path) -> Iterator[HttpContender]:
+def contender(tmp_path: Path) -> Iterator[ServedContender]:
     (tmp_path / "off").write_text("0")
     (tmp_path / "server.py").write_text(SERVER)
     port = free_port()
     command = [sys.executable, str(tmp_path / "server.py"), str(port), str(tmp_path / "off")]
     with ServerProcess("small", command, None, tmp_path / "log", http_port=port, ready_path="/health") as server:
-        yield HttpContender(server, REQUEST, tmp_path)
+        yield ServedContender(server, tmp_path, REQUEST)
 
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed")
-def test_only_right_answers_are_measured(contender: HttpContender, tmp_path: Path) -> None:
+def test_only_right_answers_are_measured(contender: ServedContender, tmp_path: Path) -> None:
     assert contender.measure(CASE, seconds=0.5).rate > 10
     (tmp_path / "off").write_text("1")
     with pytest.raises(WrongAnswer, match="small answered wrongly"):
