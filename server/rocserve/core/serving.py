@@ -11,12 +11,71 @@ from typing import Protocol
 
 from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
 from rocserve.core.hints import names_hint
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.statistics import ModelStatistics
 
+
+class ForwardingResponder:
+    """Hands all on to another responder. Implements core.serving.Responder."""
+
+    __slots__ = ("_responder",)
+
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
+
+    def expect_many(self) -> None:
+        """See core.serving.Responder."""
+        self._responder.expect_many()
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        """See core.serving.Responder."""
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        """See core.serving.Responder."""
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        """See core.serving.Responder."""
+        self._responder.fail(error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """See core.serving.Responder."""
+        self._responder.watch_cancellation(callback)
+
+
+class EndingResponder(ForwardingResponder):
+    """Hands all on as well, and does `on_end` once, before the last response goes out."""
+
+    __slots__ = ("_on_end",)
+
+    def __init__(self, responder: Responder, on_end: Callable[[], None]) -> None:
+        super().__init__(responder)
+        self._on_end: Callable[[], None] | None = on_end
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if final:
+            self._end()
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        self._end()
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        if final:
+            self._end()
+        self._responder.fail(error, final)
+
+    def _end(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
+
+
 _HIGHEST_VERSION = 2**63 - 1
-_REMEMBERED_HEADS = 1024
 _MOST_HINTED = 100
 """With more models an unknown one is answered without names: each is looked at, on the data plane's thread."""
 
@@ -112,7 +171,7 @@ class ServingTable:
     is_returning: bool = False
     """The server has taken another's place, and not yet loaded all that this one had: whoever had answers of a model
     that is not there may ask again."""
-    by_head: dict[RequestHead, ServedVersion] = field(default_factory=dict, init=False, compare=False, repr=False)
+    by_head: Memo[RequestHead, ServedVersion] = field(default_factory=Memo, init=False, compare=False, repr=False)
     """What `find` gave for the heads that clients have sent lately."""
 
     @property
@@ -122,11 +181,7 @@ class ServingTable:
 
     def named_by(self, head: RequestHead) -> ServedVersion:
         """As `find`, what is then remembered."""
-        version = self.find(head.model_name, head.model_version)
-        if len(self.by_head) >= _REMEMBERED_HEADS:
-            self.by_head.clear()
-        self.by_head[head] = version
-        return version
+        return self.by_head.keep(head, self.find(head.model_name, head.model_version))
 
     def find(self, name: str, version: str) -> ServedVersion:
         """The version that a request names; texts and codes are Triton's.

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.forwarding import ForwardingResponder
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
-from rocserve.core.serving import Responder
+from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, TensorHead, encode_bytes_elements
 
-_REMEMBERED_HEADS = 1024
 _LENGTH_BYTES = 4
 """Before each element of BYTES."""
 
@@ -37,7 +36,7 @@ class SingleItems:
         self._has_bytes = any(entry.datatype is DataType.BYTES for entry in config.inputs)
         self._only = config.inputs[0].name if len(config.inputs) == 1 else ""
         # Clients repeat their heads, and plans are remembered by the head's identity.
-        self._heads: dict[RequestHead, _BatchedHead] = {}
+        self._heads = Memo[RequestHead, _BatchedHead]()
 
     def take(self, request: InferRequest, responder: Responder) -> tuple[InferRequest, Responder]:
         """The request in the form that the model expects, and who answers it then. The request itself stays as it is:
@@ -48,9 +47,7 @@ class SingleItems:
             known = self._batched(request.head, data)
             # What holds for BYTES depends on the data.
             if not request.head.is_typed and not self._has_bytes:
-                if len(self._heads) >= _REMEMBERED_HEADS:
-                    self._heads.clear()
-                self._heads[request.head] = known
+                self._heads.keep(request.head, known)
         is_typed = request.head.is_typed
         if known.head is not request.head:
             request = replace(request, head=known.head, data=data)

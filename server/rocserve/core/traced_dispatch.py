@@ -7,9 +7,8 @@ import time
 from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
-from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.requests import InferRequest, InferResponse
-from rocserve.core.serving import Responder
+from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Tensor
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.hints import names_hint
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.request_form import RequestForm, RequestLayout, client_parameters
 from rocserve.core.request_parameters import check_request_parameters, class_count
@@ -17,8 +18,6 @@ from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestHead
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors
 from rocserve.core.tensors import Buffer, TensorHead, element_fault
-
-_REMEMBERED_HEADS = 1024
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each"
@@ -93,7 +92,7 @@ class RequestValidator:
         self._inputs = {entry.name: entry for entry in config.inputs}
         self._required = tuple(entry.name for entry in config.inputs if not entry.optional)
         self._outputs = tuple(entry.name for entry in config.outputs)
-        self._plans: dict[RequestHead, RequestPlan] = {}
+        self._plans = Memo[RequestHead, RequestPlan]()
 
     def validate(self, request: InferRequest) -> RequestPlan:
         """Give a request its plan, which its data fits.
@@ -103,10 +102,7 @@ class RequestValidator:
         """
         plan = self._plans.get(request.head)
         if plan is None:
-            plan = self._plan(request.head, request_prefix([request.id]))
-            if len(self._plans) >= _REMEMBERED_HEADS:
-                self._plans.clear()
-            self._plans[request.head] = plan
+            plan = self._plans.keep(request.head, self._plan(request.head, request_prefix([request.id])))
         contents = request.data
         # Not isinstance(): of an abstract class it takes longer than all else here.
         if type(contents) is PlacedTensors or type(contents) is PackedTensors:

@@ -16,8 +16,7 @@ from rocserve.core.request_memory import RequestMemory, table_bytes
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.certificates import tls_context
 from rocserve.frontends.grpc.guards import full_name
-from rocserve.frontends.grpc.method_routes import MethodRoutes
-from rocserve.frontends.grpc.service import GrpcService
+from rocserve.frontends.grpc.service import GrpcService, MethodRoutes
 from rocserve.frontends.grpc.transport import Route, TransportOptions, transport_options
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.observability.failures import LoopErrors

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rocserve.core.classification import classify
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, Parameters, ResponseHead
@@ -19,8 +20,6 @@ from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.plane.heap import copied
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
-
-_REMEMBERED_FORMS = 1024
 
 
 def send_copied(response: InferResponse, final: bool, responder: Responder) -> Generator[None, None, None]:
@@ -49,7 +48,7 @@ class ResponseMaker:
         self._version = str(version)
         self._batching = config.max_batch_size > 0
         self._outputs = {output.name: output for output in config.outputs}
-        self._forms: dict[tuple[RequestPlan, tuple[TensorHead, ...]], _Form] = {}
+        self._forms = Memo[tuple[RequestPlan, tuple[TensorHead, ...]], _Form]()
         # Those of a batch are mostly the same.
         self._last_plan: RequestPlan | None = None
         self._last_heads: tuple[TensorHead, ...] | None = None
@@ -89,11 +88,8 @@ class ResponseMaker:
     def _form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
         wanted = [index for index, head in enumerate(heads) if head.name in plan.outputs]
         outputs = tuple([self._reshaped(heads[index]) for index in wanted])
-        if len(self._forms) >= _REMEMBERED_FORMS:
-            self._forms.clear()
         head = ResponseHead(self._name, self._version, outputs)
-        form = self._forms[plan, heads] = _Form(head, wanted if len(wanted) < len(heads) else None)
-        return form
+        return self._forms.keep((plan, heads), _Form(head, wanted if len(wanted) < len(heads) else None))
 
     def _reshaped(self, head: TensorHead) -> TensorHead:
         config = self._outputs.get(head.name)

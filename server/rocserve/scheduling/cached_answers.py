@@ -10,11 +10,10 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse, Parameters, ResponseHead
-from rocserve.core.serving import Responder
+from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
 import weakref
 from collections import deque
@@ -31,7 +30,7 @@ LOOK_SECONDS = 0.01
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request in a worker. Once the batch has been sent, only the data plane's thread touches it."""
+    """A request in a worker."""
 
     entry: InferRequest
     batch: _RunningBatch
@@ -65,7 +64,8 @@ class _RunningBatch:
 
 
 class RequestBatches:
-    """Lays out the batches of one model version, answers their requests as their answers come, and counts."""
+    """Lays out the batches of one model version, answers their requests as their answers come, and counts. On the data
+    plane's thread."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class RequestBatches:
     ) -> None:
         """
         Args:
-            on_answered: called on the data plane's thread for each batch whose last request ended after `answer`.
-            on_left: called from any thread for a request in a worker whose client has gone.
+            on_answered: called for each batch whose last request ended after `answer`.
+            on_left: called for a request in a worker whose client has gone.
         """
         self._decoupled = config.decoupled
         self._responses = ResponseMaker(config, version)
@@ -88,8 +88,6 @@ class RequestBatches:
         self._on_answered = on_answered
         self._on_left = on_left
         self._batches: dict[FormedBatch, _RunningBatch] = {}
-        self._lock = threading.Lock()
-        """Guards the two below."""
         self._unwatched: deque[_RunningBatch] = deque()
         self._looking = False
 
@@ -131,7 +129,7 @@ class RequestBatches:
                 self._end_trace(single, None)
             running.requests = []
 
-    # On its way out, on the data plane's thread
+    # On its way out
 
     def drop(self, batch: FormedBatch, entry: InferRequest) -> bool:
         """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
@@ -324,28 +322,22 @@ class RequestBatches:
     # Clients that leave
 
     def _watch(self, running: _RunningBatch) -> None:
-        with self._lock:
-            self._unwatched.append(running)
-            if self._looking:
-                return
+        self._unwatched.append(running)
+        if not self._looking:
             self._looking = True
-        self._timers.call_at(time.monotonic() + LOOK_SECONDS, self._look)
+            self._timers.call_at(time.monotonic() + LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
         """Ask after the clients of requests that have run for a while, so that the model can be told when they go."""
         oldest = time.monotonic() - LOOK_SECONDS
-        due: list[_RunningBatch] = []
-        with self._lock:
-            while self._unwatched and (not self._unwatched[0].open_count or self._unwatched[0].started_at <= oldest):
-                due.append(self._unwatched.popleft())
-            self._looking = bool(self._unwatched)
-            if self._looking:
-                self._timers.call_at(time.monotonic() + LOOK_SECONDS, self._look)
-        for running in due:
-            for single in running.requests:
+        while self._unwatched and (not self._unwatched[0].open_count or self._unwatched[0].started_at <= oldest):
+            for single in self._unwatched.popleft().requests:
                 if not single.ended_ns:
                     single.entry.watched = True
                     single.entry.responder.watch_cancellation(functools.partial(self._left, single))
+        self._looking = bool(self._unwatched)
+        if self._looking:
+            self._timers.call_at(time.monotonic() + LOOK_SECONDS, self._look)
 
     def _left(self, single: _Running) -> None:
         single.batch.instance.cancel(single.number)

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError
-from rocserve.core.forwarding import ForwardingResponder
 from rocserve.core.requests import InferResponse
-from rocserve.core.serving import Responder
+from rocserve.core.serving import ForwardingResponder, Responder
 
 
 class ResponseSequencer:

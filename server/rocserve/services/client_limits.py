@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.forwarding import EndingResponder
-from rocserve.core.serving import Responder
+from rocserve.core.serving import EndingResponder, Responder
 
 MOST_CLIENTS = 65_536
 """Addresses that are told apart, some 20 MB; further ones count as one client."""

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.memo import Memo
 from rocserve.core.requests import RequestHead
 
 _RESERVED = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
 _RESERVED_PREFIX = "triton_"
-_REMEMBERED_HEADS = 1024
 
 _Pairs = tuple[tuple[str, str], ...]
 
@@ -30,7 +30,7 @@ class HeaderForwarding:
         self._pattern = re.compile(pattern)
         # Plans are remembered by the head's identity, so equal requests must go on having one head. The dict's own
         # operations are atomic; two threads may both make a head that is new.
-        self._heads: dict[tuple[RequestHead, _Pairs], RequestHead] = {}
+        self._heads = Memo[tuple[RequestHead, _Pairs], RequestHead]()
 
     def forward(self, head: RequestHead, headers: Iterable[tuple[str, str | bytes]]) -> RequestHead:
         """The head with the headers among its parameters; a header goes before a parameter of its name.
@@ -47,10 +47,8 @@ class HeaderForwarding:
             for name, _ in pairs:
                 if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
                     raise _reserved(name)
-            forwarded = replace(head, parameters={**head.parameters, **dict(pairs)})
-            if len(self._heads) >= _REMEMBERED_HEADS:
-                self._heads.clear()
-            self._heads[head, pairs] = forwarded
+            told = {**head.parameters, **dict(pairs)}
+            forwarded = self._heads.keep((head, pairs), replace(head, parameters=told))
         return forwarded
 
 

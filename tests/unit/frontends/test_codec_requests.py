@@ -7,11 +7,12 @@ import pytest
 from tritonclient.grpc import service_pb2 as tritons
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.request_parameters import MOST_ENTRIES
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
 from rocserve.core.tensors import bytes_elements, encode_bytes_elements
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.request_codec import LONGEST_REMEMBERED_HEAD, REMEMBERED_HEADS, RequestDecoder
+from rocserve.frontends.grpc.request_codec import LONGEST_REMEMBERED_HEAD, RequestDecoder
 from rocserve.protocol.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 
 Tensor = ModelInferRequest.InferInputTensor
@@ -77,9 +78,9 @@ def test_equal_heads_are_one_object_whatever_id_and_data() -> None:
 
 def test_remembered_heads_are_bounded() -> None:
     decoder = RequestDecoder()
-    for number in range(2 * REMEMBERED_HEADS + 10):
+    for number in range(2 * MOST_REMEMBERED + 10):
         decoder.decode_request(_add_sub(model_name=f"m{number}").SerializeToString())
-        assert len(decoder._heads) <= REMEMBERED_HEADS
+        assert len(decoder._heads) <= MOST_REMEMBERED
     decoder = RequestDecoder()
     decoder.decode_request(_add_sub(model_name="m" * (LONGEST_REMEMBERED_HEAD + 1)).SerializeToString())
     decoder.decode_request(_typed("BOOL", 1, bool_contents=[True]).SerializeToString())

@@ -9,10 +9,11 @@ from tritonclient.grpc import service_pb2 as tritons
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.response_codec import REMEMBERED_HEADS, ResponseEncoder, join_large
+from rocserve.frontends.grpc.response_codec import ResponseEncoder, join_large
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
@@ -134,9 +135,9 @@ def test_stream_errors() -> None:
 
 def test_remembered_heads_are_bounded() -> None:
     encoder = ResponseEncoder()
-    for number in range(2 * REMEMBERED_HEADS + 10):
+    for number in range(2 * MOST_REMEMBERED + 10):
         _encoded(encoder, _response(model_version=str(number)))
-        assert len(encoder._heads) <= REMEMBERED_HEADS
+        assert len(encoder._heads) <= MOST_REMEMBERED
 
 
 def test_a_large_message_is_joined_in_steps() -> None:

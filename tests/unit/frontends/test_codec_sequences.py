@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.sequences import SequenceTag, take_sequence
 from rocserve.frontends.grpc.codec import InferCodec
-from rocserve.frontends.grpc.request_codec import REMEMBERED_HEADS, RequestDecoder
+from rocserve.frontends.grpc.request_codec import RequestDecoder
 from rocserve.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
 
 Tensor = ModelInferRequest.InferInputTensor
@@ -57,10 +58,10 @@ def test_requests_of_all_sequences_share_one_head() -> None:
 def test_what_is_remembered_of_sequences_is_bounded() -> None:
     decoder = RequestDecoder()
     for _ in range(2):
-        for number in range(1, REMEMBERED_HEADS + 50):
+        for number in range(1, MOST_REMEMBERED + 50):
             request = decoder.decode_request(_request(_sequence(InferParameter(int64_param=number))))
             assert request.sequence == SequenceTag(number)
-    assert len(decoder._of_sequences) <= REMEMBERED_HEADS
+    assert len(decoder._of_sequences) <= MOST_REMEMBERED
     assert len(decoder._heads) == 1
 
 

@@ -13,7 +13,7 @@ from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import id_of_refused
-from rocserve.frontends.grpc.response_codec import join_large
+from rocserve.frontends.grpc.response_codec import join_large, typed_answer
 from rocserve.frontends.grpc.server_calls import ServerUnaryCall
 from rocserve.frontends.grpc.transport import (
     SERVER_EXITING,
@@ -24,7 +24,6 @@ from rocserve.frontends.grpc.transport import (
     UnaryHandler,
     UnaryRoute,
 )
-from rocserve.frontends.grpc.typed_answers import typed_answer
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference

@@ -10,21 +10,80 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.memo import Memo
 from rocserve.core.request_parameters import MOST_ENTRIES, check_entries, check_id
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
-from rocserve.core.tensors import COPIED_SOONER, Buffer
-from rocserve.core.wire_format import LENGTH_DELIMITED, read_varint
-from rocserve.frontends.grpc.typed_contents import raw_contents
+from rocserve.core.tensors import COPIED_SOONER, Buffer, encode_bytes_elements
+from rocserve.core.wire_format import LENGTH_DELIMITED, length_prefix, read_varint
 from rocserve.protocol.faults import parse_message
-from rocserve.protocol.grpc_service_pb2 import ModelInferRequest
+from rocserve.protocol.grpc_service_pb2 import InferTensorContents, ModelInferRequest
 from rocserve.protocol.parameters import read_parameters
 from rocserve.protocol.sequence_parameters import cut_sequence, read_sequence
 
-REMEMBERED_HEADS = 1024
+_DATATYPES: dict[str, tuple[str, ...]] = {
+    "bool_contents": ("BOOL",),
+    "int_contents": ("INT32", "INT16", "INT8"),
+    "int64_contents": ("INT64",),
+    "uint_contents": ("UINT32", "UINT16", "UINT8"),
+    "uint64_contents": ("UINT64",),
+    "fp32_contents": ("FP32",),
+    "fp64_contents": ("FP64",),
+    "bytes_contents": ("BYTES",),
+}
+"""What each field may hold; the first is the one that error texts name."""
+
+_AS_RAW = frozenset({"bool_contents", "fp32_contents", "fp64_contents"})
+
+_ARRAY_TYPES = {
+    "BOOL": "?",
+    "INT8": "<i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT8": "<u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}
+
+
+def raw_contents(contents: InferTensorContents, datatype: str, input_name: str, model_name: str) -> bytes:
+    """The elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when the elements are in a field of another datatype, or in two fields.
+    """
+    raw = b""
+    supplied = False
+    where = f"unexpected explicit tensor data for input tensor '{input_name}' for model '{model_name}'"
+    for field, elements in contents.ListFields():
+        if supplied:
+            raise invalid_argument(f"{where}, binary data was already supplied.")
+        supplied = True
+        held = _DATATYPES[field.name]
+        if datatype not in held:
+            raise invalid_argument(f"{where} of type '{held[0]}', expected datatype '{datatype}'")
+        if datatype == "BYTES":
+            raw = encode_bytes_elements(elements)
+        elif field.name in _AS_RAW:
+            # On the wire they stand as raw contents have them; what nobody knows stands behind them.
+            nbytes = len(elements) * np.dtype(_ARRAY_TYPES[datatype]).itemsize
+            start = len(length_prefix(field.number, nbytes))
+            raw = contents.SerializeToString()[start : start + nbytes]
+        else:
+            wide = np.fromiter(elements, dtype=_ARRAY_TYPES[held[0]], count=len(elements))
+            raw = wide.astype(_ARRAY_TYPES[datatype], copy=False).tobytes()
+    return raw
+
+
 LONGEST_REMEMBERED_HEAD = 4096
-"""Bytes. Both bound the memory that clients can make the cache take."""
+"""Bytes: it bounds the memory that clients can make the cache take."""
 
 _ID_TAG = ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _RAW_TAG = ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
@@ -71,10 +130,10 @@ class RequestDecoder:
 
     def __init__(self) -> None:
         # Threads may both parse a head that is new; the dict's own operations are atomic.
-        self._heads: dict[bytes, _ParsedHead] = {}
-        self._layouts: dict[int, _Layout] = {}
+        self._heads = Memo[bytes, _ParsedHead]()
+        self._layouts = Memo[int, _Layout]()
         """By length, that of the last message whose head was known."""
-        self._of_sequences: dict[bytes, tuple[_ParsedHead, SequenceTag]] = {}
+        self._of_sequences = Memo[bytes, tuple[_ParsedHead, SequenceTag]]()
         """With what they say of a sequence that goes on; apart, since each sequence has its own."""
 
     def decode_request(self, data: bytes) -> InferRequest:
@@ -137,9 +196,7 @@ class RequestDecoder:
                 return self._decode_of_sequence(head_bytes, request_id, contents)
             parsed = self._parse_head(head_bytes, bool(raw))
         elif parsed.sources is None and len(raw) == len(parsed.head.inputs):
-            if len(self._layouts) >= REMEMBERED_HEADS:
-                self._layouts.clear()
-            self._layouts[len(data)] = _Layout.of(data, parsed.head, id_start, id_end, raw)
+            self._layouts.keep(len(data), _Layout.of(data, parsed.head, id_start, id_end, raw))
         return InferRequest(parsed.head, request_id, _assign(parsed, contents))
 
     def _decode_of_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
@@ -155,17 +212,13 @@ class RequestDecoder:
             and parsed.reusable
             and len(head_bytes) <= LONGEST_REMEMBERED_HEAD
         ):
-            if len(self._of_sequences) >= REMEMBERED_HEADS:
-                self._of_sequences.clear()
-            self._of_sequences[head_bytes] = parsed, sequence
+            self._of_sequences.keep(head_bytes, (parsed, sequence))
         return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
     def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
         parsed = _read_head(parse_message(head_bytes, ModelInferRequest), has_raw)
         if parsed.reusable and len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
-            if len(self._heads) >= REMEMBERED_HEADS:
-                self._heads.clear()
-            self._heads[head_bytes] = parsed
+            self._heads.keep(head_bytes, parsed)
         return parsed
 
     def _decode_by_protobuf(self, data: bytes) -> InferRequest:

@@ -12,14 +12,60 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import unimplemented
+from rocserve.core.memo import Memo
 from rocserve.core.requests import InferResponse, Parameters, ResponseHead
-from rocserve.core.tensors import Buffer
+from rocserve.core.tensors import Buffer, Tensor, bytes_elements
 from rocserve.core.wire_format import length_prefix
 from rocserve.plane.heap import copy_in_steps, no_memory
-from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
+from rocserve.protocol.grpc_service_pb2 import InferTensorContents, ModelInferResponse, ModelStreamInferResponse
 from rocserve.protocol.parameters import write_parameters
 
-REMEMBERED_HEADS = 1024
+_FIELDS = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP16: "fp32_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+}
+
+
+def typed_answer(response: InferResponse) -> ModelInferResponse:
+    """
+    Raises:
+        ServeError: UNIMPLEMENTED for a datatype without a field of its own.
+    """
+    head = response.head
+    message = ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
+    write_parameters(response.parameters, message.parameters)
+    for tensor in response.outputs:
+        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
+        if tensor.name not in response.in_shared_memory:
+            _fill(output.contents, tensor)
+    return message
+
+
+def _fill(contents: InferTensorContents, tensor: Tensor) -> None:
+    if tensor.datatype is DataType.BYTES:
+        elements = bytes_elements(tensor.data, tensor.element_count, tensor.name)
+        contents.bytes_contents.extend(bytes(element) for element in elements)
+        return
+    field = _FIELDS.get(tensor.datatype)
+    if field is None:
+        raise unimplemented(
+            f"output '{tensor.name}' is of datatype {tensor.datatype.value}, which has no typed contents; send the"
+            " inputs as raw_input_contents, and it comes as raw_output_contents"
+        )
+    getattr(contents, field).extend(tensor.numpy().ravel().tolist())
+
 
 _FINAL_RESPONSE = "triton_final_response"
 _ID = ModelInferResponse.ID_FIELD_NUMBER
@@ -66,7 +112,7 @@ class ResponseEncoder:
 
     def __init__(self) -> None:
         # Threads may both build a head that is new; the dict's own operations are atomic.
-        self._heads: dict[ResponseHead, _EncodedHead] = {}
+        self._heads = Memo[ResponseHead, _EncodedHead]()
         self._finality = {final: _parameters({_FINAL_RESPONSE: final}) for final in (False, True)}
 
     def parts(self, response: InferResponse, further_parameter: bytes = b"") -> list[Buffer]:
@@ -130,10 +176,7 @@ class ResponseEncoder:
             sizes,
             [length_prefix(_RAW, size) for size in sizes],
         )
-        if len(self._heads) >= REMEMBERED_HEADS:
-            self._heads.clear()
-        self._heads[told] = head
-        return head
+        return self._heads.keep(told, head)
 
 
 def _nbytes(data: Buffer) -> int:

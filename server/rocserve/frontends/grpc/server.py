@@ -16,14 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import grpc
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.grpc.credentials import server_credentials
+from rocserve.frontends.certificates import CertificateFiles, CertificateReloader, Certificates
 from rocserve.frontends.grpc.polling import Polling, QueuePolling, WaitingThread, find_epoll
 from rocserve.frontends.grpc.port_sockets import has_connections, stop_listening
-from rocserve.frontends.grpc.received_bytes import received_bytes
 from rocserve.frontends.grpc.server_calls import (
     Event,
     ReceiveMessage,
@@ -46,9 +46,31 @@ from rocserve.frontends.grpc.transport import (
     unknown_method,
 )
 from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, WaitingCalls
-from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes
+from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes, received_bytes
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop
+
+
+def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:
+    """grpc.ServerCredentials that follow the files.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    reloader = CertificateReloader(files, "gRPC", log)
+    first = _configuration(reloader.first())
+
+    def fetch() -> Any:
+        renewed = reloader.renewed()
+        return None if renewed is None else _configuration(renewed)
+
+    return grpc.dynamic_ssl_server_credentials(first, fetch, files.root is not None)
+
+
+def _configuration(certificates: Certificates) -> Any:
+    pair = (certificates.private_key, certificates.certificate_chain)
+    return grpc.ssl_server_certificate_configuration([pair], certificates.root)
+
 
 MOST_EVENTS = 48
 """Of a turn: some 1 ms, after which the workers' answers have their turn."""

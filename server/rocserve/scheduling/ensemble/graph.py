@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.requests import InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedVersion, ServingTable
@@ -32,9 +33,6 @@ def _member(step: EnsembleStep, table: ServingTable) -> ServedVersion | None:
     if model is None:
         return None
     return model.latest if step.model_version < 0 else model.versions.get(step.model_version)
-
-
-_REMEMBERED_HEADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class StepHeads:
     """The heads of requests to members, one object for equal heads, so that a member checks each only once."""
 
     def __init__(self) -> None:
-        self._heads: dict[tuple[object, ...], RequestHead] = {}
+        self._heads = Memo[tuple[object, ...], RequestHead]()
 
     def head(
         self,
@@ -115,14 +113,7 @@ class StepHeads:
         key = (model_name, model_version, inputs, outputs, tuple(parameters.items()))
         head = self._heads.get(key)
         if head is None:
-            head = RequestHead(
-                model_name,
-                model_version,
-                tuple(InputHead(*entry) for entry in inputs),
-                tuple(RequestedOutput(name) for name in outputs),
-                parameters,
-            )
-            if len(self._heads) >= _REMEMBERED_HEADS:
-                self._heads.clear()
-            self._heads[key] = head
+            told = tuple(InputHead(*entry) for entry in inputs)
+            wanted = tuple(RequestedOutput(name) for name in outputs)
+            head = self._heads.keep(key, RequestHead(model_name, model_version, told, wanted, parameters))
         return head

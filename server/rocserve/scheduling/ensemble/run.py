@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocserve.core.classification import classify
-from rocserve.core.dispatch import Steps
-from rocserve.core.errors import ServeError, StatusCode, internal
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
+from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.phases import PhaseTotals
 from rocserve.core.request_memory import Holding, MemoryFull
 from rocserve.core.request_prefix import request_prefix
@@ -36,12 +35,82 @@ from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
 from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.core.validation import reshape_dims
+from rocserve.scheduling.batch import send_copied
 from rocserve.scheduling.ensemble.graph import EnsemblePlan
-from rocserve.scheduling.ensemble.step import StepRequest
 from rocserve.scheduling.scheduler import cancelled
 
 if TYPE_CHECKING:
-    from rocserve.scheduling.ensemble.version import EnsembleVersion, InflightLimit
+    from rocserve.scheduling.ensemble.version import EnsembleVersion
+
+
+class StepRequest:
+    """One request to a member, and what leads its answers back into the run."""
+
+    __slots__ = ("_run", "index", "is_decoupled", "iteration", "last_read_bytes", "request", "sequence", "step")
+
+    def __init__(
+        self,
+        run: EnsembleRun,
+        index: int,
+        step: EnsembleStep,
+        iteration: int,
+        request: InferRequest,
+        last_read_bytes: int,
+    ) -> None:
+        self._run = run
+        self.index = index
+        self.step = step
+        self.iteration = iteration
+        self.request = request
+        """Until it is sent: from then on it knows this."""
+        self.sequence = request.sequence
+        self.last_read_bytes = last_read_bytes
+        """Noted for the tensors that it alone has now: nobody needs them once it is answered."""
+        self.is_decoupled = False
+
+    def begin(self) -> None:
+        """Its turn has come, under the limit of its step."""
+        if self._run.ended:
+            self._leave()
+        else:
+            self._run.dispatch(self)
+
+    def expect_many(self) -> None:
+        if not self._run.ensemble.config.decoupled:
+            raise unimplemented(
+                f"model '{self.step.model_name}' is decoupled, and was not when the ensemble was loaded; try again"
+            )
+        self.is_decoupled = True
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        if response.is_large and response.slot is not None:
+            self._run.ensemble.dispatcher.work_off(send_copied(response, final, self))
+            return
+        if final:
+            self._leave()
+        self._run.step_sent(self, response, final)
+
+    def end(self) -> None:
+        self._leave()
+        if self.is_decoupled:
+            self._run.step_ended()
+        else:
+            self._run.step_failed(internal(f"model '{self.step.model_name}' sent no response"))
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        if final:
+            self._leave()
+        self._run.step_failed(error)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._run.watch_cancellation(callback)
+
+    def _leave(self) -> None:
+        """The next one may have its turn."""
+        limits = self._run.ensemble.limits
+        if limits:
+            limits[self.index].end()
+
 
 _NO_SEQUENCE = SequenceTag()
 
@@ -66,7 +135,7 @@ class EnsembleRun:
     """Holds the tensors of one request between its steps, and the answers until it is their turn."""
 
     def __init__(self, ensemble: EnsembleVersion, request: InferRequest, responder: Responder, started_ns: int) -> None:
-        self._ensemble = ensemble
+        self.ensemble = ensemble
         self._config = ensemble.config
         self._request = request
         self._plan = plan = request.plan
@@ -81,7 +150,7 @@ class EnsembleRun:
         """By iteration: the memory of what members have answered, until the answer that they lead to goes."""
         self._phases = PhaseTotals()
         self._steps_running = 0
-        self._ended = False
+        self.ended = False
         """Nothing more comes of the steps."""
         self._answers: dict[int, InferResponse] = {}
         """By iteration: those that wait for earlier ones."""
@@ -108,29 +177,13 @@ class EnsembleRun:
 
     # From the steps
 
-    @property
-    def is_over(self) -> bool:
-        return self._ended
-
-    @property
-    def may_be_decoupled(self) -> bool:
-        return self._config.decoupled
-
-    @property
-    def work_off(self) -> Callable[[Steps], object]:
-        return self._ensemble.dispatcher.work_off
-
-    @property
-    def limits(self) -> Sequence[InflightLimit]:
-        return self._ensemble.limits
-
     def dispatch(self, step: StepRequest) -> None:
         trace, request = self._request.trace, step.request
         del step.request
         if trace is None:
-            self._ensemble.dispatcher.dispatch(request, step)
+            self.ensemble.dispatcher.dispatch(request, step)
         else:
-            dispatch_traced(self._ensemble.dispatcher, request, step, trace)
+            dispatch_traced(self.ensemble.dispatcher, request, step, trace)
 
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """A member's answer; its tensors are copied where their memory is the worker's."""
@@ -168,9 +221,9 @@ class EnsembleRun:
         self._advance(0, {}, is_step_over=True)
 
     def step_failed(self, error: ServeError) -> None:
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         self._error = ServeError(error.code, f"in ensemble '{self._config.name}', {error.text}")
         self._answers.clear()
         self._send_answers()
@@ -204,9 +257,9 @@ class EnsembleRun:
 
     def _hold(self, iteration: int, nbytes: int, over: StepRequest | None) -> None:
         """So many bytes more, in the place of what a request had that is over. Raises: MemoryFull."""
-        if self._ended:
+        if self.ended:
             return
-        memory = self._ensemble.memory
+        memory = self.ensemble.memory
         holding = self._holdings.setdefault(iteration, Holding())
         if over is not None and over.last_read_bytes:
             if over.iteration == iteration:
@@ -218,7 +271,7 @@ class EnsembleRun:
 
     def _advance(self, iteration: int, made: Mapping[str, _Held], is_step_over: bool) -> None:
         """Take new tensors in, start the steps that waited for nothing else, answer what is complete."""
-        if self._ended:
+        if self.ended:
             return
         try:
             self._take_in(iteration, made)
@@ -228,7 +281,7 @@ class EnsembleRun:
         except ServeError as error:
             self.step_failed(error)
             return
-        self._ended = not self._steps_running or isinstance(answer, ServeError)
+        self.ended = not self._steps_running or isinstance(answer, ServeError)
         if isinstance(answer, ServeError):
             self._error = answer
         elif answer is not None:
@@ -254,7 +307,7 @@ class EnsembleRun:
         """The request to the step's member; the tensors that it read last are let go."""
         step = self._config.ensemble_steps[index]
         version = "" if step.model_version < 0 else str(step.model_version)
-        member = self._ensemble.dispatcher.tables.table.find(step.member, version).config
+        member = self.ensemble.dispatcher.tables.table.find(step.member, version).config
         sequence = self._request.sequence
         names: list[tuple[str, str, tuple[int, ...]]] = []
         data = []
@@ -265,7 +318,7 @@ class EnsembleRun:
             if tensor is not None:
                 names.append((name, tensor.datatype.value, _member_shape(tensor.shape, member, name)))
                 data.append(tensor.data)
-        head = self._ensemble.heads.head(
+        head = self.ensemble.heads.head(
             step.member, version, tuple(names), self._graph.wanted_from[index], self._request.head.parameters
         )
         last_read_bytes = sum(self._release((source, iteration)) for source in self._graph.reads[index])
@@ -290,7 +343,7 @@ class EnsembleRun:
         return self._held.pop(place).noted_bytes
 
     def _start(self, request: StepRequest) -> None:
-        limits = self._ensemble.limits
+        limits = self.ensemble.limits
         if not limits:
             self.dispatch(request)
         elif not limits[request.index].begin(request.begin):
@@ -315,14 +368,14 @@ class EnsembleRun:
             return error
         sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
         parameters = _told(sequence) if outputs else NO_PARAMETERS
-        answer = InferResponse.of(self._config.name, str(self._ensemble.version), self._request.id, outputs, parameters)
+        answer = InferResponse.of(self._config.name, str(self.ensemble.version), self._request.id, outputs, parameters)
         answer.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
         # What came with the request may be among them.
         answer.slot = self._request.data_owner
         return answer
 
     def _output(self, name: str, tensor: Tensor) -> Tensor:
-        config = self._ensemble.outputs[name]
+        config = self.ensemble.outputs[name]
         batching = self._config.max_batch_size > 0
         dims = config.dims if config.reshape is None else config.reshape
         rank = len(dims) + (1 if batching else 0)
@@ -347,20 +400,20 @@ class EnsembleRun:
             shape = reshaped
         whole = Tensor(name, tensor.datatype, shape, tensor.data)
         count = self._plan.classifications.get(name, 0)
-        return classify(whole, count, self._ensemble.labels_of(config), batching) if count else whole
+        return classify(whole, count, self.ensemble.labels_of(config), batching) if count else whole
 
     def _send_answers(self) -> None:
         """Send those whose turn it is, in the order of the iterations, and then the end."""
         if self._is_sending:
             return
         self._is_sending = True
-        while not self._is_done and (self._ended or self._answer_count in self._answers):
+        while not self._is_done and (self.ended or self._answer_count in self._answers):
             response = self._answers.pop(self._answer_count, None)
             if response is None:
                 self._send_end()
                 break
             iteration, self._answer_count = self._answer_count, self._answer_count + 1
-            is_last = self._ended and not self._answers
+            is_last = self.ended and not self._answers
             if is_last:
                 self._end(failed=False)
             else:
@@ -383,14 +436,14 @@ class EnsembleRun:
         if error is None:
             self._responder.end()
         else:
-            self._ensemble.statistics.note_failure(error.text)
+            self.ensemble.statistics.note_failure(error.text)
             self._responder.fail(error)
 
     def _release_iteration(self, iteration: int) -> None:
         """From here on its bytes are those of an answer that is sent."""
         holding = self._holdings.pop(iteration, None)
         if holding is not None:
-            self._ensemble.memory.release_step(holding)
+            self.ensemble.memory.release_step(holding)
 
     def _end(self, failed: bool) -> None:
         """Before the last word, so that who has it and asks for the statistics finds it there."""
@@ -401,14 +454,14 @@ class EnsembleRun:
         # They know the steps' requests, which know this.
         self._on_cancel = None
         if failed:
-            self._ensemble.statistics.record_failure(self._started_ns, now)
+            self.ensemble.statistics.record_failure(self._started_ns, now)
         else:
-            self._ensemble.statistics.record_ensemble(
+            self.ensemble.statistics.record_ensemble(
                 self._started_ns, self._begun_ns, now, self._plan.batch_size, self._phases
             )
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
-        self._ensemble.run_ended()
+        self.ensemble.run_ended()
 
 
 def _told(sequence: SequenceTag) -> dict[str, bool | int | float | str]:

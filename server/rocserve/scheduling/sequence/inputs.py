@@ -1,4 +1,4 @@
-"""Adds the inputs of sequences, controls and states, to their requests: from there on they are like all others."""
+"""Adds the inputs of sequences, controls and states, to their requests, and takes the states out of their answers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.forwarding import ForwardingResponder
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import ControlKind, ModelConfig, SequenceBatching, SequenceControl, SequenceState
 from rocserve.core.requests import InferResponse
 from rocserve.core.sequence_tensors import control_inputs
 from rocserve.core.sequences import SequenceId, SequenceTag
-from rocserve.core.serving import Responder
+from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 from rocserve.core.validation import InputPlan, RequestPlan
 from rocserve.scheduling.sequence.table import SequenceRequest, Slot
@@ -202,9 +202,6 @@ def _identity(sequence: SequenceId, datatype: DataType) -> Buffer:
     return sequence.to_bytes(8, "little")[: datatype.itemsize]
 
 
-_REMEMBERED_PLANS = 1024
-
-
 class SequenceInputs:
     """What the model gets of each request, and in the rows of no request."""
 
@@ -212,7 +209,7 @@ class SequenceInputs:
         self._controls = controls
         self._keeper = keeper
         self._lead = 1 if batches else 0
-        self._plans: dict[tuple[RequestPlan, tuple[tuple[int, ...], ...]], RequestPlan] = {}
+        self._plans = Memo[tuple[RequestPlan, tuple[tuple[int, ...], ...]], RequestPlan]()
         self._zero_bytes = b""
         """As many as the largest input of a row of no request had."""
 
@@ -229,10 +226,7 @@ class SequenceInputs:
         shapes = request.states.shapes
         plan = self._plans.get((request.plan, shapes))
         if plan is None:
-            plan = self._make(request.plan, shapes)
-            if len(self._plans) >= _REMEMBERED_PLANS:
-                self._plans.clear()
-            self._plans[request.plan, shapes] = plan
+            plan = self._plans.keep((request.plan, shapes), self._make(request.plan, shapes))
         return plan
 
     def add_to(self, request: SequenceRequest) -> None:

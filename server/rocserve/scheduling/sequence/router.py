@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
-from rocserve.core.serving import Responder
 
-
-class SequenceOwner(Protocol):
-    """A version's scheduler."""
-
-    @property
-    def version(self) -> int: ...
-    @property
-    def has_sequences(self) -> bool: ...
-    def knows(self, sequence: SequenceId) -> bool: ...
-
-    def adopt(self, request: InferRequest, responder: Responder) -> None:
-        """Take a request that came to the version's successor.
-
-        Raises:
-            ServeError: as for any other.
-        """
+if TYPE_CHECKING:
+    from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 
 
 class SequenceRouter:
     """The versions of one model with sequences."""
 
     def __init__(self) -> None:
-        self._open: list[SequenceOwner] = []
-        self._closing: list[SequenceOwner] = []
+        self._open: list[SequenceScheduler] = []
+        self._closing: list[SequenceScheduler] = []
 
-    def opened(self, version: SequenceOwner) -> None:
+    def opened(self, version: SequenceScheduler) -> None:
         self._open.append(version)
 
-    def closing(self, version: SequenceOwner) -> bool:
+    def closing(self, version: SequenceScheduler) -> bool:
         """A version takes no new sequences any more; whether another one does, through which requests of its sequences
         still come."""
         if version in self._open:
@@ -46,7 +30,7 @@ class SequenceRouter:
             self._closing.append(version)
         return bool(self._open)
 
-    def closed(self, version: SequenceOwner) -> None:
+    def closed(self, version: SequenceScheduler) -> None:
         """All its sequences have ended."""
         if version in self._closing:
             self._closing.remove(version)
@@ -55,7 +39,7 @@ class SequenceRouter:
     def has_sequences(self) -> bool:
         return any(version.has_sequences for version in (*self._open, *self._closing))
 
-    def find(self, sequence: SequenceId, version: str, but: SequenceOwner) -> SequenceOwner | None:
+    def find(self, sequence: SequenceId, version: str, but: SequenceScheduler) -> SequenceScheduler | None:
         """Another version that has a sequence: one that has been replaced, or is about to be.
 
         Args:

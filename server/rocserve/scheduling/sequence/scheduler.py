@@ -162,7 +162,11 @@ class SequenceScheduler(Scheduler):
         self._watch_idle()
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
-        """See router.SequenceOwner."""
+        """Take a request of a sequence of this version that came to its successor.
+
+        Raises:
+            ServeError: as for any other.
+        """
         self.validator.validate(request)
         if self._config.decoupled:
             responder.expect_many()
@@ -170,11 +174,11 @@ class SequenceScheduler(Scheduler):
 
     @property
     def has_sequences(self) -> bool:
-        """See router.SequenceOwner."""
+        """Whether one goes on, or a request of one waits."""
         return not self._table.is_empty
 
     def knows(self, sequence: SequenceId) -> bool:
-        """See router.SequenceOwner."""
+        """Whether the sequence goes on here."""
         return sequence in self._table
 
     @property

@@ -12,10 +12,9 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Steps
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
-from rocserve.core.forwarding import EndingResponder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
-from rocserve.core.serving import Responder, ServingTableHolder
+from rocserve.core.serving import EndingResponder, Responder, ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.plane.guarded_mapping import GuardedMapping
 from rocserve.plane.heap import COPIED_AT_ONCE
