@@ -13,11 +13,9 @@ from support.models import add_constant, add_sub
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights
-from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
 from rocserve.backends.onnx.opener import error_lines, without_place
-from rocserve.backends.onnx.provider_cache import with_caches
-from rocserve.backends.onnx.provider_options import CUDA, OPENVINO
-from rocserve.backends.onnx.providers import Provider, ProviderPlan
+from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO
+from rocserve.backends.onnx.providers import Provider, ProviderPlan, with_caches
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.settings import EngineSettings
 

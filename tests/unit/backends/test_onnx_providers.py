@@ -9,8 +9,7 @@ import pytest
 from support.models import add_sub
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.onnx.migraphx_provider import compiled_batch_sizes, pads_with_first_row
-from rocserve.backends.onnx.provider_options import CUDA, OPENVINO, ROCM
+from rocserve.backends.onnx.provider_options import CUDA, OPENVINO, ROCM, compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import KINDS, MIGRAPHX_PROVIDER, ProviderPlan, plan_providers
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.errors import ServeError, StatusCode

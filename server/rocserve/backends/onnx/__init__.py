@@ -6,8 +6,7 @@ from rocserve.backends.base import BackendSpec
 from rocserve.backends.migraphx.configuration import accelerator
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
-from rocserve.backends.onnx.migraphx_provider import MIGRAPHX_PROVIDER
-from rocserve.backends.onnx.provider_options import CUDA, OPENVINO, ROCM
+from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO, ROCM
 
 _NAMES_A_FOLDER = frozenset({"cache_dir"})
 """Where OpenVINO's provider writes to."""

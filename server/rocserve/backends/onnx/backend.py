@@ -18,9 +18,9 @@ from rocserve.backends.batch_memory import rows_that_fit
 from rocserve.backends.migraphx.configuration.accelerator import PARAMETERS
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.external_weights import find_external_weights
-from rocserve.backends.onnx.migraphx_provider import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
-from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers
+from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
+from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
 from rocserve.backends.onnx.runs import (
     PlacedRun,
     Run,
@@ -70,11 +70,7 @@ def load(model: ModelSource) -> LoadedModel:
 def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
     require_model(model.model_file)
     weights = find_external_weights(model)
-    if any(provider.keeps_compiled for provider in plan.providers):
-        # Most models load in less time than this takes to import.
-        from rocserve.backends.onnx.provider_cache import with_caches
-
-        plan = with_caches(model, plan, weights)
+    plan = with_caches(model, plan, weights)
     opener = SessionOpener(model, plan, weights)
     if plan.compiling is not None and ragged_batching(model.config):
         raise invalid_argument(
