@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocserve.backends.migraphx.calibration.samples import calibration_digest
+from rocserve.backends.migraphx.calibration import calibration_digest
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.installation import find_installation

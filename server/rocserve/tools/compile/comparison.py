@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
-from rocserve.backends.migraphx.calibration.samples import read_calibration
+from rocserve.backends.migraphx.calibration import read_calibration
 from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, compile_options
 from rocserve.backends.migraphx.installation import python_command

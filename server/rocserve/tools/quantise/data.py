@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
-from rocserve.backends.migraphx.calibration.samples import read_calibration
+from rocserve.backends.migraphx.calibration import read_calibration
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.serving.layout import migraphx_name

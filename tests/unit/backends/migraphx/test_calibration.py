@@ -12,7 +12,7 @@ import pytest
 from support.pictures import jpeg
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.calibration.samples import read_calibration
+from rocserve.backends.migraphx.calibration import read_calibration
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.core.errors import ServeError, StatusCode

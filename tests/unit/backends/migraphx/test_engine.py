@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import gc
-import logging
 import tempfile
-import threading
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -21,9 +16,6 @@ from support import migraphx_models
 from support.migraphx_engine import Engine, answers, batch, given, wait_for_all_sizes, wanted
 from support.migraphx_serving import expected
 
-from rocserve.backends.migraphx.binding.interface import Binding, Program
-from rocserve.backends.migraphx.serving.compile_context import open_compile_context
-from rocserve.backends.migraphx.serving.compiled_model import load_compiled
 from rocserve.backends.migraphx.serving.programs import LoadedProgram
 from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType
@@ -272,44 +264,6 @@ class TestSignatures:
         assert model.signature.inputs[1] == TensorSpec("unused", DataType.INT64, (-1, 2))
         inputs = {"x": np.ones((1, 4), np.float32), "unused": np.ones((1, 2), np.int64)}
         np.testing.assert_array_equal(answers(model, inputs)["y"], inputs["x"])
-
-
-class TestBindingsThatKeepTheInterpreter:
-    """The official module holds Python's lock while it loads a program, so that no batch may be under way."""
-
-    def test_programs_are_loaded_between_batches(self, engine: Engine) -> None:
-        context = open_compile_context(engine.source(NETWORKS["mlp"], 2), logging.getLogger("test"))
-        binding = KeepsInterpreter(context.binding)
-        model = load_compiled(replace(context, binding=binding))
-        request = batch(migraphx_models.random_inputs(NETWORKS["mlp"], 1))
-        binding.while_loading = lambda: model.execute(request)
-        model.warm_up([])
-        wait_for_all_sizes()
-        assert model.properties["batch_sizes"] == "1, 2"
-        assert binding.waited == [True]
-        model.close()
-
-
-class KeepsInterpreter:
-    """The real binding, as if it were one that keeps the lock; tries whether what comes meanwhile waits."""
-
-    releases_gil = False
-
-    def __init__(self, real: Binding) -> None:
-        self._real = real
-        self.while_loading: Callable[[], object] | None = None
-        self.waited: list[bool] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def load(self, path: Path) -> Program:
-        if self.while_loading is not None:
-            thread = threading.Thread(target=self.while_loading)
-            thread.start()
-            thread.join(0.3)
-            self.waited.append(thread.is_alive())
-        return self._real.load(path)
 
 
 class TestPrecisions:

@@ -44,7 +44,6 @@ class CBinding(Binding):
     """Safe on several threads; every call releases the GIL."""
 
     name = "c_api"
-    releases_gil = True
 
     def __init__(self, path: str) -> None:
         """

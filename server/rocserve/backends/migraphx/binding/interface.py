@@ -232,7 +232,6 @@ class Binding(abc.ABC):
 
     name: ClassVar[str]
     """c_api or module."""
-    releases_gil: ClassVar[bool]
     library: str
     """The file that it is loaded from."""
     migraphx_version: str

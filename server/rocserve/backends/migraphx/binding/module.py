@@ -38,7 +38,6 @@ class ModuleBinding(Binding):
     """The module `migraphx`."""
 
     name = "module"
-    releases_gil = False
 
     def __init__(self, folder: str) -> None:
         """`folder`: where the module lies.

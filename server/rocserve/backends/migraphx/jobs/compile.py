@@ -16,7 +16,7 @@ from rocserve.backends.migraphx.binding.interface import (
     ProgramTensor,
 )
 from rocserve.backends.migraphx.binding.program_text import allocated_bytes, read_program_text
-from rocserve.backends.migraphx.calibration.samples import calibration_digest, read_calibration
+from rocserve.backends.migraphx.calibration import calibration_digest, read_calibration
 from rocserve.backends.migraphx.configuration.options import Precision
 from rocserve.backends.migraphx.jobs.probe import try_saved
 from rocserve.backends.migraphx.jobs.rebatching import refusal, row_fault

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes
-from rocserve.backends.migraphx.calibration.samples import calibration_digest
+from rocserve.backends.migraphx.calibration import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions
 from rocserve.backends.migraphx.model_files.graph import GraphTensor, ModelGraph
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph

@@ -5,8 +5,6 @@ The program of the first batch size makes it READY; those of the others follow w
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +50,6 @@ class _Compiled:
         self._context = context
         self._plan = plan
         self._name = context.model.name
-        self._run_lock = threading.Lock()
 
     def load(self, note: str) -> MigraphxModel:
         # The batch size that a file has baked in is sure to be had; others may turn out not to be.
@@ -63,15 +60,8 @@ class _Compiled:
         background = None
         if isinstance(runner, SizedRunner):
             background = self._background(runner, others)
-        return MigraphxModel(
-            self._name,
-            plan_signature(self._plan, layout, self._context.model.config),
-            runner,
-            lambda: self._context.properties(runner.batch_sizes, note),
-            self._run_lock,
-            self._context.log,
-            background,
-        )
+        signature = plan_signature(self._plan, layout, self._context.model.config)
+        return MigraphxModel(self._context, signature, runner, note, background)
 
     def _runner(self, program: Program, layout: ProgramLayout, recipe: ProgramRecipe) -> ProgramRunner:
         if recipe.largest_batch:
@@ -116,9 +106,7 @@ class _Compiled:
         )
         try:
             check_memory(self._name, compiled_memory(cached), device)
-            # A module that keeps the GIL keeps it while it loads: between two batches, then, not within one.
-            with contextlib.nullcontext() if self._context.binding.releases_gil else self._run_lock:
-                return self._context.open_program(cached.path)
+            return self._context.open_program(cached.path)
         finally:
             cached.release()
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rocserve.backends.base import Batch, BatchResult
 from rocserve.backends.migraphx.binding.interface import MigraphxError
 from rocserve.backends.migraphx.serving.background import BackgroundSizes
+from rocserve.backends.migraphx.serving.compile_context import CompileContext
 from rocserve.backends.migraphx.serving.programs import ProgramRunner
 from rocserve.core.errors import internal
 from rocserve.core.requests import Signature
@@ -19,27 +18,20 @@ class MigraphxModel:
 
     def __init__(
         self,
-        name: str,
+        context: CompileContext,
         signature: Signature,
         runner: ProgramRunner,
-        properties: Callable[[], Mapping[str, str]],
-        run_lock: threading.Lock,
-        log: logging.Logger,
+        note: str = "",
         background: BackgroundSizes | None = None,
     ) -> None:
-        """
-        Args:
-            properties: of the engine, for the model's metadata.
-            run_lock: held while a batch runs, by whoever must not run beside one as well.
-        """
-        self._name = name
+        """`note`: for the model's metadata."""
+        self._context = context
         self._signature = signature
         self._outputs = tuple(spec.name for spec in signature.outputs)
         self._runner = runner
-        self._properties = properties
-        self._run_lock = run_lock
+        self._note = note
         self._background = background
-        self._log = log
+        self._last_facts: Mapping[str, str] = {}
 
     @property
     def signature(self) -> Signature:
@@ -47,8 +39,8 @@ class MigraphxModel:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """Facts about the engine, as they are now."""
-        return self._properties()
+        """Facts about the engine, as they are now. From any thread, also of a model that is closed."""
+        return self._last_facts or self._context.properties(self._runner.batch_sizes, self._note)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Run every program on zeros, then the samples; then the remaining batch sizes are got ready.
@@ -58,7 +50,8 @@ class MigraphxModel:
         try:
             self._runner.warm_up()
         except MigraphxError as error:
-            self._log.info("model '%s' could not be warmed up with zeros: %s", self._name, error)
+            name = self._context.model.name
+            self._context.log.info("model '%s' could not be warmed up with zeros: %s", name, error)
         for sample in samples:
             self.execute(sample)
         if self._background is not None:
@@ -71,8 +64,7 @@ class MigraphxModel:
                 words where it cannot run them.
         """
         try:
-            with self._run_lock:
-                return BatchResult(self._runner.run(batch.arrays, batch.requested_outputs or self._outputs, batch.room))
+            return BatchResult(self._runner.run(batch.arrays, batch.requested_outputs or self._outputs, batch.room))
         except MigraphxError as error:
             raise internal(f"migraphx error: {error}") from None
 
@@ -80,8 +72,7 @@ class MigraphxModel:
         """Free the programs and their buffers."""
         if self._background is not None:
             self._background.stop()
-        # Whoever tells of the programs, or adds to them, holds them.
-        facts = self._properties()
-        self._properties = lambda: facts
+        # Who tells of the programs, or adds to them, holds them.
+        self._last_facts = self.properties
         self._background = None
         del self._runner

@@ -7,7 +7,6 @@ from lies beside it, that is compiled instead.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -72,14 +71,7 @@ class _ProgramFile:
         self._context.model.report("")
         varying = batch_range(program.parameters.values())
         signature = replace(layout.signature(batching), max_batch_size=varying.most if varying else None)
-        return MigraphxModel(
-            self._name,
-            signature,
-            runner,
-            lambda: self._context.properties(runner.batch_sizes),
-            threading.Lock(),
-            self._context.log,
-        )
+        return MigraphxModel(self._context, signature, runner)
 
     def _check_memory(self, digest: str) -> None:
         recipe = ProgramRecipe(
