@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.load import ConstantLoad
-from support.models import add_constant, drop
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.repository_index import index_of, reason_of, rows_of
 from support.server import RocserveProcess
 from support.stores import S3_KEYS, BetweenStore, StoreServer, files_of, s3_bucket, s3_server
@@ -56,9 +56,9 @@ class Elsewhere:
         server.start()
         return server
 
-    def put(self, name: str, constant: float, version: int = 1) -> None:
+    def put(self, name: str, constant: float, version: int = 1, config: str = "") -> None:
         """A model that adds a constant."""
-        folder = drop(self.folder / f"made-{constant}", name, add_constant(constant), version=version)
+        folder = drop(self.folder / f"made-{constant}", name, add_constant(constant), config, version)
         for key, content in files_of(folder).items():
             self.bucket.put(key, content)
 
@@ -321,3 +321,22 @@ def test_all_is_loaded_once_in_mode_none_with_credentials_of_tritons_file(elsewh
     with RocserveProcess([elsewhere.url], *flags, log=tmp_path / "log", environment=environment) as server:
         server.wait_until_ready()
         assert answer(server, "m") == [2.0, 3.0]
+
+
+def test_models_of_a_bucket_are_loaded_by_their_requests(elsewhere: Elsewhere):
+    elsewhere.bucket.delete("m/1/model.onnx")
+    for number in range(3):
+        elsewhere.put(f"lazy{number}", float(number), config=ADD_CONSTANT_CONFIG)
+    server = elsewhere.serve("--max-loaded-models=1")
+    server.wait_until_ready()
+    assert not server.workers(), "registered, none is loaded"
+    for number in (0, 1, 2, 0):
+        assert answer(server, f"lazy{number}") == [1.0 + number, 2.0 + number]
+    wait_until(lambda: len(server.workers()) == 1, "the workers of what made room end")
+    assert reason_of(server, "lazy1") == "not loaded: its first request loads it"
+    elsewhere.put("lazy1", 10.0, config=ADD_CONSTANT_CONFIG)
+    wait_for(server, "lazy1", 10.0)
+    elsewhere.bucket.delete("lazy1/1/model.onnx", "lazy1/config.pbtxt")
+    wait_until(lambda: "READY" not in str(index_of(server, "lazy1")), "the end of the model that was deleted")
+    wait_until(lambda: not server.workers(), "its worker ends with it")
+    assert answer(server, "lazy2") == [3.0, 4.0]

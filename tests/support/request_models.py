@@ -13,19 +13,13 @@ import numpy as np
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import read_model_definitions
-from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
-from rocserve.core.latencies import LatencyOptions
-from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestedOutput, RequestHead
 from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.engine_plan import FallbackCounter
 from rocserve.repository.version_loader import LoadedEnsemble, LoadedModelVersion, WorkerVersionLoader
-from rocserve.scheduling.queue import QueueLimits
-from rocserve.settings import EngineSettings
 from rocserve.workers.launcher import WorkerLauncher
 from support.machine import ToldMachine
 from support.workers import mail_of
@@ -139,22 +133,7 @@ class RequestModels:
         self._dispatcher = Dispatcher(self.tables, plane.work_off)
         self._plane = plane
         self.folder = folder
-        self._loader = WorkerVersionLoader(
-            launcher,
-            mail_of(plane),
-            self._dispatcher,
-            QueueLimits(),
-            False,
-            EngineSettings(),
-            ToldMachine(),
-            FallbackCounter(),
-            None,
-            None,
-            LOG,
-            LatencyOptions(),
-            CustomMetrics(),
-            RequestMemory(),
-        )
+        self._loader = WorkerVersionLoader(launcher, mail_of(plane), self._dispatcher, ToldMachine(), LOG)
         self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}
 
     async def load(self, name: str, behaviour: str = "echo", more: str = "", target: str = "") -> LoadedModelVersion:

@@ -18,6 +18,9 @@ from rocserve.workers.messages import WorkerPlan
 
 _DEFAULT = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)
 
+_LONGEST_WARNING = 300
+"""Characters; the log and the metadata have all of it."""
+
 SMALL_MODEL_BYTES = 4 << 20
 """A copy takes less memory than a worker does without it, and an engine is done so soon that threads of one process
 would mostly wait for each other's Python: four of them made a quarter of the requests that one made."""
@@ -180,6 +183,26 @@ class EnginePlan:
     """Of the version's files."""
     places: Sequence[tuple[InstanceKind, Sequence[int]]] = ()
     """Of each instance group: the kind that it has in the end, and its GPUs."""
+    replaces: str = ""
+    """The engine whose place this one has taken; "" = it is the one that was wanted."""
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """For the model's metadata."""
+        facts = {"engine": self.engine.name, "engine_reason": self.reason}
+        if self.replaces:
+            facts["engine_replaces"] = self.replaces
+        devices = dict.fromkeys("cpu" if one.device is None else f"gpu {one.device}" for one in self.workers)
+        return {**facts, "devices": ", ".join(devices)}
+
+    @property
+    def warning(self) -> str:
+        """What everybody should see who looks at the model; "" = nothing out of the ordinary."""
+        if not self.replaces:
+            return ""
+        reason = self.reason
+        shown = reason if len(reason) <= _LONGEST_WARNING else f"{reason[: _LONGEST_WARNING - 3]}..."
+        return f"served by {self.engine.name} instead: {shown}"
 
 
 def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Machine) -> EnginePlan:
@@ -216,7 +239,8 @@ class EngineFailure:
             raise self.error
         choice = EngineChoice(fallback, f"in the place of {self.plan.engine.name}")
         try:
-            return replace(_plan(definition, choice, machine, self.plan.model_bytes), reason=self.text)
+            plan = _plan(definition, choice, machine, self.plan.model_bytes)
+            return replace(plan, reason=self.text, replaces=self.plan.engine.name)
         except ServeError as refusal:
             text = f"{self.error.text}; engine {fallback.name} does not take its place: {refusal.text}"
             raise ServeError(self.error.code, text) from None

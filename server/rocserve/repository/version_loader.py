@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rocserve.backends.base import Machine
@@ -48,9 +48,6 @@ from rocserve.workers.group import WorkerGroup
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
-_LONGEST_WARNING = 300
-"""Characters; the log and the metadata have all of it."""
-
 STOP_SECONDS = 10.0
 """How long a worker may take to end by itself once it has nothing to do."""
 
@@ -79,53 +76,32 @@ class _EngineFailed(Exception):
         self.error = error
 
 
+@dataclass(frozen=True)
 class WorkerVersionLoader:
     """Loads versions into worker processes."""
 
-    def __init__(
-        self,
-        launcher: WorkerLauncher,
-        mail: InstanceMail,
-        dispatcher: Dispatcher,
-        limits: QueueLimits,
-        strict: bool,
-        engines: EngineSettings,
-        machine: Machine,
-        fallbacks: FallbackCounter,
-        cache: ResponseCache | None,
-        limiter: RateLimiter | None,
-        log: logging.Logger,
-        latencies: LatencyOptions,
-        custom_metrics: CustomMetrics,
-        memory: RequestMemory,
-        time_limits: TimeLimits = NO_TIME_LIMITS,
-    ) -> None:
-        """
-        Args:
-            cache: the response cache, where there is one.
-            latencies: what is kept of the models' latencies.
-            custom_metrics: takes those that models define.
-            memory: of requests; what goes from step to step of an ensemble counts against it.
-            limiter: says which instances may run; None = each as it is free.
-            time_limits: of models that say nothing of their own.
-        """
-        self._launcher = launcher
-        self._mail = mail
-        self._dispatcher = dispatcher
-        self._calls = ModelCallDispatcher(dispatcher)
-        self._limits = limits
-        self._strict = strict
-        self._engines = engines
-        self._machine = machine
-        self._fallbacks = fallbacks
-        self._cache = cache
-        self._limiter = limiter
-        self._latencies = latencies
-        self._custom_metrics = custom_metrics
-        self._memory = memory
-        self._time_limits = time_limits
-        self.sequences = SequenceRouters()
-        self._log = log
+    launcher: WorkerLauncher
+    mail: InstanceMail
+    dispatcher: Dispatcher
+    machine: Machine
+    log: logging.Logger
+    fallbacks: FallbackCounter = field(default_factory=FallbackCounter)
+    custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    """Takes those that models define."""
+    memory: RequestMemory = field(default_factory=RequestMemory)
+    """Of requests; what goes from step to step of an ensemble counts against it."""
+    engines: EngineSettings = field(default_factory=EngineSettings)
+    limits: QueueLimits = field(default_factory=QueueLimits)
+    time_limits: TimeLimits = NO_TIME_LIMITS
+    """Of models that say nothing of their own."""
+    latencies: LatencyOptions = field(default_factory=LatencyOptions)
+    """What is kept of the models' latencies."""
+    strict: bool = False
+    """Nothing is completed from the models."""
+    cache: ResponseCache | None = None
+    limiter: RateLimiter | None = None
+    """Says which instances may run; None = each as it is free."""
+    sequences: SequenceRouters = field(default_factory=SequenceRouters)
 
     async def load(
         self,
@@ -138,8 +114,8 @@ class WorkerVersionLoader:
     ) -> LoadedVersion:
         """See lifecycle.LoadVersion."""
         if definition.backend is None:
-            complete = self._with_the_cache_there_is(complete_definition(definition, None, strict=self._strict))
-            statistics = ModelStatistics(self._latencies.distributions(complete.config))
+            complete = self._with_the_cache_there_is(complete_definition(definition, None, strict=self.strict))
+            statistics = ModelStatistics(self.latencies.distributions(complete.config))
             answers = self._cached_answers(complete, version, statistics)
             kind = ItemEnsemble if definition.dialect is Dialect.AMD else LoadedEnsemble
             ensemble = kind(
@@ -147,17 +123,17 @@ class WorkerVersionLoader:
                 complete.serialized,
                 version,
                 statistics,
-                self._dispatcher,
-                self._memory,
+                self.dispatcher,
+                self.memory,
                 answers,
-                self._mail.plane,
+                self.mail.plane,
             )
-            await warm_up_ensemble(ensemble, definition.folder, self._mail.plane)
+            await warm_up_ensemble(ensemble, definition.folder, self.mail.plane)
             return ensemble
         order = _Order(definition, version, version_folder, content, on_change, on_progress)
-        plan = plan_engine(definition, version_folder, self._machine)
+        plan = plan_engine(definition, version_folder, self.machine)
         if definition.backend.choose_engine is not None:
-            self._log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
+            self.log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
         try:
             return await self._load_on(plan, order)
         except _EngineFailed as failed:
@@ -170,17 +146,17 @@ class WorkerVersionLoader:
         Raises:
             ServeError: there is none, or it cannot load the model either.
         """
-        plan = failure.plan_in_its_place(order.definition, self._machine)
-        replaced, engine = failure.plan.engine.name, plan.engine.name
-        self._log.warning("%s: %s; engine %s takes its place", order.name, failure.text, engine)
+        plan = failure.plan_in_its_place(order.definition, self.machine)
+        engine = plan.engine.name
+        self.log.warning("%s: %s; engine %s takes its place", order.name, failure.text, engine)
         try:
-            loaded = await self._load_on(plan, order, replaces=replaced)
+            loaded = await self._load_on(plan, order)
         except _EngineFailed as second:
             raise failure.and_then(plan.engine, second.error) from None
-        self._fallbacks.count(Fallback(order.definition.name, order.version, replaced, engine))
+        self.fallbacks.count(Fallback(order.definition.name, order.version, plan.replaces, engine))
         return loaded
 
-    async def _load_on(self, plan: EnginePlan, order: _Order, replaces: str = "") -> LoadedVersion:
+    async def _load_on(self, plan: EnginePlan, order: _Order) -> LoadedVersion:
         """
         Raises:
             _EngineFailed: the engine's own words.
@@ -188,24 +164,29 @@ class WorkerVersionLoader:
         """
         started = time.monotonic()
         definition, version = order.definition, order.version
-        limits = time_limits(definition.config.parameters, self._time_limits)
+        limits = time_limits(definition.config.parameters, self.time_limits)
         assert definition.backend is not None, "an ensemble has no workers"
-        metrics = OwnedMetrics(self._custom_metrics, order.name, self._log)
+        metrics = OwnedMetrics(self.custom_metrics, order.name, self.log)
         wiring = VersionWiring(
-            definition.name, order.on_change, order.on_progress, self._calls.start, metrics, self._mail.plane
+            definition.name,
+            order.on_change,
+            order.on_progress,
+            ModelCallDispatcher(self.dispatcher).start,
+            metrics,
+            self.mail.plane,
         )
-        verbose = self._log.isEnabledFor(logging.DEBUG)
+        verbose = self.log.isEnabledFor(logging.DEBUG)
         group = worker_group(
             load_message(
-                definition, version, order.folder, plan.engine, self._engines, verbose, plan.workers[0].architecture
+                definition, version, order.folder, plan.engine, self.engines, verbose, plan.workers[0].architecture
             ),
             definition,
             plan,
-            launcher=self._launcher,
-            mail=self._mail,
+            launcher=self.launcher,
+            mail=self.mail,
             events=wiring,
             start_call=wiring.start_call,
-            log=self._log.getChild("workers"),
+            log=self.log.getChild("workers"),
             limits=limits,
             content=order.content,
         )
@@ -215,20 +196,20 @@ class WorkerVersionLoader:
                 signature = await group.load()
             except ServeError as error:
                 raise _EngineFailed(error) from None
-            complete = with_places(complete_definition(definition, signature, strict=self._strict), plan.places)
+            complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
             complete = self._with_the_cache_there_is(complete)
             for warning in complete.warnings[len(definition.warnings) :]:
-                self._log.getChild("config").warning("model '%s': %s", definition.name, warning)
-            statistics = ModelStatistics(self._latencies.distributions(complete.config))
+                self.log.getChild("config").warning("model '%s': %s", definition.name, warning)
+            statistics = ModelStatistics(self.latencies.distributions(complete.config))
             parts = SchedulerParts(
                 complete.config,
                 version,
                 statistics,
-                self._mail.plane,
-                self._limits,
-                self._log.getChild("scheduler"),
+                self.mail.plane,
+                self.limits,
+                self.log.getChild("scheduler"),
                 definition.backend.answers_requests,
-                self._limiter,
+                self.limiter,
                 self.sequences.of(f"{definition.folder}:{definition.name}"),
                 _initial_states(complete),
             )
@@ -243,7 +224,6 @@ class WorkerVersionLoader:
             raise
         scheduler = new_scheduler(parts)
         wiring.connect(scheduler, group.instances)
-        facts = EngineFacts(plan, replaces)
         seconds = time.monotonic() - started
         answers = self._cached_answers(complete, version, statistics)
         kind = ItemModelVersion if definition.dialect is Dialect.AMD else LoadedModelVersion
@@ -254,13 +234,13 @@ class WorkerVersionLoader:
             scheduler,
             group,
             wiring,
-            facts,
+            plan,
             seconds,
             answers,
             give_back,
             limits.drain_seconds,
-            self._mail.plane,
-            self._log,
+            self.mail.plane,
+            self.log,
         )
 
     def _reserve(self, plan: EnginePlan) -> Callable[[], None]:
@@ -269,16 +249,16 @@ class WorkerVersionLoader:
         Raises:
             ServeError: INVALID_ARGUMENT, there cannot.
         """
-        if self._limiter is None:
+        if self.limiter is None:
             return _nothing
         needs = [needs_of(one.rate_limiter, one.device) for one in plan.workers for _ in range(one.instance_count)]
-        return self._limiter.register(needs)
+        return self.limiter.register(needs)
 
     def _with_the_cache_there_is(self, definition: ModelDefinition) -> ModelDefinition:
         """As it is run. What clients see of its configuration stays."""
-        if self._cache is not None or not definition.config.response_cache:
+        if self.cache is not None or not definition.config.response_cache:
             return definition
-        self._log.warning(
+        self.log.warning(
             "model '%s' asks for the response cache, but the server has none; --cache-config=local,size=BYTES makes"
             " one",
             definition.name,
@@ -290,39 +270,12 @@ class WorkerVersionLoader:
     ) -> CachedAnswers | None:
         # What a sequence is answered depends on what came before.
         if (
-            self._cache is None
+            self.cache is None
             or not definition.config.response_cache
             or definition.config.sequence_batching is not None
         ):
             return None
-        return CachedAnswers(self._cache, definition.config, version, statistics, self._log)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What the server itself knows of how a version is run."""
-
-    plan: EnginePlan
-    replaces: str
-    """The engine whose place this one has taken; "" = it is the one that was wanted."""
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """For the model's metadata."""
-        facts = {"engine": self.plan.engine.name, "engine_reason": self.plan.reason}
-        if self.replaces:
-            facts["engine_replaces"] = self.replaces
-        devices = dict.fromkeys("cpu" if one.device is None else f"gpu {one.device}" for one in self.plan.workers)
-        return {**facts, "devices": ", ".join(devices)}
-
-    @property
-    def warning(self) -> str:
-        """What everybody should see who looks at the model; "" = nothing out of the ordinary."""
-        if not self.replaces:
-            return ""
-        reason = self.plan.reason
-        shown = reason if len(reason) <= _LONGEST_WARNING else f"{reason[: _LONGEST_WARNING - 3]}..."
-        return f"served by {self.plan.engine.name} instead: {shown}"
+        return CachedAnswers(self.cache, definition.config, version, statistics, self.log)
 
 
 class LoadedModelVersion(ScheduledVersion):
@@ -336,7 +289,7 @@ class LoadedModelVersion(ScheduledVersion):
         scheduler: Scheduler,
         group: WorkerGroup,
         wiring: VersionWiring,
-        facts: EngineFacts,
+        plan: EnginePlan,
         load_seconds: float,
         answers: CachedAnswers | None,
         give_back: Callable[[], None],
@@ -350,7 +303,7 @@ class LoadedModelVersion(ScheduledVersion):
         self.load_seconds = load_seconds
         self._group = group
         self._wiring = wiring
-        self._facts = facts
+        self._plan = plan
         self._give_back = give_back
         self._drain_seconds = drain_seconds
         self._plane = plane
@@ -359,7 +312,7 @@ class LoadedModelVersion(ScheduledVersion):
     @property
     def properties(self) -> Mapping[str, str]:
         """See core.serving.ServedVersion. What the engine itself says goes before what the server says of it."""
-        return {**self._facts.properties, **self._wiring.properties}
+        return {**self._plan.properties, **self._wiring.properties}
 
     @property
     def worker_pids(self) -> Mapping[int, int]:
@@ -376,7 +329,7 @@ class LoadedModelVersion(ScheduledVersion):
 
     @property
     def status_reason(self) -> str:
-        return "; ".join(filter(None, (self._facts.warning, self._wiring.reason)))
+        return "; ".join(filter(None, (self._plan.warning, self._wiring.reason)))
 
     def follow_members(self, is_decoupled: bool) -> None:
         """See lifecycle.LoadedVersion; it has none."""

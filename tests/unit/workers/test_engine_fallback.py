@@ -16,17 +16,12 @@ from support.workers import mail_of
 from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machine
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import read_model_definitions
-from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.engine_plan import Fallback, FallbackCounter
+from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
-from rocserve.scheduling.queue import QueueLimits
-from rocserve.settings import EngineSettings
 from rocserve.workers.launcher import WorkerLauncher
 
 pytestmark = pytest.mark.long
@@ -52,8 +47,8 @@ REGISTRY = BackendRegistry(
 class Loads:
     """Loads models of the backend above, and keeps what they tell."""
 
-    def __init__(self, loader: WorkerVersionLoader, fallbacks: FallbackCounter, folder: Path) -> None:
-        self.fallbacks = fallbacks
+    def __init__(self, loader: WorkerVersionLoader, folder: Path) -> None:
+        self.fallbacks = loader.fallbacks
         self.progress: list[str] = []
         self.folder = folder / "m"
         self._loader = loader
@@ -81,24 +76,9 @@ class Loads:
 
 @pytest.fixture
 async def loads(plane: PlaneLoop, launcher: WorkerLauncher, tmp_path: Path) -> AsyncIterator[Loads]:
-    fallbacks = FallbackCounter()
-    loader = WorkerVersionLoader(
-        launcher,
-        mail_of(plane),
-        dispatcher_of(ServingTableHolder()),
-        QueueLimits(),
-        False,
-        EngineSettings(),
-        ToldMachine(migraphx=""),
-        fallbacks,
-        None,
-        None,
-        LOG,
-        LatencyOptions(),
-        CustomMetrics(),
-        RequestMemory(),
-    )
-    loads = Loads(loader, fallbacks, tmp_path)
+    dispatcher = dispatcher_of(ServingTableHolder())
+    loader = WorkerVersionLoader(launcher, mail_of(plane), dispatcher, ToldMachine(migraphx=""), LOG)
+    loads = Loads(loader, tmp_path)
     yield loads
     await loads.close()
 
