@@ -24,9 +24,9 @@ from opentelemetry.trace import SpanContext as SdkContext
 
 from rocserve.core.trace import COMPUTE_END, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_START
 from rocserve.observability.rate_limits import LogRateLimit
+from rocserve.observability.tracing.json_sink import WriterThread
 from rocserve.observability.tracing.options import SpanOptions, TraceSetting
 from rocserve.observability.tracing.record import Moment, TraceGroup, TraceRecord, random_id
-from rocserve.observability.tracing.trace_file import WriterThread
 
 _TRACER = "rocserve"
 _COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)

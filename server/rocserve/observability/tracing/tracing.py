@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from rocserve.core.errors import invalid_argument
-from rocserve.observability.tracing.json_sink import JsonSink
+from rocserve.observability.tracing.json_sink import JsonSink, why_unwritable
 from rocserve.observability.tracing.options import (
     TraceConfig,
     TraceLevel,
@@ -23,7 +23,6 @@ from rocserve.observability.tracing.options import (
     trace_options,
 )
 from rocserve.observability.tracing.record import TraceGroup, client_context
-from rocserve.observability.tracing.trace_file import why_unwritable
 
 TraceChange = Mapping[str, int | None]
 """New values by the fields of TraceValues; None = that of the setting above again."""
