@@ -222,15 +222,25 @@ class FrontEnds:
                 log,
             )
         else:
+            from rocserve.frontends.http.body import BodyReader
             from rocserve.frontends.http.large_bodies import LargeBodies
             from rocserve.frontends.http.models import ServedModels
-            from rocserve.frontends.http.serving import HttpParts, start_http
+            from rocserve.frontends.http.responders import HttpParts
+            from rocserve.frontends.http.service import start_http
             from rocserve.plane.guest_loop import GuestLoop
 
             self._guest = GuestLoop(self._plane)
             self._guest.set_exception_handler(LoopErrors(log))
             methods = {name: on_loop(method, asyncio.get_running_loop()) for name, method in served.methods.items()}
-            parts = HttpParts(served.inference, methods, ServedModels(served.tables), served.memory, LargeBodies())
+            parts = HttpParts(
+                served.inference,
+                methods,
+                ServedModels(served.tables),
+                served.memory,
+                BodyReader(settings.max_input_size, served.memory),
+                LargeBodies(),
+                settings.request_timeout_seconds,
+            )
             self._http, port = await self._guest.run(start_http(self._settings, where, parts, log))
         self.ports["http"] = port
         return (

@@ -17,7 +17,7 @@ from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter
 from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.protocol import Request, Response
-from rocserve.frontends.http.responders import AnswerStream, HandlerParts, Outcome, request_deadline
+from rocserve.frontends.http.responders import AnswerStream, HttpParts, Outcome, request_deadline
 from rocserve.frontends.http.tensor_json import json_elements, raw_contents
 
 NESTED = "parameters"
@@ -139,7 +139,7 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 class GenerateHandler:
     """On the event loop."""
 
-    def __init__(self, parts: HandlerParts) -> None:
+    def __init__(self, parts: HttpParts) -> None:
         self._parts = parts
 
     async def answer(self, request: Request, model: str, version: str, streams: bool) -> Response | None:
@@ -167,17 +167,17 @@ class GenerateHandler:
         except BaseException as error:
             responder.release()
             if isinstance(error, ServeError):
-                self._parts.service.refuse(error, partial(id_of_refused, b"" if len(body) > LARGE_JSON else body))
+                self._parts.inference.refuse(error, partial(id_of_refused, b"" if len(body) > LARGE_JSON else body))
             raise
         try:
             first = await responder.next()
             if responder.is_refused and isinstance(first, ServeError):
-                response: Response | None = error_response(self._parts.service.paths.without(first))
+                response: Response | None = error_response(self._parts.inference.paths.without(first))
             elif streams:
                 response = None
-                await _send_events(request, first, responder, self._parts.service.paths)
+                await _send_events(request, first, responder, self._parts.inference.paths)
             else:
-                response = await _only_response(first, responder, self._parts.service.paths)
+                response = await _only_response(first, responder, self._parts.inference.paths)
             return response
         except BaseException:
             responder.cancel()

@@ -37,7 +37,7 @@ from rocserve.frontends.http.infer_response import (
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.raw_request import form_request, raw_request
-from rocserve.frontends.http.responders import HandlerParts, HttpResponder, Outcome, request_deadline
+from rocserve.frontends.http.responders import HttpParts, HttpResponder, Outcome, request_deadline
 from rocserve.plane.loop import TimerHandle
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import NOT_FOR_DECOUPLED
@@ -51,7 +51,7 @@ _ONE_PIECE = 128 << 10
 class InferHandler:
     """On the event loop. A request that is there as a whole, and its answer, cost no task."""
 
-    def __init__(self, parts: HandlerParts, forwarding: HeaderForwarding | None) -> None:
+    def __init__(self, parts: HttpParts, forwarding: HeaderForwarding | None) -> None:
         self.parts = parts
         self.forwarding = forwarding
         self.heads = RequestHeads()
@@ -75,7 +75,7 @@ class InferHandler:
         except ServeError as error:
             self._refuse_unread(request, error)
             return
-        self.parts.run(request, self._ask(request, model, version, deadline))
+        request.run(self._ask(request, model, version, deadline))
 
     async def _ask(self, request: Request, model: str, version: str, deadline: float | None) -> None:
         try:
@@ -85,7 +85,7 @@ class InferHandler:
             self._refuse_unread(request, error)
 
     def _refuse_unread(self, request: Request, error: ServeError) -> None:
-        self.parts.service.refuse(error, str)
+        self.parts.inference.refuse(error, str)
         request.respond(error_response(error, PLAIN))
 
 
@@ -129,7 +129,7 @@ class InferCall(HttpResponder):
         """Raises: HttpError."""
         request = self.request
         if not request.is_whole or self._encoding != IDENTITY or self._may_be_large(len(request.data)):
-            self._parts.run(request, self._receive())
+            request.run(self._receive())
             return
         try:
             self._schedule(self._read(self._parts.bodies.whole(request, self, self._limit)))
@@ -160,7 +160,7 @@ class InferCall(HttpResponder):
         self._parts.memory.release(self)
         if not isinstance(error, ServeError):
             raise error
-        self._parts.service.refuse(error, partial(id_of_refused, self._json))
+        self._parts.inference.refuse(error, partial(id_of_refused, self._json))
         self.request.respond(error_response(error, self._refusal_type))
 
     @property
@@ -203,7 +203,7 @@ class InferCall(HttpResponder):
             pairs = ((name.decode("latin-1"), value) for name, value in request.header_pairs)
             infer_request.head = self._handler.forwarding.forward(infer_request.head, pairs)
         if self._deadline is not None:
-            self._timer = self._parts.service.plane.call_at(self._deadline, self._expire)
+            self._timer = self._parts.inference.plane.call_at(self._deadline, self._expire)
         request.on_gone = self.leave
         self.hand_over(infer_request)
 
@@ -246,24 +246,24 @@ class InferCall(HttpResponder):
         request, parts = self.request, self._parts
         try:
             if isinstance(outcome, ServeError):
-                error = parts.service.paths.without(outcome)
+                error = parts.inference.paths.without(outcome)
                 response = error_response(error, JSON if self.is_refused else PLAIN)
             elif (
                 "accept-encoding" in request.headers
                 or sum(map(len, outcome.data)) > _ONE_PIECE
                 or takes_long(outcome, self._form)
             ):
-                parts.run(request, self._send(detached(outcome)))
+                request.run(self._send(detached(outcome)))
                 return
             else:
                 # It is the connection's at once, and held by nobody else.
                 body = self._handler.writer.write(outcome, self._form)
                 response = Response(200, b"".join(body), *_content(body))
+            request.respond(response)
         except ServeError as error:
-            response = error_response(error, PLAIN)
+            request.respond(error_response(error, PLAIN))
         except Exception as error:
-            response = parts.failure(request, error)
-        request.respond(response)
+            request.fail(error)
 
     async def _send(self, outcome: InferResponse) -> Response | None:
         """A large answer, or perhaps a compressed one."""

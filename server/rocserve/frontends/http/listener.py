@@ -13,7 +13,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from rocserve.frontends.grpc.transport import file_limit
-from rocserve.frontends.http.protocol import Connection, ConnectionLimits, Connections, Request
+from rocserve.frontends.http.protocol import Connection, ConnectionLimits, Connections, Request, Response
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.observability.rate_limits import LogRateLimit
 
@@ -49,12 +49,13 @@ class HttpListener:
         log: logging.Logger,
         limits: ConnectionLimits | None = None,
         tls: ssl.SSLContext | None = None,
+        failure: Callable[[Request, Exception], Response] = lambda request, error: Response(500, b"", "text/plain"),
     ) -> None:
-        """`handle`: answers a request, at once or later; it raises nothing."""
+        """`handle`, `failure`: see Connections."""
         self._log = log.getChild("connections")
         self._limits = limits or ConnectionLimits()
         self._tls = tls
-        self._connections = Connections(handle, self._log, self._limits.age_seconds)
+        self._connections = Connections(handle, failure, self._limits.age_seconds)
         self._connections.on_made = self._forget_arrival
         self._listening: list[socket.socket] = []
         self._watch: asyncio.Task[None] | None = None

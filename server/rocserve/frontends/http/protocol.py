@@ -7,7 +7,6 @@ answers at once, later on the loop, or from a task that ends with the client's c
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import random
 import time
@@ -109,6 +108,8 @@ class Request:
     _waiter: asyncio.Future[None] | None = None
     _task: asyncio.Task[None] | None = None
     _chunked: bool = False
+    _has_begun: bool = False
+    """A part of its answer has been sent."""
 
     @property
     def path(self) -> str:
@@ -143,7 +144,7 @@ class Request:
 
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
         """Have a task answer, which is cancelled when the client goes; None = it has been sent. A ConnectionError of it
-        ends the connection, and it raises nothing else."""
+        ends the connection; of another error the client is told."""
         self._task = self._connection.loop.create_task(self._run(answering))
         self._connection.common.tasks.add(self._task)
         self._task.add_done_callback(self._connection.common.tasks.discard)
@@ -153,9 +154,8 @@ class Request:
             response = await answering
         except ConnectionError:
             self._connection.abort()
-        except Exception:
-            self._connection.common.log.exception("a request could not be answered")
-            self._connection.abort()
+        except Exception as error:
+            self.fail(error)
         else:
             if response is not None:
                 self.respond(response)
@@ -166,6 +166,13 @@ class Request:
         self._connection.write(head if self.method == "HEAD" else head + body)
         self._end()
 
+    def fail(self, error: Exception) -> None:
+        response = self._connection.common.failure(self, error)
+        if self._has_begun:
+            self._connection.abort()
+        else:
+            self.respond(response)
+
     async def respond_in_parts(
         self, parts: Sequence[Buffer], content_type: str, headers: Mapping[str, str] = _NO_HEADERS
     ) -> None:
@@ -175,6 +182,7 @@ class Request:
             ConnectionError: the client has gone.
         """
         self._connection.check_open()
+        self._has_begun = True
         self._connection.write(self._head(200, content_type, headers, sum(map(len, parts))))
         for part in parts:
             view = memoryview(part)
@@ -186,6 +194,7 @@ class Request:
     def begin_stream(self, status: int, content_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
         """Of an answer whose length is not known; raises as `respond_in_parts` does."""
         self._connection.check_open()
+        self._has_begun = True
         if self.is_old:
             self.keeps_alive = False
         else:
@@ -239,10 +248,20 @@ class Request:
 class Connections:
     """All of one listener, and what they have in common."""
 
-    def __init__(self, handle: Callable[[Request], None], log: logging.Logger, age_seconds: float) -> None:
-        """`age_seconds`: see ConnectionLimits."""
+    def __init__(
+        self,
+        handle: Callable[[Request], None],
+        failure: Callable[[Request, Exception], Response],
+        age_seconds: float,
+    ) -> None:
+        """
+        Args:
+            handle: answers a request, at once or later.
+            failure: the answer to one that could not be handled.
+            age_seconds: see ConnectionLimits.
+        """
         self.handle = handle
-        self.log = log
+        self.failure = failure
         self.age_seconds = age_seconds
         self.open: set[Connection] = set()
         """Those that are closing too, until they are closed."""
@@ -442,7 +461,10 @@ class Connection(asyncio.Protocol):
             request = self._in_hand = self._waiting.popleft()
             self._idle_since = self._head_since = None
             self._begun_at = time.monotonic()
-            self.common.handle(request)
+            try:
+                self.common.handle(request)
+            except Exception as error:
+                request.fail(error)
         else:
             self.loop.call_soon(self._begin_requests)
         self._is_beginning = False

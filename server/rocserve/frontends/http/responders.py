@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, invalid_argument
 from rocserve.core.request_memory import Holding, RequestMemory
@@ -15,9 +14,10 @@ from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.infer_response import detached
 from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.models import Models
-from rocserve.frontends.http.protocol import Request, Response
+from rocserve.frontends.http.protocol import Request
 from rocserve.scheduling.batch import send_copied
 from rocserve.services.inference import Inference
+from rocserve.services.method import Method
 from rocserve.services.observation import ClientResponder, RequestOrigin
 
 BACKLOG_LIMIT_BYTES = 256 << 20
@@ -27,20 +27,17 @@ Outcome = InferResponse | ServeError
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerParts:
-    """What inference requests are served with, those of generate too."""
+class HttpParts:
+    """What HTTP asks, in the server's own process or beside it."""
 
-    service: Inference
+    inference: Inference
+    methods: Mapping[str, Method]
     models: Models
-    bodies: BodyReader
     memory: RequestMemory
+    bodies: BodyReader
+    large: LargeBodies
     timeout_seconds: float
     """The longest that any request may take; 0 = as long as it takes."""
-    large: LargeBodies
-    run: Callable[[Request, Coroutine[Any, Any, Response | None]], None]
-    """Has a task answer, whose errors are told."""
-    failure: Callable[[Request, Exception], Response]
-    """The answer to a request that met a fault of the server."""
 
 
 OWN_HEADER = "X-Request-Timeout-Ms"
@@ -72,7 +69,7 @@ class HttpResponder(ClientResponder):
     """A request of HTTP from its head on: where it comes from, whether its client is still there, and (a Holder) what
     memory its body takes. All is called on the plane's thread."""
 
-    def __init__(self, request: Request, parts: HandlerParts, deadline: float | None) -> None:
+    def __init__(self, request: Request, parts: HttpParts, deadline: float | None) -> None:
         """`deadline`: time.monotonic() seconds, after which the client is told that it has passed, whatever becomes of
         the request."""
         self.request = request
@@ -90,7 +87,7 @@ class HttpResponder(ClientResponder):
         """Have the request, whose body is there now, scheduled. What is raised is the answer: no other follows."""
         self._came_ns = time.monotonic_ns()
         request.deadline = self._deadline
-        self._parts.service.infer(request, self)
+        self._parts.inference.infer(request, self)
         self._is_scheduled = True
 
     def release(self) -> None:
@@ -111,13 +108,13 @@ class HttpResponder(ClientResponder):
     def cancel(self) -> None:
         """Nobody waits for the answer any more. Who says so may be in the middle of it."""
         self._is_gone = True
-        self._parts.service.plane.call_soon(self._tell_gone)
+        self._parts.inference.plane.call_soon(self._tell_gone)
 
     def _is_copied(self, response: InferResponse, final: bool) -> bool:
         """Whether a response is being copied, for clients may read slowly, and will be sent once more."""
         if not response.is_large or response.slot is None:
             return False
-        self._parts.service.plane.work_off(send_copied(response, final, self))
+        self._parts.inference.plane.work_off(send_copied(response, final, self))
         return True
 
     def _tell_gone(self) -> None:
@@ -135,7 +132,7 @@ class AnswerStream(HttpResponder):
 
     takes_one = False
 
-    def __init__(self, request: Request, parts: HandlerParts, deadline: float | None) -> None:
+    def __init__(self, request: Request, parts: HttpParts, deadline: float | None) -> None:
         super().__init__(request, parts, deadline)
         self._answers = Holding()
         self._queue: asyncio.Queue[Outcome | None] = asyncio.Queue()

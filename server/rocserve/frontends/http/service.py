@@ -1,28 +1,28 @@
-"""Everything behind the listener: what is asked, whether the client may, and the answer."""
+"""HTTP as the settings ask for it: the listener, and all behind it: what is asked, whether the client may, and the
+answer."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from rocserve.core.errors import ServeError
-from rocserve.core.request_memory import Holding, RequestMemory
-from rocserve.frontends.http.body import BodyReader
+from rocserve.core.request_memory import Holding
+from rocserve.frontends.certificates import tls_context
 from rocserve.frontends.http.cross_origin import CrossOrigin
 from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed, not_found
 from rocserve.frontends.http.generate import GenerateHandler
 from rocserve.frontends.http.inference import InferHandler
 from rocserve.frontends.http.json_text import json_bytes
-from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
+from rocserve.frontends.http.large_bodies import LARGE_JSON
+from rocserve.frontends.http.listener import HttpListener, most_descriptors
 from rocserve.frontends.http.management import told_health
-from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.page import Page, PageFile
-from rocserve.frontends.http.protocol import Request, Response
-from rocserve.frontends.http.responders import HandlerParts
+from rocserve.frontends.http.protocol import ConnectionLimits, Request, Response
+from rocserve.frontends.http.responders import HttpParts
 from rocserve.frontends.http.routes import (
     GENERATE,
     GENERATE_STREAM,
@@ -32,80 +32,50 @@ from rocserve.frontends.http.routes import (
     find_destination,
     parse_message,
 )
+from rocserve.frontends.listen_address import ListenAddress
 from rocserve.observability.failures import RequestFailures
 from rocserve.services.admin_calls import FORWARDING_HEADERS, Access, Peer
 from rocserve.services.forwarded_headers import header_forwarding
-from rocserve.services.inference import Inference
 from rocserve.services.method import Method, SlowMethod
 from rocserve.services.restrictions import Restriction
-from rocserve.settings import HttpSettings
+from rocserve.settings import HttpSettings, ServerSettings
 
 _REMEMBERED_PATHS = 1024
+_TLS_BYTES = 320 << 10
+"""That an HTTP connection with TLS takes: asyncio has a buffer of 256 KiB for each. Together they may take as much as
+requests."""
+_LEAST_TLS_CONNECTIONS = 64
+"""However little that is."""
 
 
 class HttpService:
     """Answers requests, on the event loop that it is made on."""
 
-    def __init__(
-        self,
-        inference: Inference,
-        methods: Mapping[str, Method],
-        models: Models,
-        settings: HttpSettings,
-        memory: RequestMemory,
-        log: logging.Logger,
-        access: Access,
-        large: LargeBodies,
-    ) -> None:
-        self._methods = methods
-        self._memory = memory
+    def __init__(self, parts: HttpParts, settings: HttpSettings, access: Access, log: logging.Logger) -> None:
+        self._parts = parts
         self._failures = RequestFailures(log)
         self._access = access
-        self._large = large
-        self._bodies = BodyReader(settings.max_input_size, memory)
-        forwarding = header_forwarding(settings.header_forward_pattern)
-        parts = HandlerParts(
-            inference,
-            models,
-            self._bodies,
-            memory,
-            settings.request_timeout_seconds,
-            large,
-            self._run,
-            self._failure,
-        )
-        self._infer = InferHandler(parts, forwarding)
+        self._infer = InferHandler(parts, header_forwarding(settings.header_forward_pattern))
         self._generate = GenerateHandler(parts)
         self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
-        self._page = Page(methods) if settings.allow_ui else None
+        self._page = Page(parts.methods) if settings.allow_ui else None
         self._cors = CrossOrigin(settings.cors_origins) if settings.cors_origins else None
         self._tasks: dict[asyncio.Task[object], Holding] = {}
 
-    def handle(self, request: Request) -> None:
-        """Answers a request, at once or later."""
-        try:
-            if self._cors is None or not self._cors.answer(request):
-                self._answer(request)
-        except Exception as error:
-            request.respond(self._failure(request, error))
-
-    def _failure(self, request: Request, error: Exception) -> Response:
+    def failure(self, request: Request, error: Exception) -> Response:
+        """The answer to a request that was refused, or met a fault of the server."""
         if not isinstance(error, ServeError | HttpError):
             error = self._failures.error_of(f"{request.method} {request.path}", error)
         return error_response(error)
 
-    def _run(self, request: Request, answering: Coroutine[Any, Any, Response | None]) -> None:
-        request.run(self._guarded(request, answering))
+    def handle(self, request: Request) -> None:
+        """Answers a request, at once or later.
 
-    async def _guarded(self, request: Request, answering: Coroutine[Any, Any, Response | None]) -> Response | None:
-        try:
-            return await answering
-        except ConnectionError:
-            raise  # The client has gone in the middle of its answer.
-        except Exception as error:
-            return self._failure(request, error)
-
-    def _answer(self, request: Request) -> None:
+        Raises:
+            Exception: its answer is a `failure`.
+        """
+        if self._cors is not None and self._cors.answer(request):
+            return
         destination = self._find_destination(request.target)
         if destination is None:
             self._answer_page(request)
@@ -116,9 +86,9 @@ class HttpService:
             self._infer.answer(request, fields["name"], fields["version"])
         elif route is GENERATE or route is GENERATE_STREAM:
             streams = route is GENERATE_STREAM
-            self._run(request, self._generate.answer(request, fields["name"], fields["version"], streams))
+            request.run(self._generate.answer(request, fields["name"], fields["version"], streams))
         else:
-            self._run(request, self._manage(request, route, fields))
+            request.run(self._manage(request, route, fields))
 
     def _answer_page(self, request: Request) -> None:
         part = None if self._page is None else self._page.find(request.path)
@@ -131,7 +101,7 @@ class HttpService:
         if isinstance(part, PageFile):
             request.respond(part.response)
         else:
-            self._run(request, part.answer(request))
+            request.run(part.answer(request))
 
     def _admit(self, request: Request, method: str) -> None:
         restriction: Restriction | None = self._access.restrictions.get(method)
@@ -141,22 +111,25 @@ class HttpService:
     async def _manage(self, request: Request, route: Route, fields: Mapping[str, str]) -> Response:
         if request.method not in route.verbs:
             raise not_allowed(route.content_type)
+        method = self._parts.methods[route.method]
         holding = Holding()
         try:
-            body = await self._bodies.read(request, holding) if request.method == "POST" else None
+            body = await self._parts.bodies.read(request, holding) if request.method == "POST" else None
             if body is not None and len(body) > LARGE_JSON:
                 parse = partial(parse_message, request.target)
-                message = self._methods[route.method].request.FromString(await self._large.parse(parse, body))
+                message = self._parts.methods[route.method].request.FromString(
+                    await self._parts.large.parse(parse, body)
+                )
             else:
                 message = route.request(fields, body)
             self._access.admin.check(route.method, _peer(request), lambda: message)
-            response = await self._call(self._methods[route.method], message, holding)
+            response = await self._call(method, message, holding)
             told = route.tell(response)
         except ServeError as error:
             return error_response(error, route.content_type)
         finally:
             if holding not in self._tasks.values():
-                self._memory.release(holding)
+                self._parts.memory.release(holding)
         if route.tell is told_health:
             return _health_response(told, fields.get("name", ""))
         text = b"" if told is None else told if isinstance(told, bytes) else json_bytes(told)
@@ -172,7 +145,7 @@ class HttpService:
         return await asyncio.shield(task)
 
     def _forget(self, task: asyncio.Task[object]) -> None:
-        self._memory.release(self._tasks.pop(task))
+        self._parts.memory.release(self._tasks.pop(task))
         if not task.cancelled():
             # Looked at, so that asyncio does not complain of an error that nobody waited for.
             task.exception()
@@ -189,3 +162,25 @@ def _health_response(told: dict[str, bool], model_name: str) -> Response:
     if model_name and not holds:
         body["error"] = "Model version not ready"
     return Response(200 if holds else 400, json_bytes(body), JSON)
+
+
+async def start_http(
+    settings: ServerSettings, where: ListenAddress, parts: HttpParts, log: logging.Logger
+) -> tuple[HttpListener, int]:
+    """The listener, and its port.
+
+    Raises:
+        OSError: it cannot be listened on, or a certificate cannot be used.
+    """
+    http = settings.http
+    service = HttpService(parts, http, Access.of(settings, http, log), log)
+    tls = tls_context(settings.grpc, http, "HTTP", log)
+    limits = ConnectionLimits(
+        idle_seconds=http.keepalive_seconds,
+        age_seconds=settings.max_connection_age_seconds,
+        write_seconds=settings.write_timeout_seconds,
+        most=None if tls is None else max(parts.memory.share_bytes // _TLS_BYTES, _LEAST_TLS_CONNECTIONS),
+        most_descriptors=most_descriptors(),
+    )
+    listener = HttpListener(service.handle, log, limits, tls, service.failure)
+    return listener, await listener.start(where.protocol, where.flags, where.address, where.port, where.reuse_port)

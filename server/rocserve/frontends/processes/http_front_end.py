@@ -16,9 +16,11 @@ from rocserve.config.plain import to_plain
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.frontends.grpc.guards import full_name
+from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener
-from rocserve.frontends.http.serving import HttpParts, start_http
+from rocserve.frontends.http.responders import HttpParts
+from rocserve.frontends.http.service import start_http
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.main import WayToServer
@@ -41,7 +43,15 @@ class HttpFrontEnd:
         self._way = way
         methods = remote_methods(way.forwarding, way.loop)
         models = RemoteModels(way.edition, methods["ModelConfig"])
-        self._parts = HttpParts(way.inference, methods, models, way.memory, LargeBodies(_LARGE_BODY_PROCESSES))
+        self._parts = HttpParts(
+            way.inference,
+            methods,
+            models,
+            way.memory,
+            BodyReader(settings.http.max_input_size, way.memory),
+            LargeBodies(_LARGE_BODY_PROCESSES),
+            settings.http.request_timeout_seconds,
+        )
         self._where = ListenAddress("HTTP", "http", settings.http.address, port, reuse_port=True)
         self._listener: HttpListener
         self._ending: asyncio.Task[None] | None = None

@@ -46,17 +46,27 @@ def handle(request: Request) -> None:
         asyncio.get_running_loop().call_later(0.1, request.respond, Response(200, b"late", "text/plain"))
     elif request.path == "/fails":
         request.run(fail())
+    elif request.path == "/breaks":
+        request.run(fail(request))
     else:
         request.respond(Response(404, b"nothing here", "text/plain"))
 
 
-async def fail() -> Response:
+async def fail(request: Request | None = None) -> Response:
+    """`request`: whose answer has begun."""
+    if request is not None:
+        request.begin_stream(200, "text/plain")
+        await request.send(b"begun")
     raise ValueError("a fault of the server")
+
+
+def failure(request: Request, error: Exception) -> Response:
+    return Response(500, str(error).encode(), "text/plain")
 
 
 @asynccontextmanager
 async def listening(limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
-    listener = HttpListener(handle, logging.getLogger("test"), limits)
+    listener = HttpListener(handle, logging.getLogger("test"), limits, failure=failure)
     yield await listener.start("HTTP", "http", "127.0.0.1", 0)
     await listener.stop(0)
 
@@ -197,10 +207,13 @@ async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
         writer.close()
 
 
-async def test_a_fault_of_the_server_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_of_the_server_is_told_or_ends_an_answer_that_has_begun() -> None:
     async with listening() as port:
-        assert await exchange(port, b"GET /fails HTTP/1.1\r\n\r\n") == b""
-        assert "a fault of the server" in caplog.text
+        told = await exchange(port, b"GET /fails HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert told.startswith(b"HTTP/1.1 500 ")
+        assert told.endswith(b"a fault of the server")
+        broken = await exchange(port, b"GET /breaks HTTP/1.1\r\n\r\n")
+        assert broken.endswith(b"5\r\nbegun\r\n")
 
 
 async def test_one_connection_does_not_keep_the_others_waiting() -> None:

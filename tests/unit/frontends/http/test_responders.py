@@ -45,7 +45,7 @@ class Service:
 def parts(answer: Callable[[HttpResponder], None] = lambda responder: None) -> Any:
     """`answer` is called with each request that is scheduled."""
     memory = RequestMemory()
-    return SimpleNamespace(service=Service(answer), memory=memory, bodies=BodyReader(1 << 20, memory))
+    return SimpleNamespace(inference=Service(answer), memory=memory, bodies=BodyReader(1 << 20, memory))
 
 
 class Call(InferCall):
@@ -59,7 +59,7 @@ class Call(InferCall):
         inputs = [InputConfig("X", DataType.UINT8, (3,))]
         config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=inputs)
         self.memory = (given := parts(answer)).memory
-        self.plane: HandLoop = given.service.plane
+        self.plane: HandLoop = given.inference.plane
         super().__init__(InferHandler(given, None), request, "m", "", None, config)
 
 
@@ -176,5 +176,5 @@ async def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(outcome, ServeError)
     assert outcome.code is StatusCode.RESOURCE_EXHAUSTED
     assert await answers.next() is None
-    given.service.plane.turn()
+    given.inference.plane.turn()
     assert cancelled == [True]
