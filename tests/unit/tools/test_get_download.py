@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 
 from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
-from rocserve.tools.get.download import Patience, download
-from rocserve.tools.get.errors import GetError
-from rocserve.tools.get.partial_file import PartialFile
+from rocserve.tools.get.download import GetError, Part, Patience, download
 
 CONTENT = np.random.default_rng(7).integers(0, 256, 600_000, dtype=np.uint8).tobytes()
 PATIENT = Patience(silence=2.0, first_pause=0.01)
@@ -374,7 +372,7 @@ def test_a_part_that_just_got_its_name_is_not_written_to(
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", lock_later)
-    with pytest.raises(GetError, match="another process is writing"), PartialFile(part):
+    with pytest.raises(GetError, match="another process is writing"), Part(part):
         pass
     assert target.read_bytes() == CONTENT
 

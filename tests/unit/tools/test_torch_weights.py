@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rocserve.tools.get.download import GetError
 from rocserve.tools.get.efficientnet_lite0 import read_torch_weights
-from rocserve.tools.get.errors import GetError
 
 
 class _Saved:

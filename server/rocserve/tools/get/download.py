@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import http.client
+import os
 import re
 import shutil
 import socket
@@ -11,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
 from rocserve.tools.get.catalogue import RemoteFile
-from rocserve.tools.get.errors import GetError, Interrupted, SourceFailed, WrongContent
-from rocserve.tools.get.partial_file import PartialFile
-from rocserve.tools.get.progress import DownloadProgress
 
 _BLOCK_BYTES = 1 << 18
 _ATTEMPTS = 5
@@ -38,30 +42,146 @@ class Patience:
     """Before the second attempt; each further one doubles it."""
 
 
+class GetError(Exception):
+    """A model cannot be had. The text says what was tried, what came and what to do."""
+
+
+class SourceFailed(Exception):
+    """This address does not give the file; another one may."""
+
+
+class Interrupted(Exception):
+    """The connection broke or the server faltered; the same address may give the rest."""
+
+
+class WrongContent(SourceFailed):
+    """All bytes came, and they are not those of the file."""
+
+
+class DownloadProgress:
+    """Shows how far a download is: a bar on a terminal, a line every tenth elsewhere. A context."""
+
+    def __init__(self, console: Console, name: str, size: int) -> None:
+        self._console = console
+        self._name = name
+        self._size = size
+        self._tenths = 0
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        self._bar = Progress(
+            TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal
+        )
+        self._task = self._bar.add_task(name, total=size)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def at(self, done: int) -> None:
+        """So many bytes of the file are there."""
+        self._bar.update(self._task, completed=done)
+        tenths = done * 10 // self._size
+        if tenths > self._tenths and self._bar.disable:
+            self.note(f"{self._name}: {done / 1e6:.1f} of {self._size / 1e6:.1f} MB")
+        self._tenths = tenths
+
+    def note(self, text: str) -> None:
+        """Something that the user may want to know, such as a broken connection."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Part:
+    """The part of a file that is there so far, and nobody else's. A context; what an earlier download left is kept."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises: GetError: another process writes it, or it cannot be written."""
+        self.path = path
+        self.size = 0
+        with self._disk_faults():
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.fdopen(descriptor, "r+b")
+            if not self._is_ours():
+                self._file.close()
+                raise GetError(f"another process is writing '{path}'; wait for it, or end it")
+            self.size = self._file.seek(0, os.SEEK_END)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._disk_faults():
+            self._file.close()
+
+    def sha256(self) -> str:
+        with self._disk_faults():
+            self._file.seek(0)
+            return hashlib.file_digest(self._file, "sha256").hexdigest()
+
+    def append(self, data: bytes) -> None:
+        """Raises: GetError, such as for a full disk."""
+        with self._disk_faults():
+            self._file.write(data)
+        self.size += len(data)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        with self._disk_faults():
+            self._file.seek(0)
+            self._file.truncate()
+        self.size = 0
+
+    def keep_as(self, target: Path) -> None:
+        """Give the file its name, in one step, once it is on the disk."""
+        with self._disk_faults():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            target.parent.mkdir(exist_ok=True)
+            self.path.replace(target)
+
+    def _is_ours(self) -> bool:
+        """Lock it; no where another process has, or has given the file its name while this one waited to open it: to
+        write into it would then be to write into what a server has loaded."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            return False
+
+    @contextmanager
+    def _disk_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            text = f"cannot write '{self.path}': {error.strerror or error}"
+            raise GetError(text + ("; run again, it goes on from what is there" if self.size else "")) from error
+
+
 def download(
-    file: RemoteFile, target: Path, part: Path, progress: DownloadProgress, patience: Patience | None = None
+    file: RemoteFile, target: Path, path: Path, progress: DownloadProgress, patience: Patience | None = None
 ) -> None:
-    """Put the file at `target`, whole or not at all; `part` is where it grows, on the same file system.
+    """Put the file at `target`, whole or not at all; `path` is where it grows, on the same file system.
 
     Raises:
         GetError: no address gave the right bytes, there is no room, or somebody else is at it. What was downloaded
-            rightly so far stays in `part` for the next time.
+            rightly so far stays at `path` for the next time.
     """
-    with PartialFile(part) as partial:
+    with Part(path) as part:
         try:
-            _check_room(file, partial)
-            _try_each_address(file, partial, progress, patience or Patience())
-            partial.keep_as(target)
+            _check_room(file, part)
+            _try_each_address(file, part, progress, patience or Patience())
+            part.keep_as(target)
         finally:
-            if partial.size == 0:
-                partial.discard()
+            if part.size == 0:
+                path.unlink(missing_ok=True)
 
 
-def _try_each_address(file: RemoteFile, partial: PartialFile, progress: DownloadProgress, patience: Patience) -> None:
+def _try_each_address(file: RemoteFile, part: Part, progress: DownloadProgress, patience: Patience) -> None:
     failures = []
     for address in file.addresses:
         try:
-            return _Download(file, address, partial, progress, patience).run()
+            return _Download(file, address, part, progress, patience).run()
         except SourceFailed as failure:
             failures.append(f"  {address}: {failure}")
             progress.note(f"{address}: {failure}")
@@ -73,17 +193,17 @@ class _Download:
     """The attempts at one address."""
 
     def __init__(
-        self, file: RemoteFile, address: str, partial: PartialFile, progress: DownloadProgress, patience: Patience
+        self, file: RemoteFile, address: str, part: Part, progress: DownloadProgress, patience: Patience
     ) -> None:
         self._file = file
         self._address = address
-        self._partial = partial
+        self._part = part
         self._progress = progress
         self._patience = patience
 
     def run(self) -> None:
         """Raises: SourceFailed."""
-        has_begun_before = self._partial.size > 0
+        has_begun_before = self._part.size > 0
         try:
             self._complete()
         except WrongContent:
@@ -95,19 +215,19 @@ class _Download:
 
     def _complete(self) -> None:
         attempts = 0
-        while self._partial.size < self._file.size:
-            before = self._partial.size
+        while self._part.size < self._file.size:
+            before = self._part.size
             try:
                 self._fetch()
             except Interrupted as interruption:
-                attempts = 1 if self._partial.size > before else attempts + 1
+                attempts = 1 if self._part.size > before else attempts + 1
                 if attempts == _ATTEMPTS:
                     raise SourceFailed(f"{interruption}, {_ATTEMPTS} times in a row") from None
-                self._progress.note(f"{interruption}; trying again from byte {self._partial.size}")
+                self._progress.note(f"{interruption}; trying again from byte {self._part.size}")
                 time.sleep(self._patience.first_pause * 2 ** (attempts - 1))
-        if self._partial.sha256 != self._file.sha256:
-            digest = self._partial.sha256
-            self._partial.clear()
+        digest = self._part.sha256()
+        if digest != self._file.sha256:
+            self._part.clear()
             raise WrongContent(f"its bytes are not the right ones: SHA-256 {digest}, expected {self._file.sha256}")
 
     def _fetch(self) -> None:
@@ -117,20 +237,20 @@ class _Download:
             Interrupted, SourceFailed.
         """
         headers = {"User-Agent": "rocserve", "Accept-Encoding": "identity"}
-        if self._partial.size:
-            headers["Range"] = f"bytes={self._partial.size}-"
+        if self._part.size:
+            headers["Range"] = f"bytes={self._part.size}-"
         request = _request(self._address, headers)
-        with _network_faults(self._partial), urlopen(request, timeout=self._patience.silence) as response:
+        with _network_faults(self._part), urlopen(request, timeout=self._patience.silence) as response:
             self._check_head(response)
-            self._progress.at(self._partial.size)
+            self._progress.at(self._part.size)
             while block := _read(response):
-                if self._partial.size + len(block) > self._file.size:
-                    self._partial.clear()
+                if self._part.size + len(block) > self._file.size:
+                    self._part.clear()
                     raise SourceFailed(f"it goes on after the {self._file.size} bytes that were expected")
-                self._partial.append(block)
-                self._progress.at(self._partial.size)
-        if self._partial.size < self._file.size:
-            raise Interrupted(f"the connection ended after {self._partial.size} of {self._file.size} bytes")
+                self._part.append(block)
+                self._progress.at(self._part.size)
+        if self._part.size < self._file.size:
+            raise Interrupted(f"the connection ended after {self._part.size} of {self._file.size} bytes")
 
     def _check_head(self, response: http.client.HTTPResponse) -> None:
         """Whether what follows is the rest of the file; where the whole of it follows, begin anew."""
@@ -139,10 +259,10 @@ class _Download:
             first, total = _content_range(response)
         if total is not None and total != self._file.size:
             raise SourceFailed(f"the file there has {total} bytes, expected {self._file.size}")
-        if first not in (0, self._partial.size):
-            raise SourceFailed(f"asked for the bytes from {self._partial.size} on, it sends those from {first} on")
-        if first < self._partial.size:
-            self._partial.clear()
+        if first not in (0, self._part.size):
+            raise SourceFailed(f"asked for the bytes from {self._part.size} on, it sends those from {first} on")
+        if first < self._part.size:
+            self._part.clear()
 
 
 def _request(address: str, headers: dict[str, str]) -> Request:
@@ -175,14 +295,14 @@ def _read(response: http.client.HTTPResponse) -> bytes:
 
 
 @contextmanager
-def _network_faults(partial: PartialFile) -> Iterator[None]:
-    """Tells what may pass from what will not. No OSError here is one of the disk: PartialFile has dealt with those."""
+def _network_faults(part: Part) -> Iterator[None]:
+    """Tells what may pass from what will not. No OSError here is one of the disk: Part has dealt with those."""
     try:
         yield
     except HTTPError as error:
         with error:
-            if error.code == _RANGE_NOT_SATISFIABLE and partial.size:
-                partial.clear()
+            if error.code == _RANGE_NOT_SATISFIABLE and part.size:
+                part.clear()
                 raise Interrupted("the server has no bytes after those that are there already") from None
             text = f"HTTP status {error.code} ({' '.join(str(error.reason).split())})"
         raise (Interrupted if error.code in _PASSING_STATUSES else SourceFailed)(text) from None
@@ -197,11 +317,11 @@ def _network_faults(partial: PartialFile) -> Iterator[None]:
         raise Interrupted(f"the answer is not HTTP ({type(error).__name__}: {error})") from None
 
 
-def _check_room(file: RemoteFile, partial: PartialFile) -> None:
-    free = shutil.disk_usage(partial.path.parent).free
-    missing = file.size - partial.size - free
+def _check_room(file: RemoteFile, part: Part) -> None:
+    free = shutil.disk_usage(part.path.parent).free
+    missing = file.size - part.size - free
     if missing > 0:
         raise GetError(
-            f"'{file.name}' needs {(file.size - partial.size) / 1e6:.0f} MB in '{partial.path.parent}', and"
+            f"'{file.name}' needs {(file.size - part.size) / 1e6:.0f} MB in '{part.path.parent}', and"
             f" {free / 1e6:.0f} MB are free there; make room for {missing / 1e6:.0f} MB more"
         )

