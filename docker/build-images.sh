@@ -63,7 +63,7 @@ try() {
   echo "images: rocserve doctor in $name"
   buildah run "$container" rocserve doctor | tee "$work/doctor"
   mkdir -p "$work/models/tiny/1"
-  "$python" -c "import sys; from rocserve.tools.doctor.tiny_model import tiny_onnx; sys.stdout.buffer.write(tiny_onnx())" \
+  "$python" -c "import sys; from rocserve.tools.doctor.trial import tiny_onnx; sys.stdout.buffer.write(tiny_onnx())" \
     >"$work/models/tiny/1/model.onnx"
   chmod 755 "$work"
   port=$("$python" -c "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])")
@@ -78,7 +78,7 @@ import sys
 import numpy as np
 from rocserve_client import Client
 
-from rocserve.tools.doctor.tiny_model import SHAPE, expected
+from rocserve.tools.doctor.trial import SHAPE, expected
 
 values = [0.25 * place - 1 for place in range(8)]
 with Client(f"localhost:{sys.argv[1]}") as client:

@@ -8,12 +8,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
-from rocserve.core.plain import from_json
-from rocserve.jobs.messages import JobReply
 from rocserve.jobs.output import JobOutput
-from rocserve.jobs.peak import peak_bytes
 
 _END_SECONDS = 10.0
 """A child that has said its last word and does not end is ended."""
@@ -24,8 +22,9 @@ _READ_BYTES = 64 * 1024
 class JobProcess:
     """A context: the child is gone when it is left. One thread; `kill` from any."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], order: bytes) -> None:
-        """`command` is followed by the descriptors for replies and lifeline; `order` is the child's standard input.
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], order: bytes | None = None) -> None:
+        """`command` is followed by the descriptors for replies and lifeline. `order`: the child's standard input; None
+        = what `send` sends.
 
         Raises:
             OSError: it cannot be started.
@@ -37,9 +36,13 @@ class JobProcess:
         self.replies, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writer, True)
         lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
-        standard_input = os.memfd_create("rocserve:order", os.MFD_CLOEXEC)
-        try:
+        self._orders: int | None = None
+        if order is None:
+            standard_input, self._orders = os.pipe2(os.O_CLOEXEC)
+        else:
+            standard_input = os.memfd_create("rocserve:order", os.MFD_CLOEXEC)
             os.pwrite(standard_input, order, 0)
+        try:
             # A group, not a session: in a session, niceness would only count among its own processes (sched(7)).
             self._process = subprocess.Popen(
                 [*command, str(writer), str(lifeline)],
@@ -70,12 +73,15 @@ class JobProcess:
         """The most memory that it has had so far; 0 once it has ended."""
         return peak_bytes(self._process.pid)
 
-    def take_replies(self) -> list[JobReply] | None:
-        """Those that have come; None when there are no more and the child is about to end.
+    def send(self, order: bytes) -> None:
+        """One more line for the child. Raises: BrokenPipeError: it has ended."""
+        assert self._orders is not None, "the order was given at the start"
+        order += b"\n"
+        while order:
+            order = order[os.write(self._orders, order) :]
 
-        Raises:
-            ValueError: it wrote something else.
-        """
+    def take_replies(self) -> list[bytes] | None:
+        """The lines that have come; None when there are no more and the child is about to end."""
         try:
             data = os.read(self.replies, _READ_BYTES)
         except BlockingIOError:
@@ -83,7 +89,7 @@ class JobProcess:
         if not data:
             return None
         *lines, self._begun = (self._begun + data).split(b"\n")
-        return [from_json(JobReply, line) for line in lines]
+        return lines
 
     def kill(self) -> None:
         """SIGKILL to it and to all that it has started, also where they are stopped."""
@@ -111,6 +117,60 @@ class JobProcess:
         return self._status
 
     def _close(self) -> None:
-        os.close(self.replies)
-        os.close(self._lifeline)
+        for descriptor in (self.replies, self._lifeline, self._orders):
+            if descriptor is not None:
+                os.close(descriptor)
         self.output.close()
+
+
+_PEAK = "VmHWM:"
+
+
+def peak_bytes(pid: int | None = None) -> int:
+    """Of the process (None = this one), without what the process that started it had; 0 where it cannot be told.
+
+    Not from getrusage(2), whose maximum a new process inherits.
+    """
+    try:
+        text = Path(f"/proc/{pid or 'self'}/status").read_text()
+    except OSError:
+        return 0
+    for line in text.splitlines():
+        if line.startswith(_PEAK):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+_MESSAGE_LINES = 4
+"""So many of what it wrote last go into an error; all are in the log."""
+_LONGEST_MESSAGE = 600
+
+
+def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int, who: str) -> str:
+    """For a child that ended without a word; goes on after "while compiling: ".
+
+    `status`: the exit status; below 0, less the signal's number. `who`: what a signal ended.
+    """
+    message = last_words(last_lines)
+    if status == -signal.SIGKILL:
+        held = f" (it had {peak_bytes / 2**20:.0f} MiB)" if peak_bytes else ""
+        end = f"it was killed by signal 9 (SIGKILL) from outside{held}"
+        return f"{end}: {message}" if message else end
+    if status < 0:
+        end = f"{who} ended by signal {-status} ({_signal_name(-status)})"
+    else:
+        end = f"the process ended with exit status {status}"
+    return f"{end}: {message}" if message else f"{end} without a word"
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """What was written last, in one line."""
+    message = "; ".join(line.strip() for line in lines[-_MESSAGE_LINES:])
+    return message if len(message) <= _LONGEST_MESSAGE else "..." + message[-_LONGEST_MESSAGE:]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

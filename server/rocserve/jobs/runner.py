@@ -12,18 +12,100 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.printable import printable
-from rocserve.jobs.ends import describe_end
 from rocserve.jobs.hints import with_hint
-from rocserve.jobs.messages import FailureKind, Job, JobError, JobFailure, JobOrder
-from rocserve.jobs.process import JobProcess
-from rocserve.jobs.watch import JobWatch
+from rocserve.jobs.messages import FailureKind, Job, JobError, JobFailure, JobOrder, JobReply
+from rocserve.jobs.process import JobProcess, describe_end
+
+_FIRST_REPORT_SECONDS = 5.0
+"""Within a phase. The next ones come more and more rarely, as each differs less from the one before."""
+_RAREST_REPORT_SECONDS = 60.0
+_REPORT_GROWTH = 1.5
+_LONGEST_MESSAGE = 160
+_START = "starting"
+_MOST_LINES = 500
+"""Of one job in the log."""
+
+
+class JobWatch:
+    """What one job is at. Made when it starts."""
+
+    def __init__(
+        self,
+        title: str,
+        report: Callable[[str], None],
+        log: logging.Logger,
+        engine: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.phase = _START
+        self._title = title
+        self._report = report
+        self._log = log
+        self._clock = clock
+        self._engine = engine
+        self._started = clock()
+        self._pause = _FIRST_REPORT_SECONDS
+        self._next_report = self._started + self._pause
+        self._message = ""
+        self._lines_left = _MOST_LINES
+
+    @property
+    def has_begun(self) -> bool:
+        """The job is at a phase of its own."""
+        return self.phase != _START
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return self._clock() - self._started
+
+    def enters(self, phase: str) -> None:
+        self.phase = phase
+        self._message = ""
+        self._pause = _FIRST_REPORT_SECONDS
+        self._next_report = self._clock()
+        self.tells()
+
+    def takes_lines(self, lines: Sequence[str]) -> None:
+        """What the engine wrote."""
+        for line in lines:
+            self._message = line.strip()
+            self._lines_left -= 1
+            if self._lines_left > 0:
+                level = logging.WARNING if "[WARNING]" in line or "[ERROR]" in line else logging.INFO
+                self._log.log(level, "%s: %s", self._title, line)
+            elif self._lines_left == 0:
+                self._log.warning("%s: writes very much; the rest is left out", self._title)
+
+    def tells(self) -> None:
+        """Report, where it is time again."""
+        now = self._clock()
+        if now < self._next_report:
+            return
+        self._next_report = now + self._pause
+        self._pause = min(self._pause * _REPORT_GROWTH, _RAREST_REPORT_SECONDS)
+        text = f"{self._title}: {self.phase}"
+        if self.elapsed_seconds >= 1:
+            text += f" ({_duration(self.elapsed_seconds)} so far)"
+        if self._message:
+            text += f"; {self._engine}: {self._message[:_LONGEST_MESSAGE]}"
+        self._report(text)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
 
 Result = TypeVar("Result")
 
@@ -166,7 +248,7 @@ class _Supervision:
             self._watch.takes_lines(self._process.output.take_lines())
             if replies is None:
                 return
-            for reply in replies:
+            for reply in (from_json(JobReply, line) for line in replies):
                 self._result = reply.result
                 self._failure = reply.failure
                 if reply.phase is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from typing import IO, TextIO
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, BinaryIO, TextIO, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -66,3 +70,23 @@ def _print_lines(console: Console, made: RenderableType, width: int) -> None:
 def size(count: int) -> str:
     """Bytes as people read them."""
     return readable_size(count)
+
+
+@contextmanager
+def replacing(path: Path, mode: int) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` when the block ends, with these permissions; where the block
+    fails, `path` is as it was.
+
+    Raises:
+        OSError: it cannot be written, or not be put there.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=".", suffix=".tmp", delete=False) as part:
+        try:
+            yield cast(BinaryIO, part)
+            part.flush()
+            os.fsync(part.fileno())
+            os.fchmod(part.fileno(), mode)
+            Path(part.name).replace(path)
+        except BaseException:
+            Path(part.name).unlink(missing_ok=True)
+            raise

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from rocserve.backends.gpus import visible_gpus
+from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import (
     CompileOptions,
@@ -24,11 +27,31 @@ from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, program_environment
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramCache, open_cache
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobRunner
+from rocserve.tools.measuring.messages import MeasuredInput
 from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.sibling_file import read_beside
+
+
+@contextmanager
+def read_beside(given: Path, read: Path, reason: str) -> Iterator[None]:
+    """
+    Args:
+        given: the file that the user named.
+        read: the one that is read instead; the same = there is nothing to explain.
+        reason: why, as a sentence without its end.
+
+    Raises:
+        ServeError: what the block raises, after the reason.
+    """
+    try:
+        yield
+    except ServeError as error:
+        if given == read:
+            raise
+        raise ServeError(error.code, f"{reason}: {error.text}") from None
+
 
 _LIBRARY_SECONDS = 120.0
 """Loading ROCm for the first time may take long."""
@@ -123,3 +146,18 @@ class ToolContext:
         """Where programs run, for people: "target gpu (gfx90a)"."""
         architecture = self.environment.gpu_architecture
         return f"target {self.options.target.value}" + (f" ({architecture})" if architecture else "")
+
+
+def program_input(tensor: ProgramTensor, varying: int | None = None) -> MeasuredInput:
+    """An input of a program. `varying`: the size of a dimension that varies; None = as large as it may be.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, arrays cannot hold its datatype.
+    """
+    dtype = NUMPY_DTYPES.get(tensor.datatype)
+    if dtype is None:
+        raise invalid_argument(f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}, which no array holds")
+    shape = tuple(
+        (dim.most if varying is None else varying) if isinstance(dim, DimensionRange) else dim for dim in tensor.shape
+    )
+    return MeasuredInput(tensor.name, dtype.name, shape)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rocserve.jobs.watch import JobWatch
+from rocserve.jobs.runner import JobWatch
 
 
 class Clock:

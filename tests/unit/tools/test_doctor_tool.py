@@ -21,10 +21,8 @@ from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor import software
 from rocserve.tools.doctor.engines import target_fault
-from rocserve.tools.doctor.findings import Finding, State
-from rocserve.tools.doctor.machine import examine_machine
-from rocserve.tools.doctor.tiny_model import tiny_onnx
-from rocserve.tools.doctor.trial import TrialJob, TrialResult
+from rocserve.tools.doctor.machine import Finding, State, examine_machine
+from rocserve.tools.doctor.trial import TrialJob, TrialResult, tiny_onnx
 
 pytestmark = pytest.mark.long
 

@@ -16,19 +16,19 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings
 from rocserve.tools.measuring.files import random_inputs as seeded_inputs
 from rocserve.tools.measuring.files import read_outputs, save_inputs
-from rocserve.tools.measuring.messages import Measure, MeasuredInput, OpenEngine, TorchModule, WorkerEngine
+from rocserve.tools.measuring.messages import Measure, MeasuredInput, TorchModule, WorkerEngine
 from rocserve.tools.measuring.process import MeasuringProcess
 from rocserve.tools.measuring.rounds import Timing, time_interleaved
 
 _PYTHON = (sys.executable,)
 
 
-def _open_order(folder: Path) -> OpenEngine:
+def _engine(folder: Path) -> WorkerEngine:
     file = folder / "model.onnx"
     file.write_bytes(mlp())
     config = ModelConfig("m", backend="onnx", max_batch_size=4)
     names = ("ONNX Runtime", "onnxruntime", "rocserve.backends.onnx.backend")
-    return OpenEngine(WorkerEngine(*names, str(folder), str(file), config, InstanceKind.CPU, None, 1, EngineSettings()))
+    return WorkerEngine(*names, str(folder), str(file), config, InstanceKind.CPU, None, 1, EngineSettings())
 
 
 def _measure(rows: int) -> Measure:
@@ -38,7 +38,7 @@ def _measure(rows: int) -> Measure:
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[MeasuringProcess]:
     with MeasuringProcess("onnxruntime", _PYTHON, {}, timeout_seconds=60) as process:
-        assert process.open(_open_order(tmp_path)).description.startswith("ONNX Runtime ")
+        assert process.open(_engine(tmp_path)).description.startswith("ONNX Runtime ")
         yield process
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_fails_says_why_and_the_next_one_runs(process: MeasuringProce
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     with MeasuringProcess("torch", _PYTHON, {}) as process, pytest.raises(ServeError, match=r"^torch: "):
-        process.open(OpenEngine(TorchModule(str(tmp_path / "absent.pt"), on_gpu=False)))
+        process.open(TorchModule(str(tmp_path / "absent.pt"), on_gpu=False))
 
 
 def test_a_process_that_crashes_is_reported_with_its_last_words() -> None:
@@ -97,7 +97,7 @@ def test_an_answer_that_does_not_come_in_time() -> None:
 def test_engines_take_turns(tmp_path: Path) -> None:
     with MeasuringProcess("a", _PYTHON, {}) as one, MeasuringProcess("b", _PYTHON, {}) as other:
         for process in (one, other):
-            process.open(_open_order(tmp_path))
+            process.open(_engine(tmp_path))
         orders = {"a": _measure(1), "b": _measure(2)}
         latencies = time_interleaved({"a": one, "b": other}, orders, Timing(warm_up=1, repeats=7, seconds=0))
     assert {name: len(seconds) for name, seconds in latencies.items()} == {"a": 10, "b": 10}

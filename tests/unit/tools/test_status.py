@@ -12,8 +12,7 @@ from rich.console import Console
 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.tools import status
-from rocserve.tools.status import StatusEngines, status_table
-from rocserve.tools.status_rows import StatusRow, StatusRows
+from rocserve.tools.status import StatusEngines, StatusRow, StatusRows, status_table
 from rocserve_client import Duration, IndexEntry, ModelStatistics, RocserveError
 
 NONE = Duration()

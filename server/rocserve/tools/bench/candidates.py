@@ -33,16 +33,13 @@ from rocserve.tools.measuring.messages import (
     Measure,
     MeasuredInput,
     MigraphxPrograms,
-    OpenEngine,
     TorchModule,
     WorkerEngine,
 )
 from rocserve.tools.measuring.process import MeasuringProcess
-from rocserve.tools.measuring.program_inputs import program_input
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
-from rocserve.tools.sibling_file import read_beside
-from rocserve.tools.tool_context import ToolContext
+from rocserve.tools.tool_context import ToolContext, program_input, read_beside
 from rocserve.workers.messages import WorkerPlan
 
 MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
@@ -261,7 +258,7 @@ def _pytorch(model: ToolModel, name: str, progress: ToolProgress, instances: int
     environment = _on_device(place.device)
     progress.report(f"getting {name} ready")
     with MeasuringProcess(name, python, environment) as process:
-        signature = process.open(OpenEngine(engine)).signature
+        signature = process.open(engine).signature
     assert signature is not None, "a worker's engine tells it"
     return Candidate(name, engine, _inputs_of(model, signature), python, environment)
 

@@ -12,11 +12,9 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.plain import to_json
 from rocserve.tools.bench.candidates import Candidate, Candidates
 from rocserve.tools.differences import Array, Difference, difference, worst
-from rocserve.tools.latencies import LatencySummary, summarise
 from rocserve.tools.measuring.files import read_outputs
-from rocserve.tools.measuring.messages import OpenEngine
 from rocserve.tools.measuring.process import MeasuringProcess
-from rocserve.tools.measuring.rounds import Timing, time_interleaved
+from rocserve.tools.measuring.rounds import LatencySummary, Timing, summarise, time_interleaved
 from rocserve.tools.progress import ToolProgress
 
 
@@ -66,7 +64,7 @@ def bench(model_name: str, candidates: Candidates, timing: Timing, progress: Too
             progress.report(f"opening {candidate.name}")
             try:
                 process = stack.enter_context(MeasuringProcess(candidate.name, candidate.python, candidate.environment))
-                descriptions[candidate.name] = process.open(OpenEngine(candidate.engine)).description
+                descriptions[candidate.name] = process.open(candidate.engine).description
             except ServeError as error:
                 if candidate is first:
                     raise

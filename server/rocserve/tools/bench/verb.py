@@ -11,8 +11,7 @@ from rich.console import Console
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
 from rocserve.tools.bench.candidates import ENGINES, main_engine, prepare
 from rocserve.tools.bench.timing import BenchResult, EngineTimes, bench
-from rocserve.tools.latencies import LatencySummary
-from rocserve.tools.measuring.rounds import Timing
+from rocserve.tools.measuring.rounds import LatencySummary, Timing
 from rocserve.tools.model_choice import ModelOptions, ToolModel
 from rocserve.tools.printing import complain, say, show, table
 from rocserve.tools.progress import ToolProgress

@@ -19,15 +19,13 @@ from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.serving.layout import migraphx_name
 from rocserve.core.errors import ServeError
 from rocserve.tools.differences import Array, Difference, difference
-from rocserve.tools.latencies import LatencySummary, summarise
 from rocserve.tools.measuring.files import random_inputs, read_outputs, save_inputs
-from rocserve.tools.measuring.messages import Measure, MigraphxPrograms, OpenEngine
+from rocserve.tools.measuring.messages import Measure, MigraphxPrograms
 from rocserve.tools.measuring.process import MeasuringProcess
-from rocserve.tools.measuring.program_inputs import program_input
-from rocserve.tools.measuring.rounds import Timing, time_interleaved
+from rocserve.tools.measuring.rounds import LatencySummary, Timing, summarise, time_interleaved
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
-from rocserve.tools.tool_context import ToolContext, usable_targets
+from rocserve.tools.tool_context import ToolContext, program_input, usable_targets
 
 _REFERENCE = Precision.FP32
 _RANDOM_RUNS = 8
@@ -153,7 +151,7 @@ class _Comparer:
             process = self._stack.enter_context(MeasuringProcess(name, python_command(context.installation), {}))
             programs = {candidate.recipe.batch_size: str(candidate.program.path)}
             try:
-                process.open(OpenEngine(MigraphxPrograms(context.installation, context.serving.binding, programs)))
+                process.open(MigraphxPrograms(context.installation, context.serving.binding, programs))
             except ServeError as error:
                 self._fail(name, error)
             else:

@@ -17,12 +17,11 @@ from rocserve.settings.flag import SWITCH, flag, part, text
 from rocserve.tools.compile.comparison import PrecisionResult, compare_precisions
 from rocserve.tools.measuring.rounds import Timing
 from rocserve.tools.model_choice import ModelOptions, ToolModel
-from rocserve.tools.printing import complain, say, show, size, table
+from rocserve.tools.printing import complain, replacing, say, show, size, table
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.running import run_on_model
 from rocserve.tools.tool_context import Compiled, ToolContext
 from rocserve.tools.verb import UsageError, Verb
-from rocserve.tools.whole_file import replacing
 
 BATCH = "{batch}"
 """Stands for the batch size in the name of an output file."""

@@ -25,7 +25,7 @@ from rocserve.core.errors import ServeError
 from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.settings import EngineSettings
-from rocserve.tools.doctor.findings import Finding, State
+from rocserve.tools.doctor.machine import Finding, State
 from rocserve.tools.doctor.trial import TrialJob, TrialResult
 
 _SECTION = "engines"

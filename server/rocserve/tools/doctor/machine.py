@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import platform
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.free_memory import free_gpu_memory, free_host_memory
@@ -13,8 +15,28 @@ from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.host import Host
 from rocserve.backends.parameters import usable_cpus
 from rocserve.settings import default_front_ends
-from rocserve.tools.doctor.findings import Finding, State
 from rocserve.tools.printing import size
+
+
+class State(enum.Enum):
+    FACT = "fact"
+    """Neither good nor bad."""
+    WORKS = "works"
+    ABSENT = "absent"
+    """Not installed: no fault, only something that cannot be had."""
+    BROKEN = "broken"
+    """Installed, and does not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    section: str
+    name: str
+    state: State
+    text: str
+    advice: str = ""
+    """What to do; "" = nothing."""
+
 
 _SECTION = "machine"
 _DRIVER = Path("/dev/kfd")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rocserve.backends.installed import is_installed
 from rocserve.backends.rocal import ROCAL_MODULE
-from rocserve.tools.doctor.findings import Finding, State
+from rocserve.tools.doctor.machine import Finding, State
 
 _SECTION = "software"
 

@@ -2,23 +2,71 @@
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rocserve.backends.base import Batch, ModelSource
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
-from rocserve.core.tensors import tensor_from_numpy
+from rocserve.core.wire_format import VARINT, length_prefix, varint
 from rocserve.jobs.messages import Report
 from rocserve.settings import EngineSettings
-from rocserve.tools.doctor.tiny_model import SHAPE, expected, tiny_onnx
+from rocserve.tools.measuring.engines import open_engine
+from rocserve.tools.measuring.messages import WorkerEngine
+
+SHAPE = (2, 4)
+WEIGHTS = (-1.0, -0.5, 0.5, 1.0)
+
+_FLOAT = 1
+_IR_VERSION, _OPSET = 8, 13
+
+
+def tiny_onnx() -> bytes:
+    """The file's bytes: input "x", output "y"."""
+    nodes = _node("Add", ("x", "w"), "s") + _node("Relu", ("s",), "y")
+    weights = b"".join(
+        (
+            _number(1, len(WEIGHTS)),
+            _number(2, _FLOAT),
+            _text(8, "w"),
+            _message(9, struct.pack(f"<{len(WEIGHTS)}f", *WEIGHTS)),
+        )
+    )
+    graph = nodes + _text(2, "tiny") + _message(5, weights) + _message(11, _tensor("x")) + _message(12, _tensor("y"))
+    return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, _number(2, _OPSET))
+
+
+def expected(values: Sequence[float]) -> list[float]:
+    """What the model makes of the eight values."""
+    return [max(0.0, value + WEIGHTS[place % len(WEIGHTS)]) for place, value in enumerate(values)]
+
+
+def _node(operator: str, inputs: Sequence[str], output: str) -> bytes:
+    return _message(1, b"".join(_text(1, name) for name in inputs) + _text(2, output) + _text(4, operator))
+
+
+def _tensor(name: str) -> bytes:
+    dimensions = b"".join(_message(1, _number(1, size)) for size in SHAPE)
+    return _text(1, name) + _message(2, _message(1, _number(1, _FLOAT) + _message(2, dimensions)))
+
+
+def _number(field: int, value: int) -> bytes:
+    return varint(field << 3 | VARINT) + varint(value)
+
+
+def _text(field: int, value: str) -> bytes:
+    return _message(field, value.encode())
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return length_prefix(field, len(content)) + content
+
 
 Array = np.ndarray[Any, Any]
 
@@ -75,7 +123,7 @@ def _try_network(job: TrialJob) -> str:
     )
     values = [0.25 * place - 1 for place in range(SHAPE[0] * SHAPE[1])]
     x = np.array(values, np.float32).reshape(SHAPE)
-    y = _answer(job, config, "model.onnx", tiny_onnx(), "x", x, DataType.FP32)
+    y = _answer(job, config, "model.onnx", tiny_onnx(), {"x": x})
     difference = float(np.abs(y - np.array(expected(values)).reshape(SHAPE)).max())
     return "" if difference <= _TOLERANCE else f"its answer is wrong by {difference:.3g}"
 
@@ -93,45 +141,26 @@ def _try_pipeline(job: TrialJob) -> str:
         parameters=job.parameters,
     )
     image = np.array([[encoded.tobytes()]], dtype=np.object_)
-    y = _answer(job, config, "pipeline.json", _PIPELINE.encode(), "ENCODED", image, DataType.BYTES)
+    y = _answer(job, config, "pipeline.json", _PIPELINE.encode(), {"ENCODED": image})
     difference = float(np.abs(y.astype(np.int32) - _GREY).max())
     return "" if difference <= _GREY_TOLERANCE else f"its image is wrong by {difference:.0f} of 255 levels"
 
 
-def _answer(
-    job: TrialJob,
-    config: ModelConfig,
-    filename: str,
-    content: bytes,
-    input_name: str,
-    values: Array,
-    datatype: DataType,
-) -> Array:
-    folder = Path(job.folder)
-    version_folder = folder / "1"
-    version_folder.mkdir(exist_ok=True)
-    (version_folder / filename).write_bytes(content)
-    model = import_module(job.engine).load(
-        ModelSource(
-            name=config.name,
-            version=1,
-            model_folder=folder,
-            version_folder=version_folder,
-            model_file=version_folder / filename,
-            config=config,
-            instance_kind=InstanceKind.CPU if job.device is None else InstanceKind.GPU,
-            device=job.device,
-            instance_count=1,
-            settings=job.settings,
-        )
+def _answer(job: TrialJob, config: ModelConfig, filename: str, content: bytes, inputs: Mapping[str, Array]) -> Array:
+    file = Path(job.folder) / "1" / filename
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    engine = WorkerEngine(
+        title=job.title,
+        library="",
+        module=job.engine,
+        model_folder=job.folder,
+        model_file=str(file),
+        config=config,
+        instance_kind=InstanceKind.CPU if job.device is None else InstanceKind.GPU,
+        device=job.device,
+        instance_count=1,
+        settings=job.settings,
     )
-    try:
-        wanted = config.outputs[0].name
-        batch = Batch({input_name: tensor_from_numpy(input_name, values, datatype)}, (wanted,), (1,))
-        result = model.execute(batch)
-        for failure in result.failures.values():
-            raise failure
-        output = result.outputs[wanted]
-        return np.array(output if isinstance(output, np.ndarray) else output.numpy())
-    finally:
-        model.close()
+    (output,) = open_engine(engine).run_of(1)(inputs)
+    return output

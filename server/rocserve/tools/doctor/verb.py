@@ -23,8 +23,7 @@ from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
 from rocserve.tools.doctor.engines import EngineExamination
-from rocserve.tools.doctor.findings import Finding, State
-from rocserve.tools.doctor.machine import examine_machine
+from rocserve.tools.doctor.machine import Finding, State, examine_machine
 from rocserve.tools.doctor.software import examine_software
 from rocserve.tools.printing import console_on, say, show_folded, size
 from rocserve.tools.progress import ToolProgress

@@ -1,4 +1,5 @@
-"""A measuring process: `python -m rocserve.tools.measuring.child ORDERS ANSWERS LIFELINE`, three descriptors."""
+"""A measuring process: `python -m rocserve.tools.measuring.child ANSWERS LIFELINE`, two descriptors; orders come by its
+standard input."""
 
 from __future__ import annotations
 
@@ -14,39 +15,30 @@ from rocserve.core.lifeline import die_with_holder
 from rocserve.core.plain import from_json, to_json
 from rocserve.tools.measuring.engines import Array, OpenedEngine, Run, open_engine, reason_of
 from rocserve.tools.measuring.files import inputs_of, save_outputs
-from rocserve.tools.measuring.messages import (
-    Answer,
-    AnswerLine,
-    Failed,
-    Measure,
-    Measured,
-    MeasuredInput,
-    OpenEngine,
-    OrderLine,
-)
-from rocserve.tools.measuring.messages import Opened as OpenedAnswer
+from rocserve.tools.measuring.messages import Answer, Measure, Measured, MeasuredInput, Opened, Order
+
+_STANDARD_INPUT = 0
 
 
-def main(orders: int, answers: int, lifeline: int) -> None:
+def main(answers: int, lifeline: int) -> None:
     """Answer each order until there are no more."""
-    for descriptor in (orders, answers, lifeline):
+    for descriptor in (answers, lifeline):
         os.set_inheritable(descriptor, False)
     held = die_with_holder(lifeline)
     engine: OpenedEngine | None = None
-    with os.fdopen(orders, "rb") as reading, os.fdopen(answers, "wb", buffering=0) as writing:
-        for line in reading:
-            order = from_json(OrderLine, line).order
-            answer: Answer
+    with open(_STANDARD_INPUT, "rb") as orders, os.fdopen(answers, "wb", buffering=0) as writing:
+        for line in orders:
+            order = from_json(Order, line)
             try:
-                if isinstance(order, OpenEngine):
+                if order.engine is not None:
                     engine = open_engine(order.engine)
-                    answer = OpenedAnswer(engine.description, engine.signature)
+                    answer = Answer(opened=Opened(engine.description, engine.signature))
                 else:
-                    assert engine is not None, "measured before it is opened"
-                    answer = measure(engine, order)
+                    assert engine is not None and order.measure is not None, "it is opened before"
+                    answer = Answer(measured=measure(engine, order.measure))
             except Exception as error:
-                answer = Failed(reason_of(error))
-            writing.write(to_json(AnswerLine(answer)) + b"\n")
+                answer = Answer(failure=reason_of(error))
+            writing.write(to_json(answer) + b"\n")
     os.close(held)
 
 
@@ -92,4 +84,4 @@ def _timed_runs(run: Run, inputs: Mapping[str, Array], order: Measure, begun: fl
 
 
 if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:4]))
+    main(*map(int, sys.argv[1:3]))

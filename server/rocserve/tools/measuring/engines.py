@@ -86,8 +86,10 @@ def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
 
     def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
         tensors = {name: tensor_from_numpy(name, array, datatypes.get(name)) for name, array in inputs.items()}
-        results = model.execute(Batch(tensors, outputs, (1,))).outputs
-        return [_array(results[name]) for name in outputs]
+        result = model.execute(Batch(tensors, outputs, (1,)))
+        for failure in result.failures.values():
+            raise failure
+        return [_array(result.outputs[name]) for name in outputs]
 
     properties = model_properties(model)
     facts = ", ".join(properties[name] for name in _FACTS if name in properties)

@@ -1,4 +1,4 @@
-"""What a measuring process is told and what it answers: a line of JSON each, on two pipes."""
+"""What a measuring process is told and what it answers: a line of JSON each."""
 
 from __future__ import annotations
 
@@ -63,11 +63,6 @@ class MeasuredInput:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenEngine:
-    engine: MigraphxPrograms | WorkerEngine | TorchModule
-
-
-@dataclass(frozen=True, slots=True)
 class Measure:
     """Run until both `repeats` runs are done and `seconds` have passed."""
 
@@ -102,23 +97,18 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    reason: str
+class Order:
+    """One of the two, a line to the process."""
 
-
-Order = OpenEngine | Measure
-Answer = Opened | Measured | Failed
-
-
-@dataclass(frozen=True, slots=True)
-class OrderLine:
-    """One line to the process."""
-
-    order: Order
+    engine: MigraphxPrograms | WorkerEngine | TorchModule | None = None
+    """To be opened."""
+    measure: Measure | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerLine:
-    """One line back."""
+class Answer:
+    """One of the three, a line back."""
 
-    answer: Answer
+    opened: Opened | None = None
+    measured: Measured | None = None
+    failure: str = ""

@@ -6,9 +6,46 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from rocserve.settings.flag import AMOUNT, POSITIVE, flag, number
 from rocserve.tools.measuring.messages import Measure
 from rocserve.tools.measuring.process import MeasuringProcess
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """Milliseconds, by the names that tables and JSON have for them."""
+
+    runs: int
+    min: float
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    std: float
+    """Standard deviation over all that was measured."""
+
+
+def summarise(seconds: Sequence[float]) -> LatencySummary:
+    """
+    Raises:
+        ValueError: there is nothing to summarise.
+    """
+    if not seconds:
+        raise ValueError("no times were measured")
+    milliseconds = np.asarray(seconds, dtype=np.float64) * 1e3
+    p50, p95, p99 = (float(value) for value in np.percentile(milliseconds, (50, 95, 99)))
+    return LatencySummary(
+        runs=len(seconds),
+        min=float(milliseconds.min()),
+        mean=float(milliseconds.mean()),
+        p50=p50,
+        p95=p95,
+        p99=p99,
+        std=float(milliseconds.std()),
+    )
+
 
 _ROUNDS = 5
 

@@ -16,9 +16,8 @@ from rich.console import Console
 
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
-from rocserve.tools.printing import console_on, say, size
+from rocserve.tools.printing import console_on, replacing, say, size
 from rocserve.tools.verb import UsageError, Verb
-from rocserve.tools.whole_file import replacing
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -11,8 +11,8 @@ from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, Dialect
 from rocserve.config.validation import check_model_config
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.printing import replacing
 from rocserve.tools.tune.config_text import ServingChoice, with_choice
-from rocserve.tools.whole_file import replacing
 
 _USUAL_MODE = 0o644
 

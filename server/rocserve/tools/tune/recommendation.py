@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocserve.tools.latencies import LatencySummary
+from rocserve.tools.measuring.rounds import LatencySummary
 
 
 @dataclass(frozen=True, slots=True)

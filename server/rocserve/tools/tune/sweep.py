@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from rocserve.core.errors import ServeError
 from rocserve.tools.bench.candidates import Candidate
-from rocserve.tools.latencies import summarise
-from rocserve.tools.measuring.messages import Measure, Measured, OpenEngine
+from rocserve.tools.measuring.messages import Measure, Measured
 from rocserve.tools.measuring.process import MeasuringProcess
-from rocserve.tools.measuring.rounds import Timing
+from rocserve.tools.measuring.rounds import Timing, summarise
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.tune.recommendation import Measurement
 
@@ -50,9 +49,9 @@ def sweep(
         try:
             with ExitStack() as stack:
                 processes = _open(stack, candidate, number)
-                description = processes[-1].open(OpenEngine(candidate.engine)).description
+                description = processes[-1].open(candidate.engine).description
                 for process in processes[:-1]:
-                    process.open(OpenEngine(candidate.engine))
+                    process.open(candidate.engine)
                 progress.steps(len(candidate.inputs))
                 for batch_size in candidate.inputs:
                     progress.report(f"timing batch size {batch_size}, {_instances(number)}")
@@ -91,7 +90,7 @@ def _measured(
 
 def _all(processes: Sequence[MeasuringProcess], order: Measure) -> list[Measured]:
     for process in processes:
-        process.send(order)
+        process.begin(order)
     return [process.measured() for process in processes]
 
 
