@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.rocal.amd.engine import RocalEngine, make_engine
+from rocserve.backends.rocal.amd.engine import RocalEngine
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, ThreadedEngine
 from rocserve.backends.rocal.operations.base import Measurement
@@ -55,9 +55,7 @@ def setup_for(
 
 def engines(setup: EngineSetup) -> tuple[RocalEngine, BatchEngine]:
     """The one on amd.rocal and the one on the CPU."""
-    engine = make_engine(setup)
-    assert isinstance(engine, RocalEngine)
-    return engine, ThreadedEngine(setup)
+    return RocalEngine(setup), ThreadedEngine(setup)
 
 
 def run_batch(

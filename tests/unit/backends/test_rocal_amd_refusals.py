@@ -12,7 +12,7 @@ import pytest
 from support.amd_rocal import setup_for, stand_in
 
 from rocserve.backends.rocal.amd.binding import import_binding
-from rocserve.backends.rocal.amd.engine import batch_sizes, make_engine
+from rocserve.backends.rocal.amd.engine import RocalEngine, batch_sizes
 from rocserve.core.errors import ServeError, StatusCode
 
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
@@ -26,7 +26,7 @@ def rocal() -> Iterator[ModuleType]:
 
 def refusal(*steps: dict[str, Any], **options: Any) -> ServeError:
     with pytest.raises(ServeError) as raised:
-        make_engine(setup_for(steps, **options))
+        RocalEngine(setup_for(steps, **options))
     return raised.value
 
 
@@ -153,7 +153,7 @@ def test_a_keyword_that_this_amd_rocal_lacks(rocal: ModuleType, monkeypatch: pyt
 def test_a_step_that_no_output_needs_is_left_out(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     import_binding()
     monkeypatch.delattr("amd.rocal.fn.vignette")
-    make_engine(setup_for([{"operation": "vignette", "name": "unused"}, {**RESIZE, "inputs": ["decoded"]}])).close()
+    RocalEngine(setup_for([{"operation": "vignette", "name": "unused"}, {**RESIZE, "inputs": ["decoded"]}])).close()
 
 
 def test_more_flags_than_rocal_pipelines_can_be_kept_for(rocal: ModuleType) -> None:
@@ -177,7 +177,7 @@ def test_batch_sizes(largest: int, sizes: list[int]) -> None:
 
 
 def test_all_batch_sizes_are_built_when_the_model_is_loaded(rocal: ModuleType) -> None:
-    make_engine(setup_for([RESIZE], batch_size=6)).close()
+    RocalEngine(setup_for([RESIZE], batch_size=6)).close()
     assert [context.batch_size for context in rocal.contexts] == [1, 2, 4, 6]
 
 
@@ -185,13 +185,13 @@ def test_rocal_is_compared_with_the_cpu_engine(
     rocal: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = [RESIZE, {"operation": "brightness_fixed", "brightness": 0.5, "dtype": "FP32", "is_output": True}]
-    make_engine(setup_for(steps)).close()
+    RocalEngine(setup_for(steps)).close()
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     monkeypatch.setattr(
         rocal,
         "brightness",
         lambda context, image, is_output, *others: rocal.copy(context, image, is_output),
     )
-    make_engine(setup_for(steps)).close()
+    RocalEngine(setup_for(steps)).close()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "rocAL does not give what the CPU engine does: output 1 differs by" in warning

@@ -145,9 +145,9 @@ def _read_pipeline(model: ModelSource, channels: int) -> Pipeline:
 def _make_engine(name: EngineName, setup: EngineSetup) -> BatchEngine:
     if name is EngineName.ROCAL:
         # Only here: importing it loads rocAL, which must never happen in a process that does not need it.
-        from rocserve.backends.rocal.amd.engine import make_engine
+        from rocserve.backends.rocal.amd.engine import RocalEngine
 
-        return make_engine(setup)
+        return RocalEngine(setup)
     try:
         return ThreadedEngine(setup)
     except RuntimeError as error:

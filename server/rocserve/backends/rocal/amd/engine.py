@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -22,39 +22,122 @@ from rocserve.backends.rocal.amd.runner import BatchOutput, BrokenPipelineError,
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DecoderOptions, InputKind
-from rocserve.backends.rocal.engine import Arguments, BatchEngine, EngineSetup, PipelineEngine
+from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine
 from rocserve.backends.rocal.image import DecodedImage, Pixels, PixelsError
 from rocserve.backends.rocal.pipeline import Layout
-from rocserve.backends.rocal.plan import OutputFormat, make_plan
+from rocserve.backends.rocal.plan import make_plan
 from rocserve.core.errors import unavailable
+
+_LOG = logging.getLogger(__name__)
+
+_UNLIMITED_SIDE = 2000
+"""The largest side of an image, in pixels, where the decoder has no limit; amd.rocal's own default. rocAL reserves
+memory for the largest image, so there must be one."""
+
+_CHECKED_HEIGHT, _CHECKED_WIDTH = 240, 320
+"""Pixels of the picture by which rocAL is compared with the CPU engine."""
+
+_FIRST_SIDES = (64, 512, 65535)
+"""Of the image that is run before the first request, in pixels; the first that the pipeline can be done with."""
+
+_LONGEST_BUILD_SECONDS = 600.0
+
+_BROKEN_STATUS = 70
+"""The worker's exit status; also that of an instance that cannot go on."""
+
+_RAW_PIXELS = DecoderOptions(input=InputKind.RAW)
+"""How the CPU engine takes the picture in."""
+
+_TOLERANCE = 0.05
+"""Of the deviation of an output's values. Kernels that round otherwise differ by a hundredth of it; exchanged channels,
+another part of the picture or an older one by a third and more."""
+
+
+Take = Callable[[int, int, np.ndarray[Any, Any]], None]
+"""Takes a result: the image's place, the output's, and the array, which is good for this call only."""
 
 
 class RocalEngine:
     """A pipeline on rocAL. Threads that call it at once wait for each other, since rocAL runs one batch at a time."""
 
-    def __init__(
-        self,
-        settings: GraphSettings,
-        decoder: Decoder,
-        formats: tuple[OutputFormat, ...],
-        runners: Mapping[Flags, Sequence[PipelineRunner]],
-        canvas: Canvas,
-        threads: int,
-        on_broken: Callable[[str], NoReturn],
-    ) -> None:
+    def __init__(self, setup: EngineSetup) -> None:
+        """Builds the rocAL pipelines of all batch sizes, so that none is built when a request waits.
+
+        Raises:
+            ServeError: amd.rocal is not here or refuses the pipeline, the pipeline needs what rocAL does not have, or
+                libturbojpeg is missing.
         """
-        `runners`: for each combination of flags, by their batch sizes; all fed from `canvas`.
-        `on_broken`: called with rocAL's reason when it can go on no more.
-        """
-        self._settings = settings
-        self._decoder = decoder
-        self._formats = formats
-        self._runners = runners
-        self._canvas = canvas
-        self._on_broken = on_broken
+        binding = import_binding()
+        plan = make_plan(setup.pipeline, setup.formats)
+        check(setup.model_name, setup.pipeline, plan, binding)
+        try:
+            self._decoder = Decoder(setup.color_format, setup.decoder)
+        except RuntimeError as error:
+            raise unavailable(str(error)) from None
+        self._settings = settings = GraphSettings(
+            binding=binding,
+            plan=plan,
+            inputs=setup.pipeline.inputs,
+            color_format=setup.color_format,
+            max_height=_longest_side(setup.decoder, setup.decoder.limits.max_height),
+            max_width=_longest_side(setup.decoder, setup.decoder.limits.max_width),
+            on_gpu=setup.device is not None,
+        )
+        self._formats = setup.formats
+        sizes = batch_sizes(setup.batch_size)
+        self._canvas = Canvas(settings, sizes[-1])
         self._lock = threading.Lock()
+        self._on_broken: Callable[[str], NoReturn] = _refuse_to_load
+        self._runners: dict[Flags, list[PipelineRunner]] = {}
+        """For each combination of flags, by their batch sizes; none where no output is an image."""
+        for flags in variants(setup.pipeline) if plan.image_outputs else ():
+            with limited_to(_LONGEST_BUILD_SECONDS):
+                graphs = [build_graph(settings, size, flags) for size in sizes]
+            self._runners[flags] = [PipelineRunner(settings, graph, self._canvas) for graph in graphs]
+            self._run_each_once(self._runners[flags])
+        _LOG.info(
+            "model '%s' runs on amd.rocal %s, %s, with batches of %s",
+            setup.model_name,
+            binding.version,
+            "on the GPU" if settings.on_gpu else "in its CPU mode",
+            ", ".join(str(size) for size in sizes),
+        )
+        self._compare_with_cpu(setup)
+        self._on_broken = end_worker
         # Decoding releases the GIL, so threads spread a batch over the CPUs.
-        self._pool = ThreadPoolExecutor(threads, "rocal-decode") if threads > 1 else None
+        self._pool = ThreadPoolExecutor(setup.threads, "rocal-decode") if setup.threads > 1 else None
+
+    def _run_each_once(self, runners: Sequence[PipelineRunner]) -> None:
+        """So that the first request is as fast as the next, and that a pipeline which cannot run is found at once."""
+        settings = self._settings
+        sizes = [(min(settings.max_height, side), min(settings.max_width, side)) for side in _FIRST_SIDES]
+        fitting = next((size for size in sizes if misfit(settings.plan, *size) is None), None)
+        if fitting is None:
+            return
+        for runner in runners:
+            self._canvas.place([np.zeros((*fitting, settings.color_format.channels), dtype=np.uint8)])
+            self._run(runner, 1)
+
+    def _compare_with_cpu(self, setup: EngineSetup) -> None:
+        """Warns of each output that differs from the CPU engine's, for one picture; all flags are false."""
+        settings = self._settings
+        height, width = min(settings.max_height, _CHECKED_HEIGHT), min(settings.max_width, _CHECKED_WIDTH)
+        if not self._runners or misfit(settings.plan, height, width) is not None:
+            return
+        pixels = picture(height, width, setup.color_format.channels)
+        flags = {name: np.zeros(1, dtype=bool) for name in setup.pipeline.inputs}
+        given = self._results_of_one([DecodedImage(pixels, height, width)], flags)
+        reference = PipelineEngine(setup.pipeline, Decoder(setup.color_format, _RAW_PIXELS), setup.formats)
+        expected = reference.run(pixels, dict.fromkeys(flags, False))
+        for output, pair in enumerate(zip(given, expected, strict=True)):
+            text = _difference(*pair)
+            if text is not None:
+                _LOG.warning(
+                    "model '%s': rocAL does not give what the CPU engine does: output %d %s",
+                    setup.model_name,
+                    output,
+                    text,
+                )
 
     def run(
         self, images: Sequence[SourceImage], arguments: Arguments, outputs: Sequence[np.ndarray[Any, Any] | None]
@@ -70,16 +153,21 @@ class RocalEngine:
             else:
                 np.copyto(array[row], result)
 
-        failures.update(self._process(images, arguments, write))
+        failures.update(self._process(self._decoded(images), arguments, write))
         return failures
 
     def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
+        return self._results_of_one(self._decoded([image]), arguments)
+
+    def _results_of_one(
+        self, decoded: Iterable[DecodedImage | Exception], arguments: Arguments
+    ) -> list[np.ndarray[Any, Any]]:
         results: dict[int, np.ndarray[Any, Any]] = {}
 
         def keep(row: int, output: int, result: np.ndarray[Any, Any]) -> None:
             results[output] = np.array(result, order="C")
 
-        failures = self._process([image], arguments, keep)
+        failures = self._process(decoded, arguments, keep)
         if failures:
             raise failures[0]
         return [results[output] for output in range(len(self._formats))]
@@ -90,23 +178,22 @@ class RocalEngine:
         if self._pool is not None:
             self._pool.shutdown()
 
+    def _decoded(self, images: Sequence[SourceImage]) -> Iterable[DecodedImage | Exception]:
+        return map(self._taken_in, images) if self._pool is None else self._pool.map(self._taken_in, images)
+
     def _process(
-        self,
-        images: Sequence[SourceImage],
-        arguments: Arguments,
-        take: Callable[[int, int, np.ndarray[Any, Any]], None],
+        self, images: Iterable[DecodedImage | Exception], arguments: Arguments, take: Take
     ) -> dict[int, Exception]:
-        """Gives `take` each result: the image's place, the output's, and the array, good for this call only."""
+        """Gives `take` each result; what is wrong with each image that has none, by the images' places."""
         failures: dict[int, Exception] = {}
         decoded: dict[int, DecodedImage] = {}
-        taken = map(self._taken_in, images) if self._pool is None else self._pool.map(self._taken_in, images)
-        for row, image in enumerate(taken):
+        for row, image in enumerate(images):
             if isinstance(image, Exception):
                 failures[row] = image
-            else:
-                decoded[row] = image
-                for output, measurement in self._settings.plan.measurements.items():
-                    take(row, output, measurement.measure(image))
+                continue
+            decoded[row] = image
+            for output, measurement in self._settings.plan.measurements.items():
+                take(row, output, measurement.measure(image))
         with self._lock:
             for flags, rows in _grouped(self._settings.inputs, arguments, list(decoded)).items():
                 for chunk in _chunks(rows, self._canvas.capacity):
@@ -118,17 +205,14 @@ class RocalEngine:
         flags: Flags,
         rows: Sequence[int],
         pixels: Sequence[Pixels],
-        take: Callable[[int, int, np.ndarray[Any, Any]], None],
+        take: Take,
         failures: dict[int, Exception],
     ) -> None:
         if flags not in self._runners:
             return  # No output is an image.
         runner = next(runner for runner in self._runners[flags] if runner.batch_size >= len(rows))
         self._canvas.place(pixels)
-        try:
-            results = runner.run(len(rows))
-        except BrokenPipelineError as error:
-            self._on_broken(str(error))
+        results = self._run(runner, len(rows))
         for index, row in enumerate(rows):
             try:
                 for result in results:
@@ -136,9 +220,14 @@ class RocalEngine:
             except RuntimeError as error:
                 failures[row] = error
 
-    def _take_result(
-        self, result: BatchOutput, index: int, row: int, take: Callable[[int, int, np.ndarray[Any, Any]], None]
-    ) -> None:
+    def _run(self, runner: PipelineRunner, count: int) -> Sequence[BatchOutput]:
+        """The results of what lies on the canvas; does not return when rocAL can go on no more."""
+        try:
+            return runner.run(count)
+        except BrokenPipelineError as error:
+            self._on_broken(str(error))
+
+    def _take_result(self, result: BatchOutput, index: int, row: int, take: Take) -> None:
         output = result.step.output
         assert output is not None
         image = result.image(index)
@@ -178,133 +267,26 @@ def _chunks(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
         yield rows[start : start + size]
 
 
-RAW_PIXELS = DecoderOptions(input=InputKind.RAW)
-"""How the picture is taken in by both."""
-
-_TOLERANCE = 0.05
-"""Of the deviation of an output's values. Kernels that round otherwise differ by a hundredth of it; exchanged channels,
-another part of the picture or an older one by a third and more."""
-
-
 def picture(height: int, width: int, channels: int) -> Pixels:
     """Something to see everywhere, and nothing twice: soft spots of all colours, the same each time."""
     spots = np.random.default_rng(7).integers(0, 256, (6, 8, channels), dtype=np.uint8)
     return cv2.resize(spots, (width, height), interpolation=cv2.INTER_CUBIC).reshape(height, width, channels)
 
 
-def differences(engine: BatchEngine, setup: EngineSetup, pixels: Pixels) -> Sequence[str]:
-    """How each output differs from the CPU engine's; nothing for those that agree.
-
-    `engine` takes raw pixels. All flags that come with an image are false.
-    """
-    arguments = {name: np.zeros(1, dtype=bool) for name in setup.pipeline.inputs}
-    given = engine.run_one(pixels, arguments)
-    reference = PipelineEngine(setup.pipeline, Decoder(setup.color_format, RAW_PIXELS), setup.formats)
-    expected = reference.run(pixels, {name: values[0] for name, values in arguments.items()})
-    texts = (_difference(output, *pair) for output, pair in enumerate(zip(given, expected, strict=True)))
-    return [text for text in texts if text is not None]
-
-
-def _difference(output: int, given: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> str | None:
+def _difference(given: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> str | None:
     if given.shape != expected.shape:
-        return f"output {output} has shape {list(given.shape)}, not {list(expected.shape)}"
+        return f"has shape {list(given.shape)}, not {list(expected.shape)}"
     right = expected.astype(np.float64)
     mean = float(np.mean(np.abs(given - right)))
     # Where all values are nearly the same there is nothing to measure by but themselves.
     scale = float(np.std(right)) or float(np.mean(np.abs(right))) or 1.0
     if mean <= _TOLERANCE * scale:
         return None
-    return f"output {output} differs by {mean:.3g} on average, where its values have a deviation of {scale:.3g}"
-
-
-_LOG = logging.getLogger(__name__)
-
-_UNLIMITED_SIDE = 2000
-"""The largest side of an image, in pixels, where the decoder has no limit; amd.rocal's own default. rocAL reserves
-memory for the largest image, so there must be one."""
-
-_CHECKED_HEIGHT, _CHECKED_WIDTH = 240, 320
-"""Pixels of the picture by which rocAL is compared with the CPU engine."""
-
-_FIRST_SIDES = (64, 512, 65535)
-"""Of the image that is run before the first request, in pixels; the first that the pipeline can be done with."""
-
-_LONGEST_BUILD_SECONDS = 600.0
-
-_BROKEN_STATUS = 70
-"""The worker's exit status; also that of an instance that cannot go on."""
-
-
-def make_engine(setup: EngineSetup) -> BatchEngine:
-    """Builds the rocAL pipelines of all batch sizes, so that none is built when a request waits.
-
-    Raises:
-        ServeError: amd.rocal is not here or refuses the pipeline, the pipeline needs what rocAL does not have, or
-            libturbojpeg is missing.
-    """
-    binding = import_binding()
-    plan = make_plan(setup.pipeline, setup.formats)
-    check(setup.model_name, setup.pipeline, plan, binding)
-    try:
-        decoder = Decoder(setup.color_format, setup.decoder)
-    except RuntimeError as error:
-        raise unavailable(str(error)) from None
-    settings = GraphSettings(
-        binding=binding,
-        plan=plan,
-        inputs=setup.pipeline.inputs,
-        color_format=setup.color_format,
-        max_height=_longest_side(setup.decoder, setup.decoder.limits.max_height),
-        max_width=_longest_side(setup.decoder, setup.decoder.limits.max_width),
-        on_gpu=setup.device is not None,
-    )
-    sizes = batch_sizes(setup.batch_size)
-    canvas = Canvas(settings, sizes[-1])
-    runners: dict[Flags, list[PipelineRunner]] = {}
-    for flags in variants(setup.pipeline) if plan.image_outputs else ():
-        with limited_to(_LONGEST_BUILD_SECONDS):
-            runners[flags] = [PipelineRunner(settings, build_graph(settings, size, flags), canvas) for size in sizes]
-        for runner in runners[flags]:
-            _run_once(settings, runner, canvas)
-    _LOG.info(
-        "model '%s' runs on amd.rocal %s, %s, with batches of %s",
-        setup.model_name,
-        binding.version,
-        "on the GPU" if settings.on_gpu else "in its CPU mode",
-        ", ".join(str(size) for size in sizes),
-    )
-    _check(setup, settings, runners, canvas)
-    return RocalEngine(settings, decoder, setup.formats, runners, canvas, setup.threads, end_worker)
+    return f"differs by {mean:.3g} on average, where its values have a deviation of {scale:.3g}"
 
 
 def _longest_side(decoder: DecoderOptions, limit: int) -> int:
     return _UNLIMITED_SIDE if decoder.input is InputKind.RAW or not limit else limit
-
-
-def _check(
-    setup: EngineSetup, settings: GraphSettings, runners: Mapping[Flags, Sequence[PipelineRunner]], canvas: Canvas
-) -> None:
-    height, width = min(settings.max_height, _CHECKED_HEIGHT), min(settings.max_width, _CHECKED_WIDTH)
-    if not runners or misfit(settings.plan, height, width) is not None:
-        return
-    decoder = Decoder(setup.color_format, RAW_PIXELS)
-    engine = RocalEngine(settings, decoder, setup.formats, runners, canvas, 1, _refuse_to_load)
-    pixels = picture(height, width, setup.color_format.channels)
-    for text in differences(engine, setup, pixels):
-        _LOG.warning("model '%s': rocAL does not give what the CPU engine does: %s", setup.model_name, text)
-
-
-def _run_once(settings: GraphSettings, runner: PipelineRunner, canvas: Canvas) -> None:
-    """So that the first request is as fast as the next, and that a pipeline which cannot run is found at once."""
-    sizes = [(min(settings.max_height, side), min(settings.max_width, side)) for side in _FIRST_SIDES]
-    fitting = next((size for size in sizes if misfit(settings.plan, *size) is None), None)
-    if fitting is None:
-        return
-    canvas.place([np.zeros((*fitting, settings.color_format.channels), dtype=np.uint8)])
-    try:
-        runner.run(1)
-    except BrokenPipelineError as error:
-        _refuse_to_load(str(error))
 
 
 def batch_sizes(largest: int) -> list[int]:
