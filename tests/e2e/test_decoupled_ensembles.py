@@ -7,6 +7,7 @@ import queue
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.python_models import write_model
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -129,9 +130,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):
 
 
 def number(name: str, value: int) -> triton.InferInput:
-    entry = triton.InferInput(name, [1], "INT32")
-    entry.set_data_from_numpy(np.array([value], np.int32))
-    return entry
+    return infer_input(name, np.array([value], np.int32))
 
 
 def streamed(server: RocserveProcess, model: str, output: str, *counts: int) -> list[list[int] | str]:

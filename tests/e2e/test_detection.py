@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from PIL import Image
+from support.infer_inputs import infer_input
 from support.slow_yolo import opencv_suppress, slow_decode
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -38,9 +39,7 @@ def examples():
 
 
 def ask(client: triton.InferenceServerClient, image: bytes) -> dict[str, np.ndarray]:
-    entry = triton.InferInput("ENCODED", [1], "BYTES")
-    entry.set_data_from_numpy(np.array([image], dtype=object))
-    result = client.infer("detect_shapes", [entry])
+    result = client.infer("detect_shapes", [infer_input("ENCODED", np.array([image], dtype=object))])
     return {name: result.as_numpy(name) for name in ("BOXES", "SCORES", "CLASSES", "LABELS")}
 
 

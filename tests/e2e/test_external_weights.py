@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
 
@@ -26,9 +27,7 @@ def write_model(folder: Path, value: float) -> None:
 
 
 def ask(client: triton.InferenceServerClient) -> list[float]:
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.array([[1, 2]], np.float32))
-    return client.infer("external", [entry]).as_numpy("Y")[0].tolist()
+    return client.infer("external", [infer_input("X", np.array([[1, 2]], np.float32))]).as_numpy("Y")[0].tolist()
 
 
 def reason(client: triton.InferenceServerClient) -> str:

@@ -17,6 +17,7 @@ import tritonclient.grpc as triton
 from onnx import TensorProto
 from support.certificates import make_authority
 from support.front_ends import drop_patient
+from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.metrics import port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, identity
@@ -87,9 +88,7 @@ def clients(server: RocserveProcess) -> Iterator[list[triton.InferenceServerClie
 
 
 def tensor(name: str, values: np.ndarray, datatype: str) -> triton.InferInput:
-    entry = triton.InferInput(name, list(values.shape), datatype)
-    entry.set_data_from_numpy(values)
-    return entry
+    return infer_input(name, values)
 
 
 def test_all_front_ends_serve(server: RocserveProcess, clients: list[triton.InferenceServerClient]) -> None:
@@ -120,8 +119,7 @@ def test_errors_by_their_texts(clients: list[triton.InferenceServerClient]) -> N
 def test_from_an_image_to_its_label(clients: list[triton.InferenceServerClient]) -> None:
     def ask(number: int) -> None:
         path = IMAGES[number]
-        entry = triton.InferInput("ENCODED", [1, 1], "BYTES")
-        entry.set_data_from_numpy(np.array([[path.read_bytes()]], dtype=object))
+        entry = infer_input("ENCODED", np.array([[path.read_bytes()]], dtype=object))
         label = clients[number].infer("digits", [entry]).as_numpy("LABEL")[0, 0].decode()
         assert label == path.stem.rpartition("_")[2]
 

@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import add_sub, drop
 from support.server import RocserveProcess
 from tritonclient.grpc import service_pb2
@@ -139,8 +140,7 @@ def test_a_restricted_stream_ends_at_once(server: RocserveProcess, channel: grpc
     answer = next(stream(iter([inference()]), timeout=20, metadata=KEYS))
     assert service_pb2.ModelStreamInferResponse.FromString(answer).infer_response.model_name == "parameters"
     with triton.InferenceServerClient(server.address) as client:
-        given = triton.InferInput("IN", [1], "FP32")
-        given.set_data_from_numpy(np.ones(1, np.float32))
+        given = infer_input("IN", np.ones(1, np.float32))
         assert client.infer("parameters", [given], headers=dict(KEYS)).as_numpy("OUT").shape == (1,)
         with pytest.raises(InferenceServerException, match="This protocol is restricted"):
             client.infer("parameters", [given])

@@ -13,6 +13,7 @@ import tritonclient.http as http_client
 import tritonclient.http.aio as aio_client
 import tritonclient.utils.shared_memory as shared_memory
 from support.http_requests import LEFT, RIGHT, add_sub_inputs, ask
+from support.infer_inputs import infer_input
 from support.models import add_constant
 from support.server import RocserveProcess
 from tritonclient.utils import InferenceServerException
@@ -100,8 +101,7 @@ def test_half_precision_is_binary_only(
 
 
 def test_classification(triton_http: http_client.InferenceServerClient) -> None:
-    entry = http_client.InferInput("IN", [1, 3], "FP32")
-    entry.set_data_from_numpy(np.array([[0.5, 3.0, 2.0]], dtype=np.float32))
+    entry = infer_input("IN", np.array([[0.5, 3.0, 2.0]], dtype=np.float32), http_client)
     wanted = [http_client.InferRequestedOutput("OUT", class_count=2)]
     found = triton_http.infer("labelled", [entry], outputs=wanted).as_numpy("OUT")
     assert found.tolist() == [[b"3.000000:1:pear", b"2.000000:2:plum"]]

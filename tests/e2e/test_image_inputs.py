@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support import pictures
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -124,9 +125,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
 
 
 def tensor(name: str, datatype: str, array: np.ndarray[Any, Any]) -> triton.InferInput:
-    given = triton.InferInput(name, list(array.shape), datatype)
-    given.set_data_from_numpy(array)
-    return given
+    return infer_input(name, array)
 
 
 def objects(files: list[bytes]) -> np.ndarray[Any, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import yaml
+from support.infer_inputs import infer_input
 from support.manifests import DEPLOY, objects, rendered, the
 from support.migraphx import CHECKOUT
 from support.models import add_constant, drop
@@ -163,8 +164,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
 
 
 def ask(pod: Pod, stop: threading.Event, wrongly: bool) -> None:
-    entry = triton.InferInput("X", [ELEMENTS], "FP32")
-    entry.set_data_from_numpy(np.full(ELEMENTS, -1 if wrongly else 1, np.float32))
+    entry = infer_input("X", np.full(ELEMENTS, -1 if wrongly else 1, np.float32))
     with triton.InferenceServerClient(f"127.0.0.1:{pod.ports['grpc']}") as client:
         while not stop.is_set():
             with suppress(InferenceServerException):
@@ -250,8 +250,7 @@ def folder_in(parent: Path, name: str) -> Path:
 
 def follow(endpoints: list[Pod], stop: threading.Event, failures: list[str]) -> None:
     """Ask all that are in the list, one after the other."""
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.ones((1, 2), np.float32))
+    entry = infer_input("X", np.ones((1, 2), np.float32))
     clients: dict[int, triton.InferenceServerClient] = {}
     while not stop.is_set():
         for pod in tuple(endpoints):

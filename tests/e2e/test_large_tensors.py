@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as over_http
 from onnx import TensorProto
+from support.infer_inputs import infer_input
 from support.models import drop, identity
 from support.server import RocserveProcess
 from support.shared_memory import shared_file
@@ -85,9 +86,7 @@ def client(server: RocserveProcess) -> Iterator[triton.InferenceServerClient]:
 
 
 def tensor(array: np.ndarray[Any, Any], name: str = "INPUT0", library: Any = triton) -> Any:
-    made = library.InferInput(name, array.shape, "BYTES" if array.dtype == object else "FP32")
-    made.set_data_from_numpy(array)
-    return made
+    return infer_input(name, array, library)
 
 
 def test_over_grpc(client: triton.InferenceServerClient) -> None:

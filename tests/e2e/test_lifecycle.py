@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.certificates import make_authority
+from support.infer_inputs import infer_input
 from support.models import add_constant, drop, slow_sum
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -22,8 +23,7 @@ from rocserve.protocol import health_pb2
 
 
 def ask(client: triton.InferenceServerClient, model: str, version: str = "") -> list[float]:
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    entry = infer_input("X", np.array([[1, 2]], np.float32))
     return client.infer(model, [entry], model_version=version).as_numpy("Y")[0].tolist()
 
 
@@ -37,8 +37,7 @@ def test_sigterm_finishes_the_work_in_hand(serve, repository: Path, whole_group:
 
     def infer() -> None:
         client = server.client()
-        entry = triton.InferInput("X", [4, 256], "FP32")
-        entry.set_data_from_numpy(np.ones((4, 256), np.float32))
+        entry = infer_input("X", np.ones((4, 256), np.float32))
         sent.set()
         results.append(client.infer("slow", [entry]).as_numpy("Y").shape)
 
@@ -62,9 +61,7 @@ def test_an_open_stream_does_not_hold_the_end_up(serve, repository: Path):
     server.wait_until_ready()
     client = server.client()
     client.start_stream(lambda result, error: None)
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.ones((1, 2), np.float32))
-    client.async_stream_infer("m", [entry])
+    client.async_stream_infer("m", [infer_input("X", np.ones((1, 2), np.float32))])
     time.sleep(0.3)
     started = time.monotonic()
     assert server.terminate() == 0

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -50,9 +51,7 @@ def server(serve: Any, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def ask(server: RocserveProcess, shape: tuple[int, ...] = (1, 2), model: str = "m", **options: object) -> None:
-    entry = triton.InferInput("X", list(shape), "FP32")
-    entry.set_data_from_numpy(np.full(shape, SECRET, np.float32))
-    server.client().infer(model, [entry], **options)
+    server.client().infer(model, [infer_input("X", np.full(shape, SECRET, np.float32))], **options)
 
 
 def test_lines_are_tritons(server: RocserveProcess) -> None:

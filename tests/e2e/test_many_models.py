@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
@@ -63,8 +64,7 @@ def repository(tmp_path: Path) -> Path:
 
 def infer(client: triton.InferenceServerClient, model: str) -> float:
     """What the model adds."""
-    given = triton.InferInput("X", [1, 2], "FP32")
-    given.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    given = infer_input("X", np.zeros((1, 2), np.float32))
     return float(client.infer(model, [given], client_timeout=30).as_numpy("Y")[0, 0])
 
 

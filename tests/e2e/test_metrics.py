@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.models import add_constant, drop
 from support.server import RocserveProcess
@@ -26,9 +27,7 @@ ensemble_scheduling {
 
 
 def ask(client: triton.InferenceServerClient, shape: list[int]) -> None:
-    entry = triton.InferInput("X", shape, "FP32")
-    entry.set_data_from_numpy(np.ones(shape, np.float32))
-    client.infer("m", [entry])
+    client.infer("m", [infer_input("X", np.ones(shape, np.float32))])
 
 
 def test_requests_are_counted(serve, repository: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -41,9 +42,7 @@ def repositories(tmp_path: Path) -> tuple[Path, Path]:
 
 def infer(client: triton.InferenceServerClient, model: str) -> float:
     """What the model adds."""
-    given = triton.InferInput("X", [1, 2], "FP32")
-    given.set_data_from_numpy(np.zeros((1, 2), np.float32))
-    return float(client.infer(model, [given]).as_numpy("Y")[0, 0])
+    return float(client.infer(model, [infer_input("X", np.zeros((1, 2), np.float32))]).as_numpy("Y")[0, 0])
 
 
 def refusal(call: Callable[[], object]) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -36,8 +36,7 @@ def test_accelerators_that_are_taken(serve, repository: Path) -> None:
     server.wait_until_ready()
     client = server.client()
     for model in configs:
-        entry = triton.InferInput("X", [3, 2], "FP32")
-        entry.set_data_from_numpy(np.ones((3, 2), np.float32))
+        entry = infer_input("X", np.ones((3, 2), np.float32))
         assert client.infer(model, [entry]).as_numpy("Y").tolist() == [[2.0, 2.0]] * 3
     assert "'migraphx' is not used: the instance is on the CPU" in server.log_text
 

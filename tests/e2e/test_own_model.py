@@ -10,18 +10,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, graph, identity
 from support.server import RocserveProcess
 from support.waiting import wait_until
-from tritonclient.grpc import InferInput
 from tritonclient.utils import InferenceServerException
 
 
 def asked(server: RocserveProcess, model: str, values: list[list[float]]) -> list[list[float]]:
-    entry = InferInput("X", [len(values), 2], "FP32")
-    entry.set_data_from_numpy(np.array(values, np.float32))
-    return server.client().infer(model, [entry]).as_numpy("Y").tolist()
+    return server.client().infer(model, [infer_input("X", np.array(values, np.float32))]).as_numpy("Y").tolist()
 
 
 def replace(file: Path, model: bytes) -> None:

@@ -7,6 +7,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import add_sub, drop
 from support.server import RocserveProcess
 from tritonclient.grpc import service_pb2
@@ -51,8 +52,7 @@ def client(server):
 def inputs(left: np.ndarray, right: np.ndarray) -> list[triton.InferInput]:
     entries = []
     for name, values in (("INPUT0", left), ("INPUT1", right)):
-        entry = triton.InferInput(name, values.shape, "INT32")
-        entry.set_data_from_numpy(values)
+        entry = infer_input(name, values)
         entries.append(entry)
     return entries
 

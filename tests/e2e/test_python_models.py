@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.python_models import MODELS, write_model
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -49,9 +50,7 @@ def _make_environment(folder: Path) -> None:
 
 
 def entry(name: str, array: np.ndarray, datatype: str) -> triton.InferInput:
-    made = triton.InferInput(name, list(array.shape), datatype)
-    made.set_data_from_numpy(array)
-    return made
+    return infer_input(name, array)
 
 
 def text(name: str, *words: bytes | str) -> triton.InferInput:
@@ -259,8 +258,7 @@ def test_a_model_sees_that_its_client_has_gone(server):
 
 
 def test_dlpack_and_bfloat16(server):
-    brain = triton.InferInput("BRAIN", [2], "BF16")
-    brain.set_data_from_numpy(np.array([1.0, -2.0], ml_dtypes.bfloat16))
+    brain = infer_input("BRAIN", np.array([1.0, -2.0], ml_dtypes.bfloat16))
     half = entry("HALF", np.array([1, 2, 3], np.float16), "FP16")
     result = server.client().infer("bits", [half, brain])
     assert result.as_numpy("DOUBLED").tolist() == [2, 4, 6]

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import psutil
 import pytest
-import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.python_models import write_model
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -161,8 +161,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
 
 
 def infer(server: RocserveProcess, model: str, *numbers: int) -> list[int]:
-    entry = triton.InferInput("IN", [len(numbers)], "INT32")
-    entry.set_data_from_numpy(np.array(numbers, np.int32))
+    entry = infer_input("IN", np.array(numbers, np.int32))
     answer: list[int] = server.client().infer(model, [entry]).as_numpy("OUT").tolist()
     return answer
 

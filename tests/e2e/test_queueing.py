@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.paced_models import REPEATING_SCRIPT, REPEATING_TENSORS, TENSORS, drop_paced
 from support.server import RocserveProcess
@@ -50,9 +51,7 @@ def server(tmp_path_factory):
 
 def milliseconds(value: int, model: str) -> triton.InferInput:
     array = np.array([value], np.int32) if model in ("plain", "one", "other") else np.array([[value]], np.int32)
-    entry = triton.InferInput("MS", list(array.shape), "INT32")
-    entry.set_data_from_numpy(array)
-    return entry
+    return infer_input("MS", array)
 
 
 class Stuck:

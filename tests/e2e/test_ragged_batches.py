@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
+from support.infer_inputs import infer_input
 from support.models import drop, graph, identity
 from support.ragged_models import RAGGED_CONFIG, ragged_model
 from support.server import RocserveProcess
@@ -117,9 +118,7 @@ def ask_all(server: RocserveProcess, model: str, arrays: list[np.ndarray], datat
     """Their answers; they are sent at once, each on a connection of its own."""
 
     def ask(array: np.ndarray) -> triton.InferResult:
-        entry = triton.InferInput(name, list(array.shape), datatype)
-        entry.set_data_from_numpy(array)
-        return server.client().infer(model, [entry], client_timeout=30)
+        return server.client().infer(model, [infer_input(name, array)], client_timeout=30)
 
     with ThreadPoolExecutor(len(arrays)) as pool:
         return list(pool.map(ask, arrays))
@@ -165,8 +164,7 @@ def test_requests_of_a_sequence_too(server: RocserveProcess) -> None:
     client = server.client()
     for length, starts in ((3, True), (5, False)):
         array = np.ones((1, length), np.float32)
-        entry = triton.InferInput("X", [1, length], "FP32")
-        entry.set_data_from_numpy(array)
+        entry = infer_input("X", array)
         answer = client.infer("sequence", [entry], sequence_id=7, sequence_start=starts, client_timeout=30)
         np.testing.assert_array_equal(answer.as_numpy("DOUBLED"), 2 * array)
         assert answer.as_numpy("COUNTS").tolist() == [[length]]

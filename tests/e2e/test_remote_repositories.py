@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.repository_index import index_of, reason_of, rows_of
@@ -96,8 +96,7 @@ def polled(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def answer(server: RocserveProcess, name: str) -> list[float] | str:
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    entry = infer_input("X", np.array([[1, 2]], np.float32))
     with server.client() as client:
         try:
             values: list[float] = client.infer(name, [entry]).as_numpy("Y")[0].tolist()

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.stores import AZURE_KEYS, GoogleBucket, azure_container, azure_server, files_of, google_server
@@ -75,8 +75,7 @@ def test_all_kinds_are_followed_beside_each_other(
 
 
 def answer(server: RocserveProcess, name: str) -> list[float]:
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    entry = infer_input("X", np.array([[1, 2]], np.float32))
     with server.client() as client:
         values: list[float] = client.infer(name, [entry]).as_numpy("Y")[0].tolist()
         return values

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -28,9 +29,7 @@ response_cache { enable: true }
 def ask(
     client: triton.InferenceServerClient, values: list[float], model: str = "m", name: str = "X", **options: object
 ) -> triton.InferResult:
-    entry = triton.InferInput(name, [1, 2], "FP32")
-    entry.set_data_from_numpy(np.array([values], np.float32))
-    return client.infer(model, [entry], **options)
+    return client.infer(model, [infer_input(name, np.array([values], np.float32))], **options)
 
 
 def counts(client: triton.InferenceServerClient, model: str = "m") -> dict[str, int]:
@@ -107,8 +106,7 @@ def test_many_clients_at_once(serve, repository: Path, order: str) -> None:
     client = server.client()
     answers: list[tuple[int, triton.InferResult | None]] = []
     for number in range(200):
-        entry = triton.InferInput("X", [1, 2], "FP32")
-        entry.set_data_from_numpy(np.full([1, 2], number % 7, np.float32))
+        entry = infer_input("X", np.full([1, 2], number % 7, np.float32))
         client.async_infer("m", [entry], lambda result, error, sent=number % 7: answers.append((sent, result)))
     wait_until(lambda: len(answers) == 200, "all answers")
     for sent, result in answers:

@@ -15,6 +15,7 @@ import pytest
 import tritonclient.grpc as triton
 from support import rocal_reference
 from support.amd_rocal import STAND_IN
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -74,15 +75,11 @@ def jpeg(seed: int) -> bytes:
 
 def one(image: bytes) -> list[triton.InferInput]:
     """For a model without batches."""
-    tensor = triton.InferInput("ENCODED", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([image], dtype=object))
-    return [tensor]
+    return [infer_input("ENCODED", np.array([image], dtype=object))]
 
 
 def entry_of(*images: bytes) -> list[triton.InferInput]:
-    tensor = triton.InferInput("ENCODED", [len(images), 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[image] for image in images], dtype=object))
-    return [tensor]
+    return [infer_input("ENCODED", np.array([[image] for image in images], dtype=object))]
 
 
 Serve = Callable[..., RocserveProcess]

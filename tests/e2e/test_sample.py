@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from tritonclient.utils import InferenceServerException
 
 IMAGES = sorted((Path(__file__).parents[1] / "data" / "digits").glob("*.jpg"))
@@ -19,9 +20,7 @@ def label_of(path: Path) -> str:
 
 
 def encoded(*images: bytes) -> triton.InferInput:
-    entry = triton.InferInput("ENCODED", [len(images), 1], "BYTES")
-    entry.set_data_from_numpy(np.array([[image] for image in images], dtype=object))
-    return entry
+    return infer_input("ENCODED", np.array([[image] for image in images], dtype=object))
 
 
 def test_single_images_by_name_and_by_class(rocserve_server):

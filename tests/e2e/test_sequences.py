@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from onnx import TensorProto
+from support.infer_inputs import infer_input
 from support.models import drop, identity
 from support.sequences import (
     CRASHING_CONFIG,
@@ -213,9 +214,7 @@ def test_rows_of_nobody_have_empty_texts(client: triton.InferenceServerClient) -
 
 
 def _iterative_input(value: int) -> triton.InferInput:
-    given = triton.InferInput("INPUT", [1, 1], "INT32")
-    given.set_data_from_numpy(np.array([[value]], np.int32))
-    return given
+    return infer_input("INPUT", np.array([[value]], np.int32))
 
 
 def test_iterative_requests_come_until_they_are_done(server: RocserveProcess) -> None:
@@ -264,8 +263,7 @@ def test_what_is_refused(client: triton.InferenceServerClient) -> None:
         with pytest.raises(InferenceServerException) as caught:
             ask(client, "direct", 1, **fields)
         assert (caught.value.status(), caught.value.message()) == ("StatusCode.INVALID_ARGUMENT", text)
-    two = triton.InferInput("INPUT", [2, 2], "INT32")
-    two.set_data_from_numpy(np.zeros((2, 2), np.int32))
+    two = infer_input("INPUT", np.zeros((2, 2), np.int32))
     with pytest.raises(InferenceServerException) as caught:
         client.infer("direct", [two], sequence_id=5, sequence_start=True)
     assert caught.value.message() == (

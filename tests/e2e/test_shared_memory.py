@@ -13,6 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from onnx import TensorProto
+from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.models import add_sub, drop, identity
 from support.server import RocserveProcess
@@ -137,8 +138,7 @@ def test_tritonclients_own_way(client):
 def test_one_input_in_the_region_and_one_in_the_request(client, file):
     client.register_system_shared_memory("r", file.key, 4 * NBYTES)
     shared, _ = shared_inputs()
-    sent = triton.InferInput("INPUT1", [1, 16], "INT32")
-    sent.set_data_from_numpy(RIGHT)
+    sent = infer_input("INPUT1", RIGHT)
     for order in ([shared, sent], [sent, shared]):
         result = client.infer(
             "add_sub", order, outputs=[shared_output("OUTPUT0"), triton.InferRequestedOutput("OUTPUT1")]
@@ -243,9 +243,7 @@ def test_a_large_input_that_is_cut_while_it_waits(client, server):
         client.async_infer("wide", [entry], callback=answers)
         wait_until(lambda: waits(server, "wide"))
         file.cut(4096)
-        sent = triton.InferInput("INPUT0", values.shape, "FP32")
-        sent.set_data_from_numpy(values)
-        assert (client.infer("wide", [sent]).as_numpy("OUTPUT0") == values).all()
+        assert (client.infer("wide", [infer_input("INPUT0", values)]).as_numpy("OUTPUT0") == values).all()
         error = answers.next()
         assert error is not None
         assert f"'wide' has been cut: byte {values.nbytes} of '{file.key}' is needed, which has 4096 now" in str(error)

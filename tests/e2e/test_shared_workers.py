@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -36,8 +36,7 @@ def add_python(folder: Path, name: str, parameters: str = "") -> None:
 
 
 def ask(server: RocserveProcess, name: str) -> list[float]:
-    tensor = triton.InferInput("X", [1, 2], "FP32")
-    tensor.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    tensor = infer_input("X", np.zeros((1, 2), np.float32))
     with server.client() as client:
         return client.infer(name, [tensor], client_timeout=30).as_numpy("Y")[0].tolist()
 

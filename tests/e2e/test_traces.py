@@ -13,6 +13,7 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shared_memory
 from support.collector import Collector, attributes, events
+from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.trace_file import read_entries
@@ -95,9 +96,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(client: Any, model: str = "m", name: str = "X", shape: tuple[int, ...] = (1, 2), **options: object) -> Any:
     module = triton if isinstance(client, triton.InferenceServerClient) else triton_http
-    entry = module.InferInput(name, list(shape), "FP32")
-    entry.set_data_from_numpy(np.ones(shape, np.float32))
-    return client.infer(model, [entry], **options)
+    return client.infer(model, [infer_input(name, np.ones(shape, np.float32), module)], **options)
 
 
 class TraceFile:
@@ -242,9 +241,7 @@ def test_a_stream_of_any_number_of_responses(server: TracingServer) -> None:
     answers: queue.Queue = queue.Queue()
     client = server.process.client()
     client.start_stream(lambda result, error: answers.put((result, error)))
-    entry = triton.InferInput("COUNT", [1], "INT32")
-    entry.set_data_from_numpy(np.array([3], np.int32))
-    client.async_stream_infer("repeat", [entry], request_id="many")
+    client.async_stream_infer("repeat", [infer_input("COUNT", np.array([3], np.int32))], request_id="many")
     for _ in range(3):
         assert answers.get(timeout=20)[1] is None
     client.stop_stream()

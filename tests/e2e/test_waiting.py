@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import drop, slow_sum
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -45,9 +46,7 @@ def server(tmp_path_factory):
 
 
 def rows(count: int = 64) -> triton.InferInput:
-    entry = triton.InferInput("X", [count, 256], "FP32")
-    entry.set_data_from_numpy(np.ones((count, 256), np.float32))
-    return entry
+    return infer_input("X", np.ones((count, 256), np.float32))
 
 
 def executed(server: RocserveProcess, model: str) -> int:

@@ -9,8 +9,9 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
-from tritonclient.grpc import InferInput, InferRequestedOutput
+from tritonclient.grpc import InferRequestedOutput
 
 ROOT = Path(__file__).parents[2]
 PHOTO = ROOT / "tests/data/digits/0002_two.jpg"
@@ -43,8 +44,7 @@ def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path) -> None:
     with RocserveProcess([], str(repository), log=log, environment=BARE, python=str(python)) as server:
         server.wait_until_ready(60)
         assert "/bare/" in run(python, "-c", "import rocserve; print(rocserve.__file__)", folder=tmp_path)
-        entry = InferInput("ENCODED", [1, 1], "BYTES")
-        entry.set_data_from_numpy(np.array([[PHOTO.read_bytes()]], object))
+        entry = infer_input("ENCODED", np.array([[PHOTO.read_bytes()]], object))
         wanted = InferRequestedOutput("PROBABILITIES", class_count=1)
         answer = server.client().infer("classify_image", [entry], outputs=[wanted]).as_numpy("PROBABILITIES")
         assert len(answer[0, 0].split(b":")) == 3, "probability, number and label"

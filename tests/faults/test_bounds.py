@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
 from support.python_models import write_model
@@ -133,9 +134,7 @@ def test_what_costs_only_as_it_is_used_is_served(serve, repository: Path, schedu
 
 
 def tensor() -> triton.InferInput:
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.zeros((1, 2), np.float32))
-    return entry
+    return infer_input("X", np.zeros((1, 2), np.float32))
 
 
 def test_a_folder_with_too_many_files_and_a_model_with_too_many_versions(serve, repository: Path) -> None:

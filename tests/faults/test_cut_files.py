@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
 from support.python_models import write_model
@@ -160,6 +161,5 @@ def test_a_model_that_names_no_tensor_is_refused_with_its_reason(serve, reposito
     assert rows["good"].state == "READY"
     assert rows["m"].state == "UNAVAILABLE"
     assert "must specify at least one 'input' or 'output' for m" in rows["m"].reason
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    entry = infer_input("X", np.zeros((1, 2), np.float32))
     assert client.infer("good", [entry]).as_numpy("Y").tolist() == [[1.0, 1.0]]

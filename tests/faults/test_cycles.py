@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -44,9 +45,7 @@ def eager_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(client: triton.InferenceServerClient, model: str, constant: float) -> None:
     for rows in (1, 3):
         values = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
-        entry = triton.InferInput("X", [rows, 2], "FP32")
-        entry.set_data_from_numpy(values)
-        assert (client.infer(model, [entry]).as_numpy("Y") == values + constant).all()
+        assert (client.infer(model, [infer_input("X", values)]).as_numpy("Y") == values + constant).all()
 
 
 def measure(server: RocserveProcess) -> tuple[int, int]:

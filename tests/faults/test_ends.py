@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
 from support.server import RocserveProcess
@@ -57,8 +57,7 @@ def drop_python(repository: Path, name: str, source: str, config: str = CONFIG) 
 
 def ask_in_background(server: RocserveProcess, model: str, told: list[str]) -> threading.Thread:
     def ask() -> None:
-        entry = triton.InferInput("IN", [1], "INT32")
-        entry.set_data_from_numpy(np.array([1], np.int32))
+        entry = infer_input("IN", np.array([1], np.int32))
         try:
             server.client().infer(model, [entry])
         except InferenceServerException as error:

@@ -28,6 +28,7 @@ from support.front_ends import (
     listens,
     wait_for_more,
 )
+from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -77,9 +78,7 @@ def own_client(server: RocserveProcess) -> triton.InferenceServerClient:
 
 
 def values() -> triton.InferInput:
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.array([[1.0, 2.0]], np.float32))
-    return entry
+    return infer_input("X", np.array([[1.0, 2.0]], np.float32))
 
 
 class Client:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -65,9 +66,7 @@ def stays(constant: int) -> str:
 
 
 def ask(client: triton.InferenceServerClient, model: str, value: int) -> int:
-    entry = triton.InferInput("IN", [1], "INT32")
-    entry.set_data_from_numpy(np.array([value], np.int32))
-    return int(client.infer(model, [entry]).as_numpy("OUT")[0])
+    return int(client.infer(model, [infer_input("IN", np.array([value], np.int32))]).as_numpy("OUT")[0])
 
 
 class Asking:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 
 from benchmarks.line_process import LineProcess
@@ -95,8 +95,7 @@ def offer(clients: LineProcess, server: RocserveProcess, model: str, per_second:
 
 
 def rate_of_one_client(server: RocserveProcess, model: str) -> float:
-    tensor = triton.InferInput("INPUT0", [1, 1], "INT32")
-    tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+    tensor = infer_input("INPUT0", np.zeros((1, 1), np.int32))
     client = server.client()
     client.infer(model, [tensor])
     count, begun = 0, time.monotonic()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import psutil
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -115,9 +116,7 @@ def drop(repository: Path, name: str, model: str, config: str) -> None:
 
 
 def tensor(value: int) -> triton.InferInput:
-    entry = triton.InferInput("IN", [1], "INT32")
-    entry.set_data_from_numpy(np.array([value], np.int32))
-    return entry
+    return infer_input("IN", np.array([value], np.int32))
 
 
 class Stream:

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from support.infer_inputs import infer_input
 from support.migraphx import CHECKOUT
 from support.models import add_constant, drop
 from support.server import RocserveProcess
@@ -113,16 +114,12 @@ def nginx(folder: Path, grpc_servers: Sequence[str], http_servers: Sequence[str]
 
 def grpc_way(address: str, options: Sequence[tuple[str, str | int]] = ()) -> Way:
     client = triton.InferenceServerClient(address, channel_args=options)
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(X)
-    return lambda: float(client.infer("m", [entry], client_timeout=SECONDS).as_numpy("Y")[0, 0])
+    return lambda: float(client.infer("m", [infer_input("X", X)], client_timeout=SECONDS).as_numpy("Y")[0, 0])
 
 
 def http_way(address: str) -> Way:
     client = triton_http.InferenceServerClient(address, network_timeout=SECONDS)
-    entry = triton_http.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(X)
-    return lambda: float(client.infer("m", [entry]).as_numpy("Y")[0, 0])
+    return lambda: float(client.infer("m", [infer_input("X", X, triton_http)]).as_numpy("Y")[0, 0])
 
 
 @pytest.mark.timeout(1200 if ROUNDS > 1 else 180)

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import tritonclient.grpc as triton
 from support.delegated_cgroup import delegated_cgroup, python_within
+from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
@@ -115,8 +115,7 @@ def drop_python(repository: Path, name: str, source: str, config: str = "") -> N
 
 
 def ask(server: RocserveProcess, model: str) -> list[list[float]]:
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.array([[1.0, 2.0]], np.float32))
+    entry = infer_input("X", np.array([[1.0, 2.0]], np.float32))
     with server.client() as client:
         return client.infer(model, [entry], client_timeout=20).as_numpy("Y").tolist()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -239,9 +240,7 @@ def drop(repository: Path, name: str, code: str) -> None:
 
 
 def infer(client: triton.InferenceServerClient, model: str, attack: str = "none", seconds: float = 30.0) -> None:
-    entry = triton.InferInput("ATTACK", [1], "BYTES")
-    entry.set_data_from_numpy(np.array([attack.encode()], np.object_))
-    client.infer(model, [entry], client_timeout=seconds)
+    client.infer(model, [infer_input("ATTACK", np.array([attack.encode()], np.object_))], client_timeout=seconds)
 
 
 def wait_until_served(client: triton.InferenceServerClient) -> None:
@@ -275,8 +274,7 @@ def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProces
     wait_until_served(client)
     lines = len(server.log_text.splitlines())
     started = time.monotonic()
-    entry = triton.InferInput("ATTACK", [1], "BYTES")
-    entry.set_data_from_numpy(np.array([b"flood"], np.object_))
+    entry = infer_input("ATTACK", np.array([b"flood"], np.object_))
     answers: list[InferenceServerException | None] = []
     client.async_infer("hostile", [entry], lambda result, error: answers.append(error), client_timeout=60)
     while not answers and time.monotonic() - started < 5:

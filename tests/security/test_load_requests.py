@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from tritonclient.utils import InferenceServerException
@@ -96,9 +97,7 @@ def refusal(client: triton.InferenceServerClient, model: str, config: dict[str, 
 
 
 def told(client: triton.InferenceServerClient) -> str:
-    tensor = triton.InferInput("IN", [1], "FP32")
-    tensor.set_data_from_numpy(np.ones(1, np.float32))
-    text: str = client.infer("told", [tensor]).as_numpy("OUT")[0].decode()
+    text: str = client.infer("told", [infer_input("IN", np.ones(1, np.float32))]).as_numpy("OUT")[0].decode()
     return text
 
 

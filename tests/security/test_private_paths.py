@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -79,9 +80,7 @@ def message(ask: Callable[[], object]) -> str:
 
 
 def tensor() -> list[triton.InferInput]:
-    given = triton.InferInput("IN", [1], "FP32")
-    given.set_data_from_numpy(np.ones(1, np.float32))
-    return [given]
+    return [infer_input("IN", np.ones(1, np.float32))]
 
 
 def test_the_index_shows_no_folder(server: RocserveProcess, folder: Path) -> None:

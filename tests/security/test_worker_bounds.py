@@ -16,6 +16,7 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.delegated_cgroup import delegated_cgroup, python_within
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -136,16 +137,13 @@ def serving(place: Path, *flags: str, python: str = sys.executable) -> Iterator[
 
 
 def infer(client: triton.InferenceServerClient, model: str, takes: int = 0, seconds: float = 40.0) -> None:
-    entry = triton.InferInput("TAKES", [1], "INT32")
-    entry.set_data_from_numpy(np.array([takes], np.int32))
-    client.infer(model, [entry], client_timeout=seconds)
+    client.infer(model, [infer_input("TAKES", np.array([takes], np.int32))], client_timeout=seconds)
 
 
 def fails_while_others_are_served(server: RocserveProcess, model: str) -> str:
     """What a request to a model fails with that takes too much; another model answers meanwhile."""
     client, other = server.client(), server.client()
-    entry = triton.InferInput("TAKES", [1], "INT32")
-    entry.set_data_from_numpy(np.array([1], np.int32))
+    entry = infer_input("TAKES", np.array([1], np.int32))
     answers: list[InferenceServerException | None] = []
     client.async_infer(model, [entry], lambda result, error: answers.append(error), client_timeout=60)
     while not answers:
@@ -190,8 +188,7 @@ def test_the_kernel_keeps_a_worker_in_a_cgroup_of_its_own(grouping: RocserveProc
 def test_processes_that_a_model_leaves_behind_end_with_its_cgroup(grouping: RocserveProcess):
     """Also those in sessions of their own, of a model that is killed for another reason."""
     client = grouping.client()
-    entry = triton.InferInput("TAKES", [1], "INT32")
-    entry.set_data_from_numpy(np.array([1], np.int32))
+    entry = infer_input("TAKES", np.array([1], np.int32))
     client.async_infer("bomb", [entry], lambda result, error: None, client_timeout=60)
     wait_until(lambda: len(bomb_processes()) >= 8, "children")
     next(process for process in grouping.workers() if process.name() == "rocserve:bomb").kill()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -90,8 +91,7 @@ class Asked:
         self._client = server.client()
 
     def __call__(self, code: str, model: str = "tells") -> Any:
-        entry = triton.InferInput("CODE", [1], "BYTES")
-        entry.set_data_from_numpy(np.array([code.encode()], np.object_))
+        entry = infer_input("CODE", np.array([code.encode()], np.object_))
         (value,) = self._client.infer(model, [entry]).as_numpy("VALUE").tolist()
         return ast.literal_eval(value.decode())
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
@@ -46,14 +47,11 @@ def test_a_batch_is_answered(server: RocserveProcess, protocol) -> None:
     address = server.address if protocol is tritonclient.grpc else server.http_address
     client = protocol.InferenceServerClient(address)
     values = np.arange(16, dtype=np.float32).reshape(8, 2)
-    entry = protocol.InferInput("X", [8, 2], "FP32")
-    entry.set_data_from_numpy(values)
-    answer = client.infer("m", [entry], request_id="seven")
+    answer = client.infer("m", [infer_input("X", values, protocol)], request_id="seven")
     assert answer.as_numpy("Y").tolist() == (values + 1).tolist()
     response = answer.get_response()
     assert (response["id"] if isinstance(response, dict) else response.id) == "seven"
-    wrong = protocol.InferInput("X", [8, 3], "FP32")
-    wrong.set_data_from_numpy(np.zeros((8, 3), np.float32))
+    wrong = infer_input("X", np.zeros((8, 3), np.float32), protocol)
     with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'X' for model 'm'"):
         client.infer("m", [wrong])
     client.close()

@@ -13,6 +13,8 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from support.infer_inputs import infer_input
+
 RETURNS_SOON = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
 """To a server that was gone for a moment; else a client waits for seconds."""
 _PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
@@ -64,8 +66,7 @@ class ConstantLoad:
         random = np.random.default_rng(seed)
         while not self._stopping.is_set():
             values = random.integers(0, 1000, (1, 2)).astype(np.float32)
-            entry = triton.InferInput("X", [1, 2], "FP32")
-            entry.set_data_from_numpy(values)
+            entry = infer_input("X", values)
             try:
                 result = self._infer(client, entry)
             except InferenceServerException as error:

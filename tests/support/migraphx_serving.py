@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import tritonclient.grpc as triton
-from tritonclient.utils import np_to_triton_dtype
 
+from support.infer_inputs import infer_input
 from support.migraphx import run_with_migraphx
 from support.waiting import wait_until
 
@@ -71,8 +71,7 @@ def ask(client: triton.InferenceServerClient, model: str, inputs: Mapping[str, A
     """All outputs for these inputs."""
     entries = []
     for name, array in inputs.items():
-        entry = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-        entry.set_data_from_numpy(array)
+        entry = infer_input(name, array)
         entries.append(entry)
     result = client.infer(model, entries)
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}

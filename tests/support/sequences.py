@@ -10,6 +10,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 
+from support.infer_inputs import infer_input
 from support.models import drop, graph
 
 CONTROLS = """
@@ -237,9 +238,7 @@ def drop_python(repository: Path, name: str, code: str, config: str, files: Mapp
 
 def request_input(value: int, batches: bool = True) -> triton.InferInput:
     data = np.array([value, 2 * value], np.int32)
-    given = triton.InferInput("INPUT", [1, 2] if batches else [2], "INT32")
-    given.set_data_from_numpy(data[None] if batches else data)
-    return given
+    return infer_input("INPUT", data[None] if batches else data)
 
 
 def ask(

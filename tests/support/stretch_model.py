@@ -8,6 +8,7 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 
+from support.infer_inputs import infer_input
 from support.python_models import write_model
 
 # Of the first three numbers of X: milliseconds to wait, bytes to answer, and 1 to end the worker.
@@ -49,15 +50,12 @@ def stretch_values(milliseconds: int = 0, answer_bytes: int = 0, request_bytes: 
 
 
 def grpc_inputs(values: np.ndarray) -> list[grpc_client.InferInput]:
-    entry = grpc_client.InferInput("X", list(values.shape), "INT32")
-    entry.set_data_from_numpy(values)
-    return [entry]
+    return [infer_input("X", values)]
 
 
 def http_request(values: np.ndarray, **headers: str) -> bytes:
     """A request as a connection carries it; the answer comes in binary form."""
-    entry = http_client.InferInput("X", list(values.shape), "INT32")
-    entry.set_data_from_numpy(values)
+    entry = infer_input("X", values, http_client)
     output = http_client.InferRequestedOutput("Y", binary_data=True)
     body, json_length = http_client.InferenceServerClient.generate_request_body([entry], outputs=[output])
     lines = [

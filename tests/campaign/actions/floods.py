@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, suppress
 
 import numpy as np
-import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.metrics import port_of
 from support.python_models import write_model
 from support.repository_index import index_of
@@ -128,8 +128,7 @@ def unread_grpc(stage: Stage, random: random.Random) -> None:
 def large_requests(stage: Stage, random: random.Random) -> None:
     """Sixteen times a MiB at once, of which every answer is right."""
     values = np.arange(2 * LARGE_ROWS, dtype=np.float32).reshape(LARGE_ROWS, 2)
-    entry = triton.InferInput("X", list(values.shape), "FP32")
-    entry.set_data_from_numpy(values)
+    entry = infer_input("X", values)
     told: list[object] = []
     with stage.poll.client() as client:
         for _ in range(16):
@@ -146,8 +145,7 @@ def log(stage: Stage, random: random.Random) -> None:
     name = f"talker_{random.getrandbits(32):x}"
     staged = write_model(stage.staging / name, LOG_MODEL, LOG_CONFIG)
     folder = staged.rename(stage.copied / name)
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.ones((1, 2), np.float32))
+    entry = infer_input("X", np.ones((1, 2), np.float32))
     with stage.poll.client() as client:
         wait_until(lambda: client.is_model_ready(name), f"{name} ready")
         for _ in range(2):

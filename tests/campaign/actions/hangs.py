@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.python_models import write_model
 from support.repository_index import index_of
 from support.waiting import wait_until
@@ -72,8 +73,7 @@ def imported(stage: Stage, random: random.Random) -> None:
 def executed(stage: Stage, random: random.Random) -> None:
     name = f"{random.getrandbits(24):06x}_hung"
     _drop(stage, name, "nothing", random.choice(WAYS))
-    entry = triton.InferInput("X", [2], "FP32")
-    entry.set_data_from_numpy(np.ones(2, np.float32))
+    entry = infer_input("X", np.ones(2, np.float32))
     with stage.poll.client() as client:
         wait_until(lambda: client.is_model_ready(name), f"{name} ready", seconds=NOTICED_SECONDS)
         for _ in range(random.randint(1, 3)):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 
 from campaign import models
 from campaign.action import Kind
@@ -40,8 +41,7 @@ def offered(stage: Stage, random: random.Random) -> None:
 
 def _offer(stage: Stage, rate: float, count: int) -> Counter[str]:
     """Sends at the rate, whatever comes back; what came back."""
-    entry = triton.InferInput("MS", [1], "INT32")
-    entry.set_data_from_numpy(np.array([MODEL_MS], np.int32))
+    entry = infer_input("MS", np.array([MODEL_MS], np.int32))
     outcomes: Counter[str] = Counter()
     lock = threading.Lock()
     told = threading.Semaphore(0)

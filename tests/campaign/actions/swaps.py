@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
 from support.models import add_constant
 
 from campaign import models
@@ -40,8 +41,7 @@ def new_constant(stage: Stage, model: str, random: random.Random) -> Iterator[fl
 
 
 def wait_until_added(stage: Stage, model: str, constant: float) -> None:
-    entry = triton.InferInput("X", [1, 2], "FP32")
-    entry.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    entry = infer_input("X", np.zeros((1, 2), np.float32))
     end = time.monotonic() + SERVED_SECONDS
     added: object = None
     with stage.poll.client() as client:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from support.infer_inputs import infer_input
 from support.load import RETURNS_SOON
 
 import rocserve_client
@@ -82,9 +83,7 @@ class ByTritonGrpc(_Asker):
         self._client = triton.InferenceServerClient(address, channel_args=RETURNS_SOON)
 
     def infer(self, model: str, values: np.ndarray, random: random.Random) -> np.ndarray | None:
-        entry = triton.InferInput("X", list(values.shape), "FP32")
-        entry.set_data_from_numpy(values)
-        return self._client.infer(model, [entry], client_timeout=ANSWER_SECONDS).as_numpy("Y")
+        return self._client.infer(model, [infer_input("X", values)], client_timeout=ANSWER_SECONDS).as_numpy("Y")
 
     def close(self) -> None:
         self._client.close()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from support.infer_inputs import infer_input
 from support.load import RETURNS_SOON
 from support.sequences import ask as ask_of_sequence
 from support.shared_memory import SharedFile
@@ -100,8 +101,7 @@ class Decoupled:
 
     def ask(self, random: random.Random) -> None:
         values = np.array([random.randrange(1 << 30) for _ in range(random.randint(0, MOST_RESPONSES))], np.int32)
-        entry = triton.InferInput("IN", [len(values)], "INT32")
-        entry.set_data_from_numpy(values)
+        entry = infer_input("IN", values)
         with suppress(InferenceServerException):  # A stream that has ended has told why in its callback.
             self._client.async_stream_infer(models.DECOUPLED, [entry], enable_empty_final_response=True)
         answered = []
