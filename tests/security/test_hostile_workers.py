@@ -120,7 +120,7 @@ def sparse():
     end, batch = serving()
     now = time.monotonic_ns()
     done = ENTRY.pack(DONE, 0, 0, batch.id, now, now, now)
-    say(done + ENTRY.pack(RESULTS, 0, 0, 0, end._heap.allocate(1 << 32), 1, 1 << 32))
+    say(done + ENTRY.pack(RESULTS, 0, 0, 0, end._heap.allocate(1 << 32)[0], 1, 1 << 32))
 
 
 def posted():

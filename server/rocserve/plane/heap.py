@@ -159,8 +159,11 @@ class Heap:
         self._trimming: Iterator[int] | None = None
         self._parts = [_UNMAPPED] * count
 
-    def allocate(self, nbytes: int) -> int:
-        """The offset of memory that is the caller's until `free`; what is in it is not said. Raises: HeapFull."""
+    def allocate(self, nbytes: int) -> tuple[int, memoryview]:
+        """The offset of memory that is the caller's until `free`, and a view to write it; what is in it is not said.
+
+        Raises: HeapFull.
+        """
         index = (nbytes - 1 >> 6).bit_length() if nbytes > SMALLEST_SLOT else 0
         if index >= len(self._classes):
             raise HeapFull(nbytes, self.limit)
@@ -170,18 +173,19 @@ class Heap:
             offset = free.pop()
             if len(free) < slots.fewest_free:
                 slots.fewest_free = len(free)
-            return offset
-        if slots.bare:
-            return slots.bare.pop()
-        offset = slots.next
-        if offset == slots.end:
-            raise HeapFull(nbytes, self.limit)
-        if self._parts[index] is _UNMAPPED:
-            self._parts[index] = anonymous_file.map_to_write(
-                self._descriptor, self.limit, self._first_part + index << self._shift
-            )
-        slots.next = offset + slots.size
-        return offset
+        elif slots.bare:
+            offset = slots.bare.pop()
+        else:
+            offset = slots.next
+            if offset == slots.end:
+                raise HeapFull(nbytes, self.limit)
+            if self._parts[index] is _UNMAPPED:
+                self._parts[index] = anonymous_file.map_to_write(
+                    self._descriptor, self.limit, self._first_part + index << self._shift
+                )
+            slots.next = offset + slots.size
+        start = offset & self._mask
+        return offset, self._parts[index][start : start + nbytes]
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Memory of a slot, to write."""
@@ -190,9 +194,8 @@ class Heap:
 
     def place(self, nbytes: int) -> tuple[Slot, memoryview]:
         """A slot of its own for so many bytes, and its memory. Raises: HeapFull."""
-        offset = self.allocate(nbytes)
-        start = offset & self._mask
-        return Slot(self.free, offset), self._parts[(offset >> self._shift) - self._first_part][start : start + nbytes]
+        offset, view = self.allocate(nbytes)
+        return Slot(self.free, offset), view
 
     def free(self, offset: int) -> None:
         """What `allocate` gave is no longer used, by nobody who was told of it."""

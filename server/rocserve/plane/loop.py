@@ -254,15 +254,26 @@ class PlaneLoop:
 
     def _looks(self, least: int) -> int:
         """Turns without anything before the one after which there is nothing."""
-        return max([least, *[source.looks - 1 for source in self._sources]])
+        for source in self._sources:
+            if source.looks > least:
+                least = source.looks - 1
+        return least
 
     def _has_mail(self) -> bool:
         """What must not be slept over."""
-        return bool(self._soon) or any(source.has_mail() for source in self._sources)
+        if self._soon:
+            return True
+        # Written out: it runs before each sleep.
+        for source in self._sources:  # noqa: SIM110
+            if source.has_mail():
+                return True
+        return False
 
     def _sleep(self) -> None:
         now = time.monotonic()
-        seconds = min([source.longest_sleep_seconds for source in self._sources], default=NEVER)
+        seconds = NEVER
+        for source in self._sources:
+            seconds = min(seconds, source.longest_sleep_seconds)
         if seconds != NEVER:
             # For no longer than it has been quiet: what a source does not tell of waits at most twice as long.
             seconds = min(seconds, max(now - self._last_came_at, _SHORTEST_SLEEP_SECONDS))

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import Shape, ragged_batching, ragged_parts
 from rocserve.core.request_form import RequestForm
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
 from rocserve.plane.heap import HeapReader
 from rocserve.workers.worker_end import ReceivedRequest
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 _REMEMBERED = 256
 """Batches of a kind."""
@@ -61,8 +58,8 @@ class BatchGatherer:
         self._output_order = tuple(output.name for output in config.outputs)
         self._ragged = ragged_batching(config)
         self._is_ragged = bool(self._ragged)
-        self._single: dict[tuple[RequestForm, int], Batch] = {}
-        self._gathered: dict[tuple[RequestForm, int], _Gathered] = {}
+        self._single: Memo[tuple[RequestForm, int], Batch] = Memo(_REMEMBERED)
+        self._gathered: Memo[tuple[RequestForm, int], _Gathered] = Memo(_REMEMBERED)
 
     def batch(self, requests: Sequence[ReceivedRequest]) -> Batch:
         """The requests as one batch. Its inputs are valid until the batch is done, or the next is asked for."""
@@ -77,7 +74,7 @@ class BatchGatherer:
             # of them is copied before the next comes.
             return self._alone(requests[0])
         if gathered is None:
-            gathered = _remembered(self._gathered, key, self._room(form, len(requests)))
+            gathered = self._gathered.keep(key, self._room(form, len(requests)))
         for index, request in enumerate(requests):
             block = self._heap.view(request.place, form.places.end)
             for (begin, end), column in zip(form.places.bounds, gathered.columns, strict=True):
@@ -94,7 +91,7 @@ class BatchGatherer:
                 head.name: Tensor(head.name, head.datatype, head.shape, data)
                 for head, data in zip(layout.inputs, request_inputs(request, self._heap), strict=True)
             }
-            batch = _remembered(self._single, key, Batch(inputs, layout.requested_outputs, (layout.rows,)))
+            batch = self._single.keep(key, Batch(inputs, layout.requested_outputs, (layout.rows,)))
         return batch
 
     def _room(self, form: RequestForm, count: int) -> _Gathered:
@@ -144,13 +141,6 @@ class BatchGatherer:
         if len(wanted) == len(first):
             return first
         return tuple(name for name in self._output_order if name in wanted)
-
-
-def _remembered(memory: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
-    if len(memory) >= _REMEMBERED:
-        memory.clear()
-    memory[key] = value
-    return value
 
 
 def separate(batch: Batch) -> list[dict[str, Tensor]]:

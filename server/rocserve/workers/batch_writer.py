@@ -20,14 +20,13 @@ from rocserve.workers.entries import (
     ENTRY,
     GROUPED,
     LAYOUT,
+    NO_ENTRY,
     PLACED,
     REMEMBERED_LAYOUTS,
     REQUEST,
 )
 from rocserve.workers.layouts import checked
 from rocserve.workers.results import BatchOutcome
-
-_NO_ENTRY = bytes(ENTRY_BYTES)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +112,7 @@ class BatchWriter:
             while len(forms) > REMEMBERED_LAYOUTS:
                 del forms[next(iter(forms))]
         if count % 2:
-            table.append(_NO_ENTRY)
+            table.append(NO_ENTRY)
         batch_id = next(self._batch_ids) & 0xFFFFFFFF
         entry = pack(BATCH, GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)
         large = fill(view, [*table, *pieces], COPIED_AT_ONCE)

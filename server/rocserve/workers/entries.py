@@ -57,6 +57,8 @@ From then on the sockets are the doorbells of both."""
 
 ENTRY = struct.Struct("<BBHIQQQ")
 """Kind, flags, count, number, a, b, c."""
+NO_ENTRY = bytes(ENTRY.size)
+"""Fills up a table of an odd number of entries: two take as much as tensors are aligned to."""
 
 WORK, BACK, RETURNS = range(3)
 """The server's rings."""

@@ -55,7 +55,7 @@ class InstanceMail:
         """See Source."""
         busy = False
         self._polls += 1
-        if not self._polls % _POLLS_BETWEEN_OTHERS:
+        if self._others and not self._polls % _POLLS_BETWEEN_OTHERS:
             self._look_at_others()
         answered: list[Instance] = []
         for instance, inbox in self.expected.items():
@@ -74,8 +74,13 @@ class InstanceMail:
 
     def has_mail(self) -> bool:
         """See Source."""
-        self._look_at_others()
-        return any(inbox.has_mail() for inbox in self.expected.values())
+        if self._others:
+            self._look_at_others()
+        # Written out: it runs before each sleep.
+        for inbox in self.expected.values():  # noqa: SIM110
+            if inbox.has_mail():
+                return True
+        return False
 
     def _look_at_others(self) -> None:
         for instance in [instance for instance, inbox in self._others.items() if inbox.has_mail()]:

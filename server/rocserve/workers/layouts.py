@@ -9,6 +9,7 @@ from typing import Any
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal
+from rocserve.core.memo import Memo
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 from rocserve.core.tensor_places import Bounds, TensorPlaces
@@ -39,7 +40,7 @@ class SentLayouts:
     """The layouts of the tensors that one end sends. From any thread."""
 
     def __init__(self) -> None:
-        self._layouts: dict[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = {}
+        self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(REMEMBERED_LAYOUTS)
         self._told = 0
         # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
         self._lock = threading.RLock()
@@ -49,10 +50,7 @@ class SentLayouts:
         key = tuple([(each.name, each.datatype, each.shape) for each in tensors])
         layout = self._layouts.get(key)
         if layout is None:
-            layout = Layout(tuple([TensorHead(*each) for each in key]))
-            if len(self._layouts) >= REMEMBERED_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[key] = layout
+            layout = self._layouts.keep(key, Layout(tuple([TensorHead(*each) for each in key])))
         return layout
 
     def number(self, layout: Layout, tell: Tell) -> int:

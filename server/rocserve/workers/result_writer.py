@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rocserve.backends.base import Batch, BatchResult
 from rocserve.backends.request_model import Answer, ModelResponse, Rescheduled, Result
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.memo import Memo
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
@@ -26,6 +28,8 @@ Shape = tuple[int, ...]
 _FAILURE_TEXTS = 64 * 1024
 """Characters that the texts of one batch's failures share."""
 _REMEMBERED = 256
+_TO_BYTES = methodcaller("tobytes")
+_SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
 NO_ROOM: Mapping[str, Array] = {}
 
 
@@ -64,7 +68,9 @@ class ResponseWriter:
                 results[-1].add(layout.places.end, packed)
                 return
         pieces, nbytes = layout.places.pieces(data, "output")
-        result = OutgoingResult(0, 0, self._end.layout_number(layout), 0, nbytes, [*pieces], layout=layout)
+        result = OutgoingResult(
+            0, 0, self._end.layouts.number(layout, self._end.tell_layout), 0, nbytes, [*pieces], layout=layout
+        )
         if parameters:
             details = checked(parameters_text(parameters))
             result.contents += padded((details,))
@@ -98,7 +104,7 @@ class _Plan:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._rooms: dict[int, Mapping[str, Array]] = {}
+        self._rooms: Memo[int, Mapping[str, Array]] = Memo(_REMEMBERED)
 
     def room(self, place: int, view: memoryview) -> Mapping[str, Array]:
         """The outputs' places in a slot, as arrays. A slot that comes again has the same."""
@@ -109,9 +115,7 @@ class _Plan:
                 head.name: np.ndarray(head.shape, head.datatype.numpy_dtype, view, begin)
                 for head, (begin, _) in zip(places.heads, places.bounds, strict=True)
             }
-            if len(self._rooms) >= _REMEMBERED:
-                self._rooms.clear()
-            self._rooms[place] = room
+            self._rooms.keep(place, room)
         return room
 
 
@@ -124,8 +128,8 @@ class ResultWriter:
         self._responses = ResponseWriter(end)
         self._datatypes = {spec.name: spec.datatype for spec in signature.outputs}
         self._batching = batching
-        self._plans: dict[object, _Plan] = {}
-        self._last: dict[tuple[int, ...], _Plan] = {}
+        self._plans: Memo[object, _Plan] = Memo(_REMEMBERED)
+        self._last: Memo[tuple[int, ...], _Plan] = Memo(_REMEMBERED)
         """By the rows of a batch's requests, the plan of the latest result."""
         self._reserved: tuple[_Plan, int, memoryview] | None = None
 
@@ -153,17 +157,17 @@ class ResultWriter:
         outputs = result.outputs
         names = batch.requested_outputs or tuple(outputs)
         try:
-            values: Sequence[Array | Tensor] = [outputs[name] for name in names]
+            values: Sequence[Array | Tensor] = list(map(outputs.__getitem__, names))
         except KeyError as missing:
             raise internal(f"the engine gave no output {missing}, only {sorted(outputs)}") from None
         key = None
         if not result.failures and not batch.cuts:
             try:
-                arrays = [(name, value.shape, value.dtype) for name, value in zip(names, values, strict=True)]  # type: ignore[union-attr]
+                arrays = tuple(map(_SHAPE_AND_DTYPE, values))
             except AttributeError:
                 pass  # A Tensor is among them.
             else:
-                key = (sum(batch.request_sizes), *arrays)
+                key = (sum(batch.request_sizes), names, arrays)
                 plan = self._plans.get(key)
                 if plan is not None:
                     self._write_as_before(results, batch, plan, values)
@@ -183,19 +187,16 @@ class ResultWriter:
             contents: list[Buffer] = []
         else:
             # What lies in the room for another plan goes to the server before that is given up.
-            contents, place = padded(map(_octets, values)), None
+            data: list[Buffer] = list(map(_TO_BYTES if layout.places.end <= COPIED_SOONER else _octets, values))
+            contents, place = [*layout.places.pieces(data)[0]], None
             if results and results[-1].layout is layout:
                 results[-1].add(layout.places.end, contents)
                 return
-        self._remember(batch, plan)
-        number = self._end.layout_number(layout)
+        if self._last.get(batch.request_sizes) is not plan:
+            self._last.keep(batch.request_sizes, plan)
+        number = self._end.layouts.number(layout, self._end.tell_layout)
         requests = 1 if len(batch.request_sizes) == 1 else 0
         results.append(OutgoingResult(0, 0, number, 0, layout.places.end, contents, requests, layout, place))
-
-    def _remember(self, batch: Batch, plan: _Plan) -> None:
-        if len(self._last) >= _REMEMBERED:
-            self._last.clear()
-        self._last[batch.request_sizes] = plan
 
     def _write_anew(
         self,
@@ -218,10 +219,7 @@ class ResultWriter:
             results[-1].requests = 0
         layout = results[-1].layout
         if key is not None and layout is not None and layout.places.sizes is not None:
-            if len(self._plans) >= _REMEMBERED:
-                self._plans.clear()
-            plan = self._plans[key] = _Plan(layout)
-            self._remember(batch, plan)
+            self._last.keep(batch.request_sizes, self._plans.keep(key, _Plan(layout)))
 
     def _split(
         self, batch: Batch, values: Mapping[str, Array | Tensor], failures: Mapping[int, ServeError]
@@ -263,7 +261,7 @@ class ResultWriter:
 def _octets(array: Array | Tensor) -> Buffer:
     """The bytes of an array, one behind the other."""
     assert isinstance(array, np.ndarray)
-    return array.tobytes() if array.nbytes <= COPIED_SOONER else octets(np.ascontiguousarray(array))
+    return octets(np.ascontiguousarray(array))
 
 
 def _ends(tensor: Tensor, counts: Sequence[int]) -> list[int]:

@@ -98,7 +98,9 @@ class TensorExecutor:
     def run(self) -> None:
         """Until the server closes the connection, or `stop`. Raises: ServerGone."""
         try:
-            for batch in self._end.batches(self._work_on):
+            # What is done when it has been started is answered before the next is asked for.
+            work_on = self._work_on if len(self._free) > 1 else None
+            for batch in self._end.batches(work_on):
                 if batch.is_grouped:
                     while self._running:
                         self._finish_first()

@@ -29,6 +29,7 @@ from rocserve.workers.entries import (
     FAILED,
     GROUPED,
     LAYOUT,
+    NO_ENTRY,
     PLACED,
     REMEMBERED_LAYOUTS,
     REQUEST,
@@ -160,15 +161,16 @@ class WorkerEnd:
 
     # Batches
 
-    def batches(self, work_on: Callable[[], bool] = lambda: False) -> Iterator[ReceivedBatch]:
+    def batches(self, work_on: Callable[[], bool] | None = None) -> Iterator[ReceivedBatch]:
         """Until the server closes the connection, or `stop`.
 
         Args:
-            work_on: sees to the batches that are under way; False: none is, and the next may be waited for.
+            work_on: sees to the batches that are under way; False: none is, and the next may be waited for. None: none
+                ever is when the next is asked for.
         """
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
-            is_busy = work_on()
+            is_busy = work_on is not None and work_on()
             for _ in range(0 if is_busy else self._looks):
                 if work.has_mail():
                     break
@@ -193,7 +195,7 @@ class WorkerEnd:
         # Two rounds give everything back; then there is nothing more to wake for.
         is_worth_trimming = idle_seconds < 3 * _TRIM_SECONDS
         is_open = self._sleeper.sleep(_TRIM_SECONDS if is_worth_trimming else None, self._work.has_mail)
-        if is_worth_trimming and not self._work.has_mail() and idle_seconds > _TRIM_SECONDS / 2:
+        if is_worth_trimming and idle_seconds > _TRIM_SECONDS / 2 and not self._work.has_mail():
             self._trim()
         return is_open
 
@@ -251,10 +253,10 @@ class WorkerEnd:
                 if self._unread_bytes >= _RETURNED_AT_ONCE and self._returns.has_mail():
                     self._take_returns()
                 if not self._unread or self._unread_bytes + nbytes <= _MOST_UNREAD_BYTES:
-                    place = self._heap.allocate(nbytes)
+                    place, view = self._heap.allocate(nbytes)
                     self._unread[place] = nbytes
                     self._unread_bytes += nbytes
-                    return place, self._heap.view(place, nbytes)
+                    return place, view
                 time.sleep(_WAIT_SECONDS)
 
     def give_up(self, place: int) -> None:
@@ -273,16 +275,13 @@ class WorkerEnd:
 
         Raises: ServeError: see SentLayouts.message and `place`.
         """
-        number, pieces, nbytes = self.layouts.message(tensors, details, self._tell_layout)
+        number, pieces, nbytes = self.layouts.message(tensors, details, self.tell_layout)
         place, view = self.place(nbytes)
         fill(view, pieces)
         return number, place, len(details)
 
-    def layout_number(self, layout: Layout) -> int:
-        """See SentLayouts.number."""
-        return self.layouts.number(layout, self._tell_layout)
-
-    def _tell_layout(self, number: int, text: bytes) -> None:
+    def tell_layout(self, number: int, text: bytes) -> None:
+        """See layouts.Tell."""
         self.post(ENTRY.pack(LAYOUT, 0, 0, number, self.text_place(text), len(text), 0))
 
     def text_place(self, text: bytes) -> int:
@@ -309,7 +308,9 @@ class WorkerEnd:
 
     def finish(self, batch: ReceivedBatch, times: tuple[int, int], results: Sequence[OutgoingResult]) -> None:
         """A batch is done. `times`: time.monotonic_ns() when its inputs were there and when its engine ended."""
-        end = aligned(len(results) * ENTRY_BYTES)
+        count = len(results)
+        # Two entries take as much as tensors are aligned to.
+        end = (count + count % 2) * ENTRY_BYTES
         table: list[bytes] = []
         pieces: list[Buffer] = []
         for one in results:
@@ -319,19 +320,19 @@ class WorkerEnd:
         place = results[0].place
         if place is None:
             place, view = self.place(end)
-            fill(view, [*padded((b"".join(table),)), *pieces])
+            if count % 2:
+                table.append(NO_ENTRY)
+            fill(view, [*table, *pieces])
         else:
             self._heap.view(place, ENTRY_BYTES)[:] = table[0]
-        self._finish(batch, times, ENTRY.pack(RESULTS, 0, 0, 0, place, len(results), end))
+        done = ENTRY.pack(DONE, 0, 0, batch.id, *times, time.monotonic_ns())
+        self.post(done + ENTRY.pack(RESULTS, 0, 0, 0, place, count, end))
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
         """A batch has failed as a whole."""
         text = error_bytes(error)
-        entry = ENTRY.pack(FAILED, 0, int(error.code), 0, self.text_place(text), len(text), 0)
-        self._finish(batch, times, entry)
-
-    def _finish(self, batch: ReceivedBatch, times: tuple[int, int], entry: bytes) -> None:
-        self.post(ENTRY.pack(DONE, 0, 0, batch.id, *times, time.monotonic_ns()) + entry)
+        failed = ENTRY.pack(FAILED, 0, int(error.code), 0, self.text_place(text), len(text), 0)
+        self.post(ENTRY.pack(DONE, 0, 0, batch.id, *times, time.monotonic_ns()) + failed)
 
 
 def error_text(error: BaseException) -> str:

@@ -65,7 +65,7 @@ def test_tensors_never_overlap(heap: Heap) -> None:
             heap.free(offset)
             continue
         data = random.randbytes(random.choice((0, 1, 63, 64, 65, 128, 4095, 4096, 4097, 150_528)))
-        offset = heap.allocate(len(data))
+        offset = heap.allocate(len(data))[0]
         assert offset % SMALLEST_SLOT == 0
         assert offset not in live
         heap.view(offset, len(data))[:] = data
@@ -78,25 +78,25 @@ def test_tensors_never_overlap(heap: Heap) -> None:
 
 
 def test_all_of_a_heap_can_be_one_tensor_or_many(heap: Heap) -> None:
-    offset = heap.allocate(LIMIT)
+    offset = heap.allocate(LIMIT)[0]
     with pytest.raises(HeapFull, match=f"no room for {LIMIT} bytes of tensors in a heap of {LIMIT} bytes"):
         heap.allocate(LIMIT)
     with pytest.raises(HeapFull, match=f"no room for {LIMIT + 1} bytes"):
         heap.allocate(LIMIT + 1)
     # Another size has room of its own.
-    pages = [heap.allocate(1 << 20) for _ in range(LIMIT >> 20)]
+    pages = [heap.allocate(1 << 20)[0] for _ in range(LIMIT >> 20)]
     assert len(set(pages)) == len(pages)
     with pytest.raises(HeapFull):
         heap.allocate(1 << 20)
     heap.free(offset)
-    assert heap.allocate(LIMIT // 2 + 1) == offset
+    assert heap.allocate(LIMIT // 2 + 1)[0] == offset
 
 
 @pytest.mark.parametrize("limit", [1, 4096, 4097, 100_000_000])
 def test_a_limit_is_rounded_up(limit: int) -> None:
     heap = Heap("test", limit)
     assert limit <= heap.limit < max(2 * limit, 2 * mmap.PAGESIZE + 1)
-    heap.view(heap.allocate(heap.limit), heap.limit)[-1:] = b"x"
+    heap.view(heap.allocate(heap.limit)[0], heap.limit)[-1:] = b"x"
     heap.close()
 
 
@@ -107,7 +107,7 @@ def test_readers_see_what_is_written_and_cannot_write(heap: Heap) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.write(descriptor, b"x")
     reader = HeapReader(descriptor)
-    offset = heap.allocate(100_000)
+    offset = heap.allocate(100_000)[0]
     heap.view(offset, 100_000)[:] = b"abcde" * 20_000
     assert bytes(reader.checked(offset, 100_000)) == b"abcde" * 20_000
     seen = reader.view(offset, 5)
@@ -130,7 +130,7 @@ def test_no_owner_can_cut_a_heap(heap: Heap, shorter: int) -> None:
 def test_what_was_not_written_is_not_read(heap: Heap) -> None:
     """Memory costs nothing until it is touched; whoever read all that a worker names would pay for it."""
     reader = HeapReader(heap.open_for_reading())
-    offset = heap.allocate(LIMIT)
+    offset = heap.allocate(LIMIT)[0]
     heap.view(offset, 1 << 20)[:] = bytes(1 << 20)
     assert len(reader.checked(offset, 1 << 20)) == 1 << 20
     before = memory_of(heap)
@@ -146,7 +146,7 @@ def test_what_was_not_written_is_not_read(heap: Heap) -> None:
 
 def test_memory_that_nobody_needs_is_given_back(heap: Heap) -> None:
     size = 4 << 20
-    offsets = [heap.allocate(size) for _ in range(40)]
+    offsets = [heap.allocate(size)[0] for _ in range(40)]
     for offset in offsets:
         heap.view(offset, size)[:] = bytes(size)
     for offset in offsets:
@@ -154,21 +154,21 @@ def test_memory_that_nobody_needs_is_given_back(heap: Heap) -> None:
     # The round in which they were in use.
     assert trim(heap) == 1
     assert memory_of(heap) >= 40 * size
-    busy = [heap.allocate(size) for _ in range(3)]
+    busy = [heap.allocate(size)[0] for _ in range(3)]
     for offset in busy:
         heap.free(offset)
     # 37 that nobody took since, a part a call.
     assert trim(heap) == 37 * size // TRIMMED_AT_ONCE + 1
     assert memory_of(heap) <= 3 * size + mmap.PAGESIZE
     # Those with memory are taken first, then those without, then new ones.
-    again = [heap.allocate(size) for _ in range(41)]
+    again = [heap.allocate(size)[0] for _ in range(41)]
     assert set(again[:3]) == set(busy)
     assert set(again[:40]) == set(offsets)
     assert again[40] not in offsets
 
 
 def test_giving_back_one_large_tensor_takes_several_calls(heap: Heap) -> None:
-    offset = heap.allocate(LIMIT)
+    offset = heap.allocate(LIMIT)[0]
     heap.view(offset, LIMIT)[:] = bytes(LIMIT)
     heap.free(offset)
     trim(heap)
@@ -178,7 +178,7 @@ def test_giving_back_one_large_tensor_takes_several_calls(heap: Heap) -> None:
         heap.allocate(LIMIT)
     trim(heap)
     assert memory_of(heap) == 0
-    assert heap.allocate(LIMIT) == offset
+    assert heap.allocate(LIMIT)[0] == offset
 
 
 def test_a_heap_leaves_nothing_behind(heap: Heap) -> None:
@@ -203,7 +203,7 @@ def test_parts_are_mapped_when_they_are_used() -> None:
     reader = HeapReader(heap.open_for_reading())
     for used, size in enumerate((64, 4096, 1 << 20), 1):
         for _ in range(3):
-            offset = heap.allocate(size)
+            offset = heap.allocate(size)[0]
             heap.view(offset, size)[:] = bytes([used]) * size
             assert bytes(reader.view(offset, size)) == bytes([used]) * size
         assert mappings("parts") == 2 * used
@@ -239,7 +239,7 @@ def test_a_heap_that_another_process_has_made(heap: Heap) -> None:
     reader = HeapReader(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
     owned = Heap.of_file(descriptor)
     assert owned.limit == heap.limit == LIMIT
-    offset = owned.allocate(200_000)
+    offset = owned.allocate(200_000)[0]
     owned.view(offset, 200_000)[:] = b"y" * 200_000
     assert bytes(reader.checked(offset, 200_000)) == b"y" * 200_000
     reader.close()

@@ -37,7 +37,7 @@ class Sides:
 
     def put(self, *pieces: bytes | bytearray | memoryview) -> int:
         data = b"".join(pieces)
-        place = self.heap.allocate(len(data))
+        place = self.heap.allocate(len(data))[0]
         self.heap.view(place, len(data))[:] = data
         return place
 

@@ -27,13 +27,13 @@ class Told:
     def __init__(self) -> None:
         self.heap = Heap("test", 1 << 20)
         self.reader = ResultReader(HeapReader(self.heap.open_for_reading()))
-        self.place = self.heap.allocate(SLOT_BYTES)
+        self.place = self.heap.allocate(SLOT_BYTES)[0]
         self.memory = self.heap.view(self.place, SLOT_BYTES)
         self.memory[:] = bytes(range(256)) * (SLOT_BYTES // 256)
 
     def layout(self, number: int, *heads: TensorHead) -> None:
         text = to_json(heads)
-        place = self.heap.allocate(len(text))
+        place = self.heap.allocate(len(text))[0]
         self.heap.view(place, len(text))[:] = text
         self.reader.layouts.define(number, place, len(text))
 

@@ -116,7 +116,7 @@ class Service:
     def _placed(self, request: InferRequest) -> InferResponse:
         """The echo as a worker would leave it."""
         response = self._echo(request)
-        places = [self.outputs.allocate(len(data)) for data in response.data]
+        places = [self.outputs.allocate(len(data))[0] for data in response.data]
         for place, data in zip(places, response.data, strict=True):
             self.outputs.view(place, len(data))[:] = data
         response.data = [self.reader.view(place, len(data)) for place, data in zip(places, response.data, strict=True)]
