@@ -6,14 +6,16 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.cached_programs import a_recipe, cache_at, stored
+from support.cached_programs import a_recipe, about, cache_at, stored, wait
 from support.gpu_tree import GpuTree
 
 from rocserve.backends.host import Host
+from rocserve.backends.migraphx.binding.interface import ANY, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory, compiled_memory, planned_memory
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 
@@ -65,6 +67,18 @@ def test_once_compiled_the_program_tells(tmp_path: Path) -> None:
     assert found is not None
     # Of x, a float of at most 8 by 3, and an output, a half of 1 by 4.
     assert compiled_memory(found) == ProgramMemory(a_recipe(), 500, 8 * 3 * 4 + 4 * 2, 100)
+
+
+def test_of_a_dimension_without_a_bound_nothing_is_known(tmp_path: Path) -> None:
+    cache = cache_at(tmp_path / "cache")
+    open_end = ProgramTensor("", "float", (3, DimensionRange(0, ANY)))
+    told = dataclasses.replace(about(a_recipe()), inputs=(), outputs=(open_end,))
+
+    def build(file: Path) -> ProgramAbout:
+        file.write_bytes(bytes(500))
+        return told
+
+    assert compiled_memory(cache.find_or_build(a_recipe().key, build, wait)).tensor_bytes == 0
 
 
 def test_what_fits_is_not_refused(tmp_path: Path) -> None:

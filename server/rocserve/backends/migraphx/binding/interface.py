@@ -62,6 +62,9 @@ class DimensionRange:
     most: int
 
 
+ANY = (1 << 64) - 1
+"""The most of a dimension that has no bound."""
+
 Dimension = int | DimensionRange
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rocserve.backends.free_memory import FreeMemory, free_gpu_memory, free_host_memory
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import Precision, Target
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
@@ -132,6 +132,7 @@ def _tensor_bytes(tensors: Iterable[ProgramTensor]) -> int:
     total = 0
     for tensor in tensors:
         dtype = NUMPY_DTYPES.get(tensor.datatype)
-        sizes = (size.most if isinstance(size, DimensionRange) else size for size in tensor.shape)
-        total += math.prod(sizes) * (dtype.itemsize if dtype else 0)
+        sizes = [size.most if isinstance(size, DimensionRange) else size for size in tensor.shape]
+        if dtype is not None and ANY not in sizes:
+            total += math.prod(sizes) * dtype.itemsize
     return total

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rocserve.backends.migraphx.binding.interface import MigraphxError, Program
+from rocserve.backends.migraphx.binding.interface import Dimension, DimensionRange, MigraphxError, Program, shape_text
 from rocserve.backends.migraphx.planning.memory import check_memory, compiled_memory, planned_memory
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.backends.migraphx.serving.background import BackgroundSizes
 from rocserve.backends.migraphx.serving.compile_context import CompileContext
-from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor, program_layout
+from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor, program_layout, varies_with_values
 from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.backends.migraphx.serving.programs import (
     DynamicRunner,
@@ -24,6 +25,7 @@ from rocserve.backends.migraphx.serving.programs import (
     ProgramRunner,
     SizedRunner,
 )
+from rocserve.core.errors import unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
 
@@ -105,10 +107,29 @@ class _Compiled:
             report=report,
         )
         try:
+            self._check_outputs(cached.about)
             check_memory(self._name, compiled_memory(cached), device)
             return self._context.open_program(cached.path)
         finally:
             cached.release()
+
+    def _check_outputs(self, about: ProgramAbout) -> None:
+        """Raises: ServeError: UNAVAILABLE, outputs may be others than the model's file says."""
+        config = self._context.model.config
+        has_choice = config.backend == "onnx" and config.parameters.get("engine", "") in ("", "auto")
+        for planned, output in zip(self._plan.outputs, about.outputs, strict=False):
+            # Of batches `check_batch` tells.
+            if has_choice and not self._plan.batches and varies_with_values(about.inputs, output):
+                raise unavailable(
+                    f"the shape of output '{planned.name}' depends on the values of the inputs, of which MIGraphX takes"
+                    " some wrongly (such as negative axes) and does not survive others; set parameter 'engine' to"
+                    ' "migraphx" to have it all the same'
+                )
+            if planned.shape is not None and not _agree(output.shape, planned.shape):
+                raise unavailable(
+                    f"MIGraphX gives output '{planned.name}' the shape {shape_text(output.shape)}, but the model's file"
+                    f" says {shape_text(planned.shape)}; let ONNX Runtime run the model (parameter 'engine')"
+                )
 
     def _layout(self, program: Program, recipe: ProgramRecipe) -> ProgramLayout:
         layout = program_layout(
@@ -120,6 +141,14 @@ class _Compiled:
         if self._plan.batches:
             layout.check_batch(1 if recipe.largest_batch else recipe.batch_size, self._name)
         return layout
+
+
+def _agree(shape: Sequence[Dimension], planned: Sequence[int]) -> bool:
+    """Whether a program's shape is the file's, as far as either is known."""
+    return len(shape) == len(planned) and all(
+        size == -1 or isinstance(dimension, DimensionRange) or dimension == size
+        for dimension, size in zip(shape, planned, strict=True)
+    )
 
 
 def plan_signature(plan: ProgramPlan, layout: ProgramLayout, config: ModelConfig) -> Signature:

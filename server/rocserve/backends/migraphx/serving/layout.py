@@ -121,8 +121,6 @@ def program_layout(
         ServeError: INVALID_ARGUMENT, a tensor cannot be served; INTERNAL, the outputs are not as many as the names.
     """
     parameters = program.parameters
-    # An output may vary where no input does.
-    by_values = not any(_varies(tensor) for tensor in parameters.values())
     order = [name for name in input_order if name in parameters]
     order += sorted(parameters.keys() - set(order))
     if len(output_names) != len(program.outputs):
@@ -132,7 +130,7 @@ def program_layout(
     return ProgramLayout(
         tuple(_served(name, "input", parameters[name], nhwc) for name in order),
         tuple(
-            _served(name, "output", tensor, nhwc, by_values)
+            _served(name, "output", tensor, nhwc, varies_with_values(parameters.values(), tensor))
             for name, tensor in zip(output_names, program.outputs, strict=True)
         ),
     )
@@ -156,6 +154,11 @@ def batch_range(tensors: Iterable[ProgramTensor]) -> DimensionRange | None:
         )
     found = ranges.pop() if ranges else None
     return None if found is None else DimensionRange(*found)
+
+
+def varies_with_values(inputs: Iterable[ProgramTensor], output: ProgramTensor) -> bool:
+    """Whether the output varies where no input does."""
+    return _varies(output) and not any(map(_varies, inputs))
 
 
 def _varies(tensor: ProgramTensor) -> bool:
