@@ -21,15 +21,13 @@ _EITHER_FORMAT = zlib.MAX_WBITS | 32
 _GZIP = zlib.MAX_WBITS | 16
 
 
-def request_encoding(header: str | None) -> str:
+def request_encoding(header: str) -> str:
     """How a request's body is encoded.
 
     Raises:
         HttpError: 501, in a way that is not served.
     """
-    if not header or header == IDENTITY:
-        return IDENTITY
-    if header in _COMPRESSED:
+    if header == IDENTITY or header in _COMPRESSED:
         return header
     raise HttpError(501, "Unsupported compression type", headers={"Accept-Encoding": "gzip, deflate"})
 

@@ -112,9 +112,12 @@ class InferCall(HttpResponder):
         self._model = model
         self._version = version
         self._config = config
-        self._encoding = request_encoding(headers.get("content-encoding"))
+        encoding = headers.get("content-encoding")
+        self._encoding = request_encoding(encoding) if encoding else IDENTITY
         self._json_header = headers.get(_HEADER_LENGTH_KEY)
         """How many bytes of the body are its JSON, as the client says; None = all."""
+        self._limit = handler.parts.bodies.max_input_size if self._json_header is None else LARGEST_BODY
+        """Bytes of the body: without tensors behind the JSON the whole is bound as JSON is."""
         self._boundary = None if self._json_header is not None else form_boundary(headers.get("content-type", ""))
         """Between the parts of a form; None = the body is none."""
         self._refusal_type = PLAIN
@@ -128,7 +131,11 @@ class InferCall(HttpResponder):
     def begin(self) -> None:
         """Raises: HttpError."""
         request = self.request
-        if not request.is_whole or self._encoding != IDENTITY or self._may_be_large(len(request.data)):
+        if (
+            not request.is_whole
+            or self._encoding != IDENTITY
+            or (len(request.data) > LARGE_JSON and self._may_be_large())
+        ):
             request.run(self._receive())
             return
         try:
@@ -163,15 +170,10 @@ class InferCall(HttpResponder):
         self._parts.inference.refuse(error, partial(id_of_refused, self._json))
         self.request.respond(error_response(error, self._refusal_type))
 
-    @property
-    def _limit(self) -> int:
-        """Bytes of the body: without tensors behind the JSON the whole is bound as JSON is."""
-        return self._parts.bodies.max_input_size if self._json_header is None else LARGEST_BODY
-
-    def _may_be_large(self, nbytes: int) -> bool:
-        """Whether its JSON may be so large that it is parsed elsewhere."""
+    def _may_be_large(self) -> bool:
+        """Whether the JSON of a large body may be so large that it is parsed elsewhere."""
         header = self._json_header
-        return nbytes > LARGE_JSON and (header is None or len(header) > 6 or not header.isdecimal())
+        return header is None or len(header) > 6 or not header.isdecimal()
 
     def _json_length(self, nbytes: int) -> int:
         """Of a body of so many bytes; raises as BodyReader.json_length does."""
@@ -227,7 +229,9 @@ class InferCall(HttpResponder):
         raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        if not self._is_copied(response, final):
+        if response.is_large and response.slot is not None:
+            self._copy(response, final)
+        else:
             self.release()
             self._answer(response)
 

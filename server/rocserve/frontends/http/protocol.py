@@ -488,7 +488,8 @@ class Connection(asyncio.Protocol):
             # The rest of its body comes first, and is dropped.
             request.data = b""
             self._head_since = self._idle_since
-        self.read_on()
+        if not self._reads:
+            self.read_on()
         if self._waiting or self._fault is not None:
             self._begin_requests()
 

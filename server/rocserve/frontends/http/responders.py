@@ -110,12 +110,9 @@ class HttpResponder(ClientResponder):
         self._is_gone = True
         self._parts.inference.plane.call_soon(self._tell_gone)
 
-    def _is_copied(self, response: InferResponse, final: bool) -> bool:
-        """Whether a response is being copied, for clients may read slowly, and will be sent once more."""
-        if not response.is_large or response.slot is None:
-            return False
+    def _copy(self, response: InferResponse, final: bool) -> None:
+        """A large response, for clients may read slowly; it will be sent once more."""
         self._parts.inference.plane.work_off(send_copied(response, final, self))
-        return True
 
     def _tell_gone(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
@@ -167,7 +164,8 @@ class AnswerStream(HttpResponder):
     def expect_many(self) -> None: ...
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        if self._is_copied(response, final):
+        if response.is_large and response.slot is not None:
+            self._copy(response, final)
             return
         if final:
             self.release()

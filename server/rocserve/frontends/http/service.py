@@ -81,7 +81,8 @@ class HttpService:
             self._answer_page(request)
             return
         route, fields = destination
-        self._admit(request, route.method)
+        if self._access.restrictions:
+            self._admit(request, route.method)
         if route is INFER:
             self._infer.answer(request, fields["name"], fields["version"])
         elif route is GENERATE or route is GENERATE_STREAM:
