@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rocserve import workers
@@ -59,44 +60,31 @@ class FrontEndProcess:
         number: int,
         common: FrontEndParts,
         routes: Mapping[str, Route],
+        lifeline: int,
+        port: int,
         log: logging.Logger,
-        on_ended: Callable[[FrontEndProcess, str], None],
     ) -> None:
         """
         Args:
             protocol: gRPC or HTTP.
             routes: of the calls that it forwards; called on the loop.
-            on_ended: called once, with how it has ended.
-        """
-        self.protocol = protocol
-        self.number = number
-        self._plane = common.plane
-        self._common = common
-        self._routes = routes
-        self._log = log
-        self._on_ended = on_ended
-        self._loop = asyncio.get_running_loop()
-        self._started_at = time.monotonic()
-        self._closed_at: float | None = None
-        self.listening: asyncio.Future[None] = self._loop.create_future()
-        """Its exception, an OSError or a RuntimeError, says why it does not."""
-        self.listening.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._process: subprocess.Popen[bytes]
-        self._link: FrontLink
-        self._control: ControlSocket
-        self._calls: ForwardedCalls
-        self._output: WorkerOutput
-
-    def start(self, lifeline: int, port: int) -> None:
-        """
-        Args:
             lifeline: the reading end of a pipe; when its writing end is gone, the process ends.
 
         Raises:
             OSError: it cannot be started; nothing is left of it.
         """
-        common = self._common
+        self.protocol = protocol
+        self.number = number
+        self._plane = common.plane
+        self._common = common
+        self._log = log
+        self._loop = loop = asyncio.get_running_loop()
+        self._started_at = time.monotonic()
+        self.listening: asyncio.Future[None] = loop.create_future()
+        """Its exception, an OSError or a RuntimeError, says why it does not."""
+        self.listening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._closed: asyncio.Future[str] = loop.create_future()
+        """Why nothing more comes from it."""
         with ExitStack() as peers, ExitStack() as own:
             pairs = [socket.socketpair() for _ in range(2)]
             for mine, peer in pairs:
@@ -106,19 +94,17 @@ class FrontEndProcess:
             reader, writer = os.pipe2(os.O_CLOEXEC)
             peers.callback(os.close, writer)
             own.callback(os.close, reader)
-            self._link = FrontLink(
-                link, self.protocol.upper(), self._plane, common.inference, self._on_link_gone, self._log
-            )
+            self._link = FrontLink(link, protocol.upper(), common.plane, common.inference, self._on_link_gone, log)
             passed = (lifeline, peer_control.fileno(), peer_link.fileno(), *common.tables)
             self._row = common.memory.add_front_end()
             own.callback(common.memory.forget_front_end, self._row)
-            numbers = (self.number, self._row, port, common.memory.limit_bytes)
+            numbers = (number, self._row, port, common.memory.limit_bytes)
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     str(_BOOTSTRAP),
                     "rocserve.frontends.processes.main",
-                    self.protocol.lower(),
+                    protocol.lower(),
                     *map(str, (*passed, *numbers)),
                     *common.command,
                 ],
@@ -128,11 +114,13 @@ class FrontEndProcess:
                 pass_fds=passed,
             )
             own.pop_all()
-        self._output = WorkerOutput(reader, f"front end {self.number} of {self.protocol}: ", self._log)
-        self._control = ControlSocket(self._loop, control, common.most_body_bytes, self._on_message, self._on_closed)
-        self._calls = ForwardedCalls(self._routes, self._control, self._log)
+        self._output = WorkerOutput(reader, f"front end {number} of {protocol}: ", log)
+        self._control = ControlSocket(loop, control, common.most_body_bytes, self._on_message, self._on_closed)
+        self._calls = ForwardedCalls(routes, self._control, log)
         self._plane.call_soon(self._link.open)
         self.tell_wants()
+        self.ended = loop.create_task(self._reap())
+        """How it has ended."""
 
     @property
     def age(self) -> float:
@@ -145,10 +133,12 @@ class FrontEndProcess:
 
     def tell_wants(self) -> None:
         """Whether its requests are to say where they come from."""
-        self._plane.call_soon(lambda: self._link.want_origins(self._common.inference.wants_origins))
+        if not self._closed.done():
+            self._plane.call_soon(partial(self._link.want_origins, self._common.inference.wants_origins))
 
     def begin_exit(self) -> None:
-        self._plane.call_soon(self._link.begin_exit)
+        if not self._closed.done():
+            self._plane.call_soon(self._link.begin_exit)
 
     def stop(self, grace_seconds: float) -> None:
         self._control.send(NOBODYS, Head(Kind.STOP, seconds=grace_seconds))
@@ -171,19 +161,16 @@ class FrontEndProcess:
         self._loop.call_soon_threadsafe(self._on_closed, reason)
 
     def _on_closed(self, reason: str) -> None:
-        if self._closed_at is None:
-            self._closed_at = time.monotonic()
-            self._log.debug("front end %d of %s: %s", self.number, self.protocol, reason)
-            self._reap()
+        if not self._closed.done():
+            self._closed.set_result(reason)
 
-    def _reap(self) -> None:
-        status = self._process.poll()
-        if status is None:
-            assert self._closed_at is not None
-            if time.monotonic() - self._closed_at > _CLOSED_SECONDS:
+    async def _reap(self) -> str:
+        self._log.debug("front end %d of %s: %s", self.number, self.protocol, await self._closed)
+        kill_at = time.monotonic() + _CLOSED_SECONDS
+        while (status := self._process.poll()) is None:
+            if time.monotonic() > kill_at:
                 self.kill()
-            self._loop.call_later(_REAP_SECONDS, self._reap)
-            return
+            await asyncio.sleep(_REAP_SECONDS)
         self._plane.call_soon(self._link.close)
         # It knows this object, and its memory is to go with it.
         del self._link
@@ -199,8 +186,7 @@ class FrontEndProcess:
             self.listening.set_exception(
                 RuntimeError(f"a front end of {self.protocol} has ended before it listened ({how})")
             )
-        self.ended.set_result(None)
-        self._on_ended(self, how)
+        return how
 
 
 def _ending(status: int) -> str:

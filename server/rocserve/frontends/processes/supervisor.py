@@ -54,11 +54,8 @@ class FrontEndProcesses:
         self._lifeline_reader, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
         self._port = 0
         self._running: dict[int, FrontEndProcess] = {}
-        self._deaths: dict[int, int] = {}
-        """By the number of the front end: how many it has died in a row, soon after its start."""
-        self._restarts: dict[int, asyncio.TimerHandle] = {}
+        self._keepers: list[asyncio.Task[None]] = []
         self._has_started = False
-        self._is_ending = False
 
     async def start(self) -> int:
         """Until all listen; their port.
@@ -71,9 +68,9 @@ class FrontEndProcesses:
         except OSError as error:
             raise self._where.refusal(error) from None
         self._port = self._reservation.getsockname()[1]
-        for number in range(self._count):
-            self._spawn(number)
         try:
+            for number in range(self._count):
+                self._keepers.append(asyncio.create_task(self._keep(number, self._spawn(number))))
             async with asyncio.timeout(_START_SECONDS):
                 await asyncio.gather(*(front_end.listening for front_end in self._running.values()))
         except TimeoutError:
@@ -96,9 +93,8 @@ class FrontEndProcesses:
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, wait for those in flight, at most for the grace time, and end all; at once when
         cancelled. What dies is not started again."""
-        self._is_ending = True
-        for restart in self._restarts.values():
-            restart.cancel()
+        for keeper in self._keepers:
+            keeper.cancel()
         try:
             await self._end_all(grace_seconds)
         except asyncio.CancelledError:
@@ -112,56 +108,63 @@ class FrontEndProcesses:
             os.close(self._lifeline_writer)
 
     async def _end_all(self, grace_seconds: float) -> None:
-        running = list(self._running.values())
+        running = [front_end for front_end in self._running.values() if not front_end.ended.done()]
         if not running:
             return
         for front_end in running:
             front_end.stop(grace_seconds)
-        ends = [front_end.ended for front_end in running]
-        await asyncio.wait(ends, timeout=grace_seconds + (_END_SECONDS if grace_seconds else _AT_ONCE_SECONDS))
-        for front_end in self._running.values():
-            self._log.warning(
-                "front end %d of %s has not ended in time; it is killed", front_end.number, front_end.protocol
-            )
-            front_end.kill()
-        await asyncio.wait(ends, timeout=_END_SECONDS)
+        seconds = grace_seconds + (_END_SECONDS if grace_seconds else _AT_ONCE_SECONDS)
+        _, late = await asyncio.wait([front_end.ended for front_end in running], timeout=seconds)
+        for front_end in running:
+            if front_end.ended in late:
+                self._log.warning(
+                    "front end %d of %s has not ended in time; it is killed", front_end.number, front_end.protocol
+                )
+                front_end.kill()
+        if late:
+            await asyncio.wait(late, timeout=_END_SECONDS)
 
-    def _spawn(self, number: int) -> None:
-        self._restarts.pop(number, None)
-        front_end = FrontEndProcess(self.protocol, number, self._common, self._routes, self._log, self._ended)
-        front_end.start(self._lifeline_reader, self._port)
-        self._running[number] = front_end
+    def _spawn(self, number: int) -> FrontEndProcess:
+        """Raises: OSError."""
+        lifeline = self._lifeline_reader
+        front_end = self._running[number] = FrontEndProcess(
+            self.protocol, number, self._common, self._routes, lifeline, self._port, self._log
+        )
+        return front_end
+
+    async def _keep(self, number: int, front_end: FrontEndProcess) -> None:
+        """Have another in its place whenever it dies."""
+        deaths = 0
+        while True:
+            how = await asyncio.shield(front_end.ended)
+            del self._running[number]
+            if not (self._has_started or front_end.has_listened):
+                return
+            deaths = 0 if front_end.age >= _HEALTHY_SECONDS else deaths + 1
+            pause = (_RESTARTS.pause(deaths) or 0.0) if deaths else 0.0
+            self._log.error(
+                "front end %d of %s has ended (%s), and its clients' connections with it; another is started%s",
+                number,
+                self.protocol,
+                how,
+                f" in {pause:g} s" if pause else "",
+            )
+            front_end, deaths = await self._restart(number, deaths, pause)
+
+    async def _restart(self, number: int, deaths: int, pause: float) -> tuple[FrontEndProcess, int]:
+        """The next one, and how many have died in a row, soon after their start, or not begun."""
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                return self._spawn(number), deaths
+            except OSError as error:
+                deaths += 1
+                pause = _RESTARTS.pause(deaths) or 0.0
+                self._log.error(
+                    "front end %d of %s cannot be started (%s); it is tried again", number, self.protocol, error
+                )
 
     def tell_wants(self) -> None:
         """Whether requests are to say where they come from may have changed."""
         for front_end in self._running.values():
             front_end.tell_wants()
-
-    def _ended(self, front_end: FrontEndProcess, how: str) -> None:
-        number = front_end.number
-        del self._running[number]
-        if self._is_ending or not (self._has_started or front_end.has_listened):
-            return
-        deaths = 0 if front_end.age >= _HEALTHY_SECONDS else self._deaths.get(number, 0) + 1
-        self._deaths[number] = deaths
-        pause = (_RESTARTS.pause(deaths) or 0.0) if deaths else 0.0
-        self._log.error(
-            "front end %d of %s has ended (%s), and its clients' connections with it; another is started%s",
-            number,
-            front_end.protocol,
-            how,
-            f" in {pause:g} s" if pause else "",
-        )
-        loop = asyncio.get_running_loop()
-        self._restarts[number] = loop.call_later(pause, self._restart, number)
-
-    def _restart(self, number: int) -> None:
-        try:
-            self._spawn(number)
-        except OSError as error:
-            self._deaths[number] = self._deaths.get(number, 0) + 1
-            pause = _RESTARTS.pause(self._deaths[number]) or 0.0
-            self._log.error(
-                "front end %d of %s cannot be started (%s); it is tried again", number, self._where.protocol, error
-            )
-            self._restarts[number] = asyncio.get_running_loop().call_later(pause, self._restart, number)
