@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
-from support.configuration_numbers import TEMPLATES, configurations, is_of_type, numbers_of
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from support.machine import ToldMachine
 
 from rocserve.backends.registry import discover_backends
@@ -22,6 +23,161 @@ from rocserve.repository.engine_plan import plan_engine
 from rocserve.repository.version_loader import new_scheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.scheduler import SchedulerParts
+
+_INPUT = 'input { name: "IN" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+_OUTPUT = 'output { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+_HEAD = 'backend: "python"\nmax_batch_size: 8\n'
+_MODEL = _HEAD + _INPUT + _OUTPUT
+_LEVELS = _MODEL + "dynamic_batching { priority_levels: 4 default_priority_level: 1 %s }\n"
+_SEQUENCES = _MODEL + "sequence_batching { %s }\n"
+_CONTROL = _SEQUENCES % 'control_input { name: "C" control { %s } }'
+_STATE = _SEQUENCES % 'state { input_name: "S" output_name: "T" %s }'
+_INITIAL = _STATE % 'data_type: TYPE_FP32 dims: [ 4 ] initial_state { name: "i" zero_data: true %s }'
+_SPEC = _MODEL + "optimization { cuda { graph_spec { %s } } }\n"
+_GROUP = _MODEL + "instance_group { %s }\n"
+_WARMUP = _MODEL + 'model_warmup { name: "w" %s }\n'
+_SAMPLE = 'inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } }'
+_BATCH_INPUT = _MODEL + 'batch_input { target_name: "B" source_input: "IN" %s }\n'
+
+TEMPLATES: dict[str, str] = {
+    "max_batch_size": 'backend: "python"\n' + _INPUT + _OUTPUT + "max_batch_size: @\n",
+    "version_policy.latest.num_versions": _MODEL + "version_policy { latest { num_versions: @ } }\n",
+    "version_policy.specific.versions": _MODEL + "version_policy { specific { versions: [ 1, @ ] } }\n",
+    "input.data_type": _HEAD + _OUTPUT + 'input { name: "IN" data_type: @ dims: [ 4 ] }\n',
+    "input.format": _HEAD + _OUTPUT + 'input { name: "IN" data_type: TYPE_FP32 dims: [ 4, 4, 4 ] format: @ }\n',
+    "input.dims": _HEAD + _OUTPUT + 'input { name: "IN" data_type: TYPE_FP32 dims: [ 4, @ ] }\n',
+    "input.reshape.shape": _HEAD
+    + _OUTPUT
+    + 'input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: @ } }\n',
+    "output.data_type": _HEAD + _INPUT + 'output { name: "OUT" data_type: @ dims: [ 4 ] }\n',
+    "output.dims": _HEAD + _INPUT + 'output { name: "OUT" data_type: TYPE_FP32 dims: [ 4, @ ] }\n',
+    "output.reshape.shape": _HEAD
+    + _INPUT
+    + 'output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: @ } }\n',
+    "batch_input.kind": _BATCH_INPUT % "kind: @ data_type: TYPE_FP32",
+    "batch_input.data_type": _BATCH_INPUT % "kind: BATCH_ELEMENT_COUNT data_type: @",
+    "batch_output.kind": _MODEL + 'batch_output { target_name: "OUT" source_input: "IN" kind: @ }\n',
+    "optimization.graph.level": _MODEL + "optimization { graph { level: @ } }\n",
+    "optimization.priority": _MODEL + "optimization { priority: @ }\n",
+    "optimization.cuda.graph_spec.batch_size": _SPEC % "batch_size: @",
+    "optimization.cuda.graph_spec.input.value.dim": _SPEC % 'input { key: "IN" value { dim: @ } }',
+    "optimization.cuda.graph_spec.graph_lower_bound.batch_size": _SPEC % "graph_lower_bound { batch_size: @ }",
+    "optimization.cuda.graph_spec.graph_lower_bound.input.value.dim": _SPEC
+    % 'graph_lower_bound { input { key: "IN" value { dim: @ } } }',
+    "optimization.gather_kernel_buffer_threshold": _MODEL + "optimization { gather_kernel_buffer_threshold: @ }\n",
+    "dynamic_batching.preferred_batch_size": _MODEL + "dynamic_batching { preferred_batch_size: @ }\n",
+    "dynamic_batching.max_queue_delay_microseconds": _MODEL + "dynamic_batching { max_queue_delay_microseconds: @ }\n",
+    "dynamic_batching.priority_levels": _MODEL + "dynamic_batching { default_priority_level: 1 priority_levels: @ }\n",
+    "dynamic_batching.default_priority_level": _MODEL
+    + "dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: @ }\n",
+    "dynamic_batching.default_queue_policy.timeout_action": _LEVELS
+    % "default_queue_policy { default_timeout_microseconds: 60000000 timeout_action: @ }",
+    "dynamic_batching.default_queue_policy.default_timeout_microseconds": _LEVELS
+    % "default_queue_policy { default_timeout_microseconds: @ }",
+    "dynamic_batching.default_queue_policy.max_queue_size": _LEVELS % "default_queue_policy { max_queue_size: @ }",
+    "dynamic_batching.priority_queue_policy.key": _MODEL
+    + "dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 1"
+    " priority_queue_policy { key: @ value { max_queue_size: 9 } } }\n",
+    "dynamic_batching.priority_queue_policy.value.timeout_action": _LEVELS
+    % "priority_queue_policy { key: 1 value { default_timeout_microseconds: 60000000 timeout_action: @ } }",
+    "dynamic_batching.priority_queue_policy.value.default_timeout_microseconds": _LEVELS
+    % "priority_queue_policy { key: 1 value { default_timeout_microseconds: @ } }",
+    "dynamic_batching.priority_queue_policy.value.max_queue_size": _LEVELS
+    % "priority_queue_policy { key: 1 value { max_queue_size: @ } }",
+    "sequence_batching.max_sequence_idle_microseconds": _SEQUENCES % "max_sequence_idle_microseconds: @",
+    "sequence_batching.direct.max_queue_delay_microseconds": _SEQUENCES
+    % "direct { minimum_slot_utilization: 0.5 max_queue_delay_microseconds: @ }",
+    "sequence_batching.direct.minimum_slot_utilization": _SEQUENCES % "direct { minimum_slot_utilization: @ }",
+    "sequence_batching.oldest.max_candidate_sequences": _SEQUENCES % "oldest { max_candidate_sequences: @ }",
+    "sequence_batching.oldest.preferred_batch_size": _SEQUENCES % "oldest { preferred_batch_size: @ }",
+    "sequence_batching.oldest.max_queue_delay_microseconds": _SEQUENCES % "oldest { max_queue_delay_microseconds: @ }",
+    "sequence_batching.control_input.control.kind": _CONTROL % "int32_false_true: [ 0, 1 ] kind: @",
+    "sequence_batching.control_input.control.int32_false_true": _CONTROL
+    % "kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, @ ]",
+    "sequence_batching.control_input.control.fp32_false_true": _CONTROL
+    % "kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, @ ]",
+    "sequence_batching.control_input.control.data_type": _CONTROL % "kind: CONTROL_SEQUENCE_CORRID data_type: @",
+    "sequence_batching.state.data_type": _STATE % "dims: [ 4 ] data_type: @",
+    "sequence_batching.state.dims": _STATE % "data_type: TYPE_FP32 dims: [ 4, @ ]",
+    "sequence_batching.state.initial_state.data_type": _INITIAL % "dims: [ 4 ] data_type: @",
+    "sequence_batching.state.initial_state.dims": _INITIAL % "data_type: TYPE_FP32 dims: [ @ ]",
+    "ensemble_scheduling.step.model_version": 'platform: "ensemble"\nmax_batch_size: 8\n'
+    + _INPUT
+    + _OUTPUT
+    + 'ensemble_scheduling { step { model_name: "member" input_map { key: "IN" value: "IN" }'
+    ' output_map { key: "OUT" value: "OUT" } model_version: @ } }\n',
+    "ensemble_scheduling.max_inflight_requests": 'platform: "ensemble"\nmax_batch_size: 8\n'
+    + _INPUT
+    + _OUTPUT
+    + 'ensemble_scheduling { max_inflight_requests: @ step { model_name: "member" model_version: -1'
+    ' input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } }\n',
+    "instance_group.kind": _GROUP % "count: 1 kind: @",
+    "instance_group.count": _GROUP % "kind: KIND_CPU count: @",
+    "instance_group.gpus": _GROUP % "kind: KIND_CPU gpus: @",
+    "instance_group.rate_limiter.priority": _GROUP % "kind: KIND_CPU rate_limiter { priority: @ }",
+    "instance_group.rate_limiter.resources.count": _GROUP
+    % 'kind: KIND_CPU rate_limiter { resources { name: "R" count: @ } }',
+    "instance_group.secondary_devices.kind": _GROUP % "kind: KIND_CPU secondary_devices { kind: @ }",
+    "instance_group.secondary_devices.device_id": _GROUP % "kind: KIND_CPU secondary_devices { device_id: @ }",
+    "model_warmup.batch_size": _WARMUP % f"{_SAMPLE} batch_size: @",
+    "model_warmup.count": _WARMUP % f"{_SAMPLE} batch_size: 1 count: @",
+    "model_warmup.inputs.value.data_type": _WARMUP
+    % 'batch_size: 1 inputs { key: "IN" value { dims: [ 4 ] zero_data: true data_type: @ } }',
+    "model_warmup.inputs.value.dims": _WARMUP
+    % 'batch_size: 1 inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ @ ] zero_data: true } }',
+    "model_metrics.metric_control.histogram_options.buckets": _MODEL
+    + 'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
+    " histogram_options { buckets: [ @ ] } } }\n",
+}
+"""By the field's path: a configuration of a Python model (of an ensemble of one) with "@" in the number's place."""
+
+_INTEGERS = {
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+    FieldDescriptor.TYPE_ENUM: (-(2**31), 2**31 - 1),
+}
+_FRACTIONS = {FieldDescriptor.TYPE_FLOAT: "3.4028234e38", FieldDescriptor.TYPE_DOUBLE: "1.7976931348623157e308"}
+
+
+def numbers_of(message: Descriptor, path: str = "") -> Iterator[tuple[str, FieldDescriptor]]:
+    """The paths of all fields that hold numbers, the kinds of enumerations among them."""
+    for field in message.fields:
+        here = f"{path}{field.name}"
+        if field.message_type is not None:
+            yield from numbers_of(field.message_type, f"{here}.")
+        elif field.type in _INTEGERS or field.type in _FRACTIONS:
+            yield here, field
+
+
+def values_of(field: FieldDescriptor) -> list[str]:
+    """0, -1, the ends of the type, one beyond each, and of an enumeration what it does not know."""
+    if field.type in _FRACTIONS:
+        largest = _FRACTIONS[field.type]
+        return ["0", "-1", largest, f"-{largest}", "1e400", "inf", "nan"]
+    least, most = _INTEGERS[field.type]
+    values: dict[int, Any] = dict.fromkeys((0, -1, least, most, least - 1, most + 1))
+    if field.enum_type is not None:
+        values |= dict.fromkeys((max(field.enum_type.values_by_number), max(field.enum_type.values_by_number) + 1))
+    return [str(value) for value in values]
+
+
+def is_of_type(field: FieldDescriptor, value: str) -> bool:
+    """Whether the field's type has the value; an enumeration has those that it names."""
+    if field.type in _FRACTIONS:
+        return True
+    if field.enum_type is not None:
+        return int(value) in field.enum_type.values_by_number
+    least, most = _INTEGERS[field.type]
+    return least <= int(value) <= most
+
+
+def configurations(path: str) -> Iterator[tuple[str, str]]:
+    """Each value that is tried of a field, and a configuration with it."""
+    for value in values_of(dict(numbers_of(ModelConfig.DESCRIPTOR))[path]):
+        yield value, TEMPLATES[path].replace("@", value)
+
 
 LOG = logging.getLogger("test")
 FIELDS: dict[str, FieldDescriptor] = dict(numbers_of(ModelConfig.DESCRIPTOR))
