@@ -1,48 +1,33 @@
-"""A validated ModelConfig message as the plain data that the rest of the server acts on."""
+"""A validated ModelConfig message as the plain data that the rest of the server acts on.
+
+Fields are taken by their names and converted by the types that core.model_config gives them; `_NAMES` has those that
+have another name in the message, `_FIELDS` and `_KINDS` what is said in another way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
 from rocserve.config.datatypes import datatype_of_number
+from rocserve.core import model_config as plain
 from rocserve.core.datatypes import DataType
-from rocserve.core.model_config import (
-    BatchInput,
-    BatchInputKind,
-    BatchOutput,
-    ControlInput,
-    ControlKind,
-    DirectStrategy,
-    DynamicBatching,
-    EnsembleStep,
-    ExecutionAccelerator,
-    InitialState,
-    InputConfig,
-    InstanceGroup,
-    InstanceKind,
-    InstanceRateLimiter,
-    ModelConfig,
-    OldestStrategy,
-    OutputConfig,
-    QueuePolicy,
-    RateLimiterResource,
-    RepositoryAgent,
-    SequenceBatching,
-    SequenceControl,
-    SequenceState,
-    TimeoutAction,
-    VersionPolicy,
-    VersionPolicyKind,
-    WarmupInput,
-    WarmupSample,
-)
+from rocserve.core.model_config import ControlKind, ModelConfig, SequenceControl, VersionPolicy, VersionPolicyKind
 from rocserve.core.requests import Signature
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.protocol.model_config_pb2 import ModelSequenceBatching
 
 Labels = Mapping[str, tuple[str, ...]]
 """By the output's name."""
+
+_Convert = Callable[[Any], Any]
 
 
 def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> ModelConfig:
@@ -52,47 +37,14 @@ def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> Mod
         backend: the canonical name of the backend, or "ensemble".
         labels: the lines of each output's label file.
     """
-    return ModelConfig(
-        name=message.name,
-        platform=message.platform,
-        backend=backend,
-        max_batch_size=message.max_batch_size,
-        inputs=tuple(_input(tensor) for tensor in message.input),
-        outputs=tuple(_output(tensor, labels) for tensor in message.output),
-        version_policy=version_policy(message.version_policy),
-        instance_groups=tuple(_instance_group(group) for group in message.instance_group),
-        dynamic_batching=(
-            _dynamic_batching(message.dynamic_batching) if message.HasField("dynamic_batching") else None
-        ),
-        ensemble_steps=tuple(_step(step) for step in message.ensemble_scheduling.step),
-        model_warmup=tuple(_warmup(sample) for sample in message.model_warmup if sample.batch_size > 0),
-        default_model_filename=message.default_model_filename,
-        graph_level=message.optimization.graph.level,
-        operator_libraries=tuple(message.model_operations.op_library_filename),
-        parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
-        gpu_accelerators=_accelerators(message.optimization.execution_accelerators.gpu_execution_accelerator),
-        cpu_accelerators=_accelerators(message.optimization.execution_accelerators.cpu_execution_accelerator),
-        decoupled=message.model_transaction_policy.decoupled,
-        batch_inputs=tuple(_batch_input(entry) for entry in message.batch_input),
-        batch_outputs=tuple(
-            BatchOutput(tuple(entry.target_name), tuple(entry.source_input)) for entry in message.batch_output
-        ),
-        sequence_batching=(
-            sequence_batching(message.sequence_batching) if message.HasField("sequence_batching") else None
-        ),
-        ensemble_max_inflight_requests=message.ensemble_scheduling.max_inflight_requests,
-        response_cache=message.response_cache.enable,
-        cc_model_filenames=dict(sorted(message.cc_model_filenames.items())),
-        metric_tags=dict(sorted(message.metric_tags.items())),
-        histogram_buckets={
-            control.metric_identifier.family: tuple(control.histogram_options.buckets)
-            for control in message.model_metrics.metric_control
-        },
-        repository_agents=tuple(
-            RepositoryAgent(agent.name, dict(sorted(agent.parameters.items())))
-            for agent in message.model_repository_agents.agents
-        ),
-    )
+    config: ModelConfig = _converter(ModelConfig)(message)
+    outputs = tuple(replace(one, labels=labels[one.name]) if one.name in labels else one for one in config.outputs)
+    return replace(config, backend=backend, outputs=outputs)
+
+
+def sequence_batching(message: ModelSequenceBatching) -> plain.SequenceBatching:
+    found: plain.SequenceBatching = _converter(plain.SequenceBatching)(message)
+    return found
 
 
 def with_scalars(config: ModelConfig, signature: Signature) -> ModelConfig:
@@ -110,6 +62,48 @@ def with_scalars(config: ModelConfig, signature: Signature) -> ModelConfig:
     )
 
 
+@functools.cache
+def _converter(kind: type) -> _Convert:
+    """Makes an object of plain data from its message."""
+    hints = typing.get_type_hints(kind)
+    fields = [_FIELDS.get((kind, one.name)) or _field(one.name, hints[one.name]) for one in dataclasses.fields(kind)]
+    return lambda message: kind(*[read(message) for read in fields])
+
+
+def _field(name: str, hint: Any) -> _Convert:
+    """Reads a field, as its type says, from the message that has it."""
+    path = _NAMES.get(name, name)
+    get = attrgetter(path)
+    if isinstance(hint, types.UnionType):
+        convert = _value(next(one for one in typing.get_args(hint) if one is not types.NoneType))
+        return lambda message: convert(get(message)) if message.HasField(path) else None
+    if isinstance(hint, type) and issubclass(hint, enum.Enum) and hint is not DataType:
+        return lambda message: hint(
+            message.DESCRIPTOR.fields_by_name[path].enum_type.values_by_number[get(message)].name
+        )
+    convert = _value(hint)
+    return get if convert is _same else lambda message: convert(get(message))
+
+
+def _value(hint: Any) -> _Convert:
+    if hint in _KINDS:
+        return _KINDS[hint]
+    if dataclasses.is_dataclass(hint):
+        return _converter(typing.cast("type", hint))
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        convert = _value(parts[0])
+        return tuple if convert is _same else lambda values: tuple(map(convert, values))
+    if origin is Mapping:
+        convert = _value(parts[1])
+        return lambda entries: {key: convert(value) for key, value in sorted(entries.items())}
+    return _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
 def version_policy(message: messages.ModelVersionPolicy) -> VersionPolicy:
     if message.HasField("specific"):
         return VersionPolicy(VersionPolicyKind.SPECIFIC, specific=tuple(message.specific.versions))
@@ -117,144 +111,6 @@ def version_policy(message: messages.ModelVersionPolicy) -> VersionPolicy:
         return VersionPolicy(VersionPolicyKind.LATEST, latest=message.latest.num_versions)
     # One that says nothing means all of them to Triton.
     return VersionPolicy(VersionPolicyKind.ALL)
-
-
-def _reshape(tensor: messages.ModelInput | messages.ModelOutput) -> tuple[int, ...] | None:
-    return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
-
-
-def _input(tensor: messages.ModelInput) -> InputConfig:
-    return InputConfig(
-        name=tensor.name,
-        datatype=datatype_of_number(tensor.data_type),
-        dims=tuple(tensor.dims),
-        reshape=_reshape(tensor),
-        optional=tensor.optional,
-        format=messages.ModelInput.Format.Name(tensor.format),
-        allow_ragged_batch=tensor.allow_ragged_batch,
-    )
-
-
-def _output(tensor: messages.ModelOutput, labels: Labels) -> OutputConfig:
-    return OutputConfig(
-        name=tensor.name,
-        datatype=datatype_of_number(tensor.data_type),
-        dims=tuple(tensor.dims),
-        reshape=_reshape(tensor),
-        label_filename=tensor.label_filename,
-        labels=labels.get(tensor.name, ()),
-    )
-
-
-def _instance_group(group: messages.ModelInstanceGroup) -> InstanceGroup:
-    return InstanceGroup(
-        name=group.name,
-        kind=InstanceKind(messages.ModelInstanceGroup.Kind.Name(group.kind)),
-        count=group.count,
-        gpus=tuple(group.gpus),
-        passive=group.passive,
-        rate_limiter=_rate_limiter(group.rate_limiter),
-        host_policy=group.host_policy,
-    )
-
-
-def _rate_limiter(limiter: messages.ModelRateLimiter) -> InstanceRateLimiter:
-    resources = tuple(
-        RateLimiterResource(resource.name, resource.count, getattr(resource, "global"))
-        for resource in limiter.resources
-    )
-    return InstanceRateLimiter(resources, limiter.priority)
-
-
-def _batch_input(entry: messages.BatchInput) -> BatchInput:
-    return BatchInput(
-        kind=BatchInputKind(messages.BatchInput.Kind.Name(entry.kind)),
-        target_names=tuple(entry.target_name),
-        datatype=datatype_of_number(entry.data_type),
-        source_inputs=tuple(entry.source_input),
-    )
-
-
-def _dynamic_batching(batching: messages.ModelDynamicBatching) -> DynamicBatching:
-    return DynamicBatching(
-        preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
-        max_queue_delay_microseconds=batching.max_queue_delay_microseconds,
-        preserve_ordering=batching.preserve_ordering,
-        priority_levels=batching.priority_levels,
-        default_priority_level=batching.default_priority_level,
-        default_queue_policy=_queue_policy(batching.default_queue_policy),
-        priority_queue_policy={
-            level: _queue_policy(policy) for level, policy in sorted(batching.priority_queue_policy.items())
-        },
-    )
-
-
-def _queue_policy(policy: messages.ModelQueuePolicy) -> QueuePolicy:
-    return QueuePolicy(
-        timeout_action=TimeoutAction(messages.ModelQueuePolicy.TimeoutAction.Name(policy.timeout_action)),
-        default_timeout_microseconds=policy.default_timeout_microseconds,
-        allow_timeout_override=policy.allow_timeout_override,
-        max_queue_size=policy.max_queue_size,
-    )
-
-
-def _accelerators(
-    accelerators: Iterable[messages.ModelOptimizationPolicy.ExecutionAccelerators.Accelerator],
-) -> tuple[ExecutionAccelerator, ...]:
-    return tuple(ExecutionAccelerator(entry.name, dict(sorted(entry.parameters.items()))) for entry in accelerators)
-
-
-def _step(step: messages.ModelEnsembling.Step) -> EnsembleStep:
-    return EnsembleStep(
-        model_name=step.model_name,
-        # The text format cannot tell 0 from left out; the highest ready version serves both.
-        model_version=step.model_version or -1,
-        input_map=dict(sorted(step.input_map.items())),
-        output_map=dict(sorted(step.output_map.items())),
-        model_namespace=step.model_namespace,
-    )
-
-
-def _warmup(sample: messages.ModelWarmup) -> WarmupSample:
-    return WarmupSample(
-        name=sample.name,
-        batch_size=sample.batch_size,
-        inputs={name: _warmup_input(tensor) for name, tensor in sorted(sample.inputs.items())},
-        count=max(sample.count, 1),
-    )
-
-
-def _warmup_input(tensor: messages.ModelWarmup.Input) -> WarmupInput:
-    choice = tensor.WhichOneof("input_data_type")
-    source = {"zero_data": "zero", "random_data": "random"}.get(choice or "", f"file:{tensor.input_data_file}")
-    return WarmupInput(datatype=datatype_of_number(tensor.data_type), dims=tuple(tensor.dims), source=source)
-
-
-def sequence_batching(message: ModelSequenceBatching) -> SequenceBatching:
-    return SequenceBatching(
-        direct=None if message.HasField("oldest") else _direct(message.direct),
-        oldest=_oldest(message.oldest) if message.HasField("oldest") else None,
-        max_sequence_idle_microseconds=message.max_sequence_idle_microseconds,
-        control_inputs=tuple(
-            ControlInput(entry.name, tuple(_control(control) for control in entry.control))
-            for entry in message.control_input
-        ),
-        states=tuple(_state(state) for state in message.state),
-        iterative=message.iterative_sequence,
-    )
-
-
-def _direct(message: ModelSequenceBatching.StrategyDirect) -> DirectStrategy:
-    return DirectStrategy(message.max_queue_delay_microseconds, message.minimum_slot_utilization)
-
-
-def _oldest(message: ModelSequenceBatching.StrategyOldest) -> OldestStrategy:
-    return OldestStrategy(
-        max_candidate_sequences=message.max_candidate_sequences,
-        preferred_batch_sizes=tuple(sorted(set(message.preferred_batch_size))),
-        max_queue_delay_microseconds=message.max_queue_delay_microseconds,
-        preserve_ordering=message.preserve_ordering,
-    )
 
 
 def _control(message: ModelSequenceBatching.Control) -> SequenceControl:
@@ -271,14 +127,77 @@ def _control(message: ModelSequenceBatching.Control) -> SequenceControl:
     return SequenceControl(kind, DataType.INT32, no, yes)
 
 
-def _state(message: ModelSequenceBatching.State) -> SequenceState:
-    return SequenceState(
-        input_name=message.input_name,
-        output_name=message.output_name,
-        datatype=datatype_of_number(message.data_type),
-        dims=tuple(message.dims),
-        initial_states=tuple(
-            InitialState(entry.name, datatype_of_number(entry.data_type), tuple(entry.dims), entry.data_file)
-            for entry in message.initial_state
-        ),
-    )
+def _warmup_source(tensor: messages.ModelWarmup.Input) -> str:
+    choice = tensor.WhichOneof("input_data_type")
+    return {"zero_data": "zero", "random_data": "random"}.get(choice or "", f"file:{tensor.input_data_file}")
+
+
+def _direct(message: ModelSequenceBatching) -> plain.DirectStrategy | None:
+    return None if message.HasField("oldest") else _converter(plain.DirectStrategy)(message.direct)
+
+
+_NAMES = {
+    "batch_inputs": "batch_input",
+    "batch_outputs": "batch_output",
+    "control_inputs": "control_input",
+    "controls": "control",
+    "cpu_accelerators": "optimization.execution_accelerators.cpu_execution_accelerator",
+    "datatype": "data_type",
+    "decoupled": "model_transaction_policy.decoupled",
+    "ensemble_max_inflight_requests": "ensemble_scheduling.max_inflight_requests",
+    "ensemble_steps": "ensemble_scheduling.step",
+    "gpu_accelerators": "optimization.execution_accelerators.gpu_execution_accelerator",
+    "graph_level": "optimization.graph.level",
+    "initial_states": "initial_state",
+    "inputs": "input",
+    "instance_groups": "instance_group",
+    "is_global": "global",
+    "iterative": "iterative_sequence",
+    "operator_libraries": "model_operations.op_library_filename",
+    "outputs": "output",
+    "repository_agents": "model_repository_agents.agents",
+    "response_cache": "response_cache.enable",
+    "source_inputs": "source_input",
+    "states": "state",
+    "target_names": "target_name",
+}
+"""What the message calls a field of the plain data."""
+
+_FIELDS: Mapping[tuple[type, str], _Convert] = {
+    (ModelConfig, "parameters"): lambda message: {
+        key: value.string_value for key, value in sorted(message.parameters.items())
+    },
+    (ModelConfig, "model_warmup"): lambda message: tuple(
+        _converter(plain.WarmupSample)(sample) for sample in message.model_warmup if sample.batch_size > 0
+    ),
+    (ModelConfig, "histogram_buckets"): lambda message: {
+        control.metric_identifier.family: tuple(control.histogram_options.buckets)
+        for control in message.model_metrics.metric_control
+    },
+    **{
+        (kind, "reshape"): lambda tensor: tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+        for kind in (plain.InputConfig, plain.OutputConfig)
+    },
+    **{
+        (kind, "preferred_batch_sizes"): lambda batching: tuple(sorted(set(batching.preferred_batch_size)))
+        for kind in (plain.DynamicBatching, plain.OldestStrategy)
+    },
+    (plain.InputConfig, "format"): lambda tensor: messages.ModelInput.Format.Name(tensor.format),
+    (plain.OutputConfig, "labels"): lambda _: (),
+    # The text format cannot tell 0 from left out; the highest ready version serves both.
+    (plain.EnsembleStep, "model_version"): lambda step: step.model_version or -1,
+    (plain.WarmupSample, "inputs"): lambda sample: {
+        name: _converter(plain.WarmupInput)(tensor) for name, tensor in sorted(sample.inputs.items())
+    },
+    (plain.WarmupSample, "count"): lambda sample: max(sample.count, 1),
+    (plain.WarmupInput, "source"): _warmup_source,
+    (plain.SequenceBatching, "direct"): _direct,
+}
+"""From the message that has the field."""
+
+_KINDS: Mapping[object, _Convert] = {
+    DataType: datatype_of_number,
+    VersionPolicy: version_policy,
+    SequenceControl: _control,
+}
+"""From the value."""
