@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,3 +105,27 @@ def test_each_model_answers_though_few_are_loaded(serve, repository: Path, flags
     assert metrics["rocserve_models_resident"] <= most
     assert metrics["rocserve_cold_requests_total"] >= MODELS / 2
     wait_until(lambda: len(server.workers()) <= most, "the workers of what was unloaded end")
+
+
+@pytest.mark.parametrize("front_ends", [0, 2])
+def test_a_refusal_tells_when_to_ask_again(serve, repository: Path, front_ends: int) -> None:
+    flags = ("--max-loaded-models=3", "--wait-for-model=false", f"--front-ends={front_ends}")
+    server: RocserveProcess = serve(repository, flags=flags)
+    server.wait_until_ready()
+    # Without what the server says, all five attempts were made within milliseconds.
+    policy = {
+        "maxAttempts": 5,
+        "initialBackoff": "0.001s",
+        "maxBackoff": "0.001s",
+        "backoffMultiplier": 1,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    config = json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
+    with triton.InferenceServerClient(server.address, channel_args=[("grpc.service_config", config)]) as client:
+        assert infer(client, "m1") == 1
+    connection = http.client.HTTPConnection(server.http_address)
+    given = {"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]}
+    connection.request("POST", "/v2/models/m2/infer", json.dumps({"inputs": [given]}))
+    refused = connection.getresponse()
+    assert (refused.status, refused.getheader("Retry-After")) == (503, "1")
+    assert refused.read() == b'{"error":"model \'m2\' is being loaded; ask again in a second"}'

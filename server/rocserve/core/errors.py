@@ -39,6 +39,8 @@ class ServeError(Exception):
         self.text = text
         self.is_refusal = False
         """It comes late, but is the request's own: no model has had the request."""
+        self.retry_seconds = 0.0
+        """After how long it is worth asking again; 0 = nobody knows."""
 
     def __repr__(self) -> str:
         return f"ServeError({self.code.name}, {self.text!r})"

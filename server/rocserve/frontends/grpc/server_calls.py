@@ -67,6 +67,10 @@ class CallOwner(Protocol):
     plane: PlaneLoop
 
 
+_RETRY_PUSHBACK = "grpc-retry-pushback-ms"
+"""By which gRPC's own retries are told how long to wait."""
+
+
 def _ignore(event: Event) -> None:
     """The tag of operations whose end matters to nobody."""
 
@@ -187,6 +191,8 @@ class ServerUnaryCall(ServerCall):
             plane.call_soon(lambda: self.reply_error(error, trailing_metadata))
             return
         self._drop()
+        if error.retry_seconds:
+            trailing_metadata = (*trailing_metadata, (_RETRY_PUSHBACK, str(round(1000 * error.retry_seconds))))
         if self in self._transport.live:
             self._end((_NO_METADATA, _status(error.code, error.text, trailing_metadata)), _ignore)
 

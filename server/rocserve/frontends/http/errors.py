@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -61,7 +62,8 @@ def error_response(error: ServeError | HttpError, content_type: str = JSON) -> R
     """
     if isinstance(error, HttpError):
         return Response(error.status, error_body(error.text) if error.text else b"", error.content_type, error.headers)
-    return Response(status_of(error), error_body(error.text), content_type)
+    headers = {"Retry-After": str(math.ceil(error.retry_seconds))} if error.retry_seconds else {}
+    return Response(status_of(error), error_body(error.text), content_type, headers)
 
 
 def not_allowed(content_type: str = PLAIN) -> HttpError:

@@ -20,10 +20,11 @@ From the server, on the ring ANSWERS:
 
 - ANSWER_HEAD: number; a = place, b = bytes: an AnswerHead in JSON.
 - ANSWER: number = a token; a = the number of its head; b = place, c = bytes: its outputs; count = 1: it is large. flags
-  FINAL; NONE: there is no further answer; ERROR: count = a status code, and a text lies there; REFUSAL with it: no
-  model has had the request; FULL: there is no memory for it (MemoryFull). KEPT: the front returns the place once it is
-  done with the outputs; else it need not. PLACED with it: they lie in the heap of outputs whose number stands in the
-  upper half of a, b is what the front returns, and at place c stand the offset and the bytes of each (u64).
+  FINAL; NONE: there is no further answer; ERROR: count = a status code, a text lies there, a = after how many ms to ask
+  again, 0 where nobody knows; REFUSAL with it: no model has had the request; FULL: there is no memory for it
+  (MemoryFull). KEPT: the front returns the place once it is done with the outputs; else it need not. PLACED with it:
+  they lie in the heap of outputs whose number stands in the upper half of a, b is what the front returns, and at place
+  c stand the offset and the bytes of each (u64).
 - RETURN: as below, of places in the server's own heap: what has been told before lies there, and nothing else will.
 - MANY: number = a token: any number of answers will come.
 - WATCH: number = a token: tell when its client goes.

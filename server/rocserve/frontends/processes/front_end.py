@@ -299,6 +299,7 @@ class RemoteInference:
             text = bytes(read(self._answers_heap.view(place, nbytes), 1)[0]).decode()
             error = MemoryFull(text) if flags & FULL else ServeError(status_code(count), text)
             error.is_refusal = bool(flags & REFUSAL)
+            error.retry_seconds = head_number / 1000
             client.fail(error, final)
             return
         told, places = self._answer_heads[head_number & 0xFFFFFFFF]

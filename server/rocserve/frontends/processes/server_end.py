@@ -369,7 +369,8 @@ class FrontLink:
         place = self._end.place_in_turn(pieces, nbytes)
         flags = ERROR | (FINAL if final else 0) | (REFUSAL if refused else 0)
         flags |= FULL if isinstance(error, MemoryFull) else 0
-        self._end.post(ENTRY.pack(ANSWER, flags, int(error.code), token, 0, place, nbytes))
+        retry_ms = round(1000 * error.retry_seconds)
+        self._end.post(ENTRY.pack(ANSWER, flags, int(error.code), token, retry_ms, place, nbytes))
         if final:
             self._open.pop(token, None)
 

@@ -164,6 +164,7 @@ class LazyVersion:
                 self._keeper.want(self)
             if not self._keeper.waits:
                 refusal = unavailable(f"model '{self.name}' is being loaded; ask again in a second")
+                refusal.retry_seconds = 1.0
             elif len(self._waiting) >= self._keeper.most_waiting:
                 refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
         if refusal is not None:
