@@ -10,7 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from rocserve.core.distributions import WINDOW_NS, SlidingSummary, SummaryReading
 from rocserve.core.latencies import LatencyDistributions, LatencyReadings
@@ -45,46 +46,47 @@ class Duration:
 class BatchStatistics:
     """Executions of one batch size."""
 
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
 
 
 @dataclass(slots=True)
 class ResponseStatistics:
     """Responses of one place: the first ones to their requests, the second ones, and so on."""
 
-    compute_infer: Duration
-    compute_output: Duration
-    success: Duration
-    fail: Duration
-    empty_response: Duration
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StatisticsSnapshot:
-    """A consistent copy of the counters."""
+    """The counters, those of a version or a consistent copy of them."""
 
-    inference_count: int
-    execution_count: int
-    last_inference_ms: int
+    inference_count: int = 0
+    execution_count: int = 0
+    last_inference_ms: int = 0
     """Milliseconds since the epoch; 0 = never."""
-    success: Duration
-    fail: Duration
-    queue: Duration
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-    cancel: Duration
-    reject: Duration
-    cache_hit: Duration
-    cache_miss: Duration
-    batches: dict[int, BatchStatistics]
-    backend_failures: int
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+    reject: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    """By size, rising."""
+    backend_failures: int = 0
     """How many of the failures are the model's or its engine's."""
-    responses: dict[int, ResponseStatistics]
+    responses: dict[int, ResponseStatistics] = field(default_factory=dict)
     """Of decoupled models, by the place of the response among those to its request."""
-    latencies: LatencyReadings | None
+    latencies: LatencyReadings | None = None
     """None = nothing but the sums is kept."""
 
 
@@ -95,23 +97,7 @@ class ModelStatistics:
         """`latencies`: what is kept beside the sums; guarded by the lock here."""
         self._latencies = latencies
         self._lock = threading.Lock()
-        self.inference_count = 0
-        self.execution_count = 0
-        self._last_inference_ms = 0
-        self._success = Duration()
-        self._fail = Duration()
-        self._queue = Duration()
-        self._compute_input = Duration()
-        self._compute_infer = Duration()
-        self._compute_output = Duration()
-        self._cancel = Duration()
-        self._reject = Duration()
-        self._cache_hit = Duration()
-        self._cache_miss = Duration()
-        self._backend_failures = 0
-        self._batches: dict[int, list[int]] = {}
-        """By size: executions, and the nanoseconds of their inputs, of the engine, of their outputs."""
-        self._responses: dict[int, ResponseStatistics] = {}
+        self._numbers = StatisticsSnapshot()
         self._failures: deque[FailureNote] = deque(maxlen=_FAILURES_KEPT)
         self._watched: SlidingSummary | None = None
         """Of whole requests, in microseconds, while somebody looks."""
@@ -160,7 +146,7 @@ class ModelStatistics:
         """Of the batch that was recorded last, so many rows were of no request: they are part of the batch's size, but
         no inferences."""
         with self._lock:
-            self.inference_count -= rows
+            self._numbers.inference_count -= rows
 
     def _count(self) -> None:
         """Under the lock."""
@@ -181,8 +167,8 @@ class ModelStatistics:
             times = (input_end - compute_start, output_start - input_end, compute_end - output_start)
             phases = (times[0] // executions, times[1] // executions, times[2] // executions)
             started = sum(queue_starts)
-            self.execution_count += executions
-            self.inference_count += batch_size * executions
+            self._numbers.execution_count += executions
+            self._numbers.inference_count += batch_size * executions
             all_requests += requests
             success_ns += request_end * requests - started
             queue_ns += compute_start * requests - started
@@ -196,24 +182,24 @@ class ModelStatistics:
             if self._watched is not None:
                 for start in queue_starts:
                     self._watch(request_end - start, request_end)
-        self._success.add(success_ns, all_requests)
-        self._queue.add(queue_ns, all_requests)
-        self._compute_input.add(input_ns, all_requests)
-        self._compute_infer.add(infer_ns, all_requests)
-        self._compute_output.add(output_ns, all_requests)
+        self._numbers.success.add(success_ns, all_requests)
+        self._numbers.queue.add(queue_ns, all_requests)
+        self._numbers.compute_input.add(input_ns, all_requests)
+        self._numbers.compute_infer.add(infer_ns, all_requests)
+        self._numbers.compute_output.add(output_ns, all_requests)
         if request_end:
             age_ns = time.monotonic_ns() - request_end
-            self._last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
+            self._numbers.last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
 
     def _add_batch(self, size: int, phases: tuple[int, int, int], executions: int = 1) -> None:
         """Under the lock; `phases`: of each execution."""
-        sums = self._batches.get(size)
-        if sums is None:
-            sums = self._batches[size] = [0] * 4
-        sums[0] += executions
-        sums[1] += phases[0] * executions
-        sums[2] += phases[1] * executions
-        sums[3] += phases[2] * executions
+        batch = self._numbers.batches.get(size)
+        if batch is None:
+            batch = self._numbers.batches[size] = BatchStatistics()
+        # Without a call each: it is done for every batch.
+        for duration, ns in zip((batch.compute_input, batch.compute_infer, batch.compute_output), phases, strict=True):
+            duration.count += executions
+            duration.ns += ns * executions
 
     def record_ensemble(
         self, started_ns: int, begun_ns: int, ended_ns: int, batch_size: int, phases: PhaseTotals
@@ -227,14 +213,14 @@ class ModelStatistics:
             batch_size: its rows.
         """
         with self._lock:
-            self._last_inference_ms = time.time_ns() // 1_000_000
-            self.execution_count += 1
-            self.inference_count += batch_size
-            self._success.add(ended_ns - started_ns)
-            self._queue.add(begun_ns - started_ns)
-            self._compute_input.add(phases.compute_input)
-            self._compute_infer.add(phases.compute_infer)
-            self._compute_output.add(phases.compute_output)
+            self._numbers.last_inference_ms = time.time_ns() // 1_000_000
+            self._numbers.execution_count += 1
+            self._numbers.inference_count += batch_size
+            self._numbers.success.add(ended_ns - started_ns)
+            self._numbers.queue.add(begun_ns - started_ns)
+            self._numbers.compute_input.add(phases.compute_input)
+            self._numbers.compute_infer.add(phases.compute_infer)
+            self._numbers.compute_output.add(phases.compute_output)
             self._add_batch(batch_size, (phases.compute_input, phases.compute_infer, phases.compute_output))
             if self._latencies is not None:
                 self._latencies.note_ensemble(ended_ns - started_ns, ended_ns, batch_size)
@@ -243,9 +229,9 @@ class ModelStatistics:
     def record_cache_hit(self, started_ns: int, ended_ns: int) -> None:
         """A request that the response cache answered: a success that computed nothing and did not wait."""
         with self._lock:
-            self._success.add(ended_ns - started_ns)
-            self._queue.add(0)
-            self._cache_hit.add(ended_ns - started_ns)
+            self._numbers.success.add(ended_ns - started_ns)
+            self._numbers.queue.add(0)
+            self._numbers.cache_hit.add(ended_ns - started_ns)
             if self._latencies is not None:
                 self._latencies.note_cache_hit(ended_ns - started_ns, ended_ns)
             self._watch(ended_ns - started_ns, ended_ns)
@@ -253,8 +239,8 @@ class ModelStatistics:
     def record_cache_miss(self, ns: int) -> None:
         """What looking for an answer in vain, and keeping it later, took of a request that is counted otherwise."""
         with self._lock:
-            self._success.add(ns, count=0)
-            self._cache_miss.add(ns)
+            self._numbers.success.add(ns, count=0)
+            self._numbers.cache_miss.add(ns)
             if self._latencies is not None:
                 self._latencies.note_cache_miss(ns, time.monotonic_ns())
 
@@ -283,9 +269,9 @@ class ModelStatistics:
 
     def _place(self, index: int) -> ResponseStatistics:
         """Under the lock."""
-        place = self._responses.get(index)
+        place = self._numbers.responses.get(index)
         if place is None:
-            place = self._responses[index] = ResponseStatistics(*(Duration() for _ in range(5)))
+            place = self._numbers.responses[index] = ResponseStatistics()
         return place
 
     def record_first_response(self, ns: int) -> None:
@@ -297,20 +283,20 @@ class ModelStatistics:
     def record_failure(self, started_ns: int, ended_ns: int, by_backend: bool = False) -> None:
         """`by_backend`: the model, its engine or its worker failed; else the request was not for it."""
         with self._lock:
-            self._fail.add(ended_ns - started_ns)
-            self._backend_failures += by_backend
+            self._numbers.fail.add(ended_ns - started_ns)
+            self._numbers.backend_failures += by_backend
 
     def record_rejection(self, started_ns: int, ended_ns: int) -> None:
         """A request that was refused by the queue (full, or its time was up): a failure, counted apart as well."""
         with self._lock:
-            self._fail.add(ended_ns - started_ns)
-            self._reject.add(ended_ns - started_ns)
+            self._numbers.fail.add(ended_ns - started_ns)
+            self._numbers.reject.add(ended_ns - started_ns)
 
     def record_cancellation(self, started_ns: int, ended_ns: int) -> None:
         """A request that was dropped because its client had gone: a failure, counted apart as well."""
         with self._lock:
-            self._fail.add(ended_ns - started_ns)
-            self._cancel.add(ended_ns - started_ns)
+            self._numbers.fail.add(ended_ns - started_ns)
+            self._numbers.cancel.add(ended_ns - started_ns)
 
     def note_failure(self, text: str) -> None:
         """What a client was told in place of an answer. Not counted here."""
@@ -343,38 +329,19 @@ class ModelStatistics:
     def snapshot(self) -> StatisticsSnapshot:
         with self._lock:
             self._count()
-            return StatisticsSnapshot(
-                inference_count=self.inference_count,
-                execution_count=self.execution_count,
-                last_inference_ms=self._last_inference_ms,
-                success=_copy(self._success),
-                fail=_copy(self._fail),
-                queue=_copy(self._queue),
-                compute_input=_copy(self._compute_input),
-                compute_infer=_copy(self._compute_infer),
-                compute_output=_copy(self._compute_output),
-                cancel=_copy(self._cancel),
-                reject=_copy(self._reject),
-                cache_hit=_copy(self._cache_hit),
-                cache_miss=_copy(self._cache_miss),
-                batches={
-                    size: BatchStatistics(*[Duration(sums[0], ns) for ns in sums[1:]])
-                    for size, sums in sorted(self._batches.items())
-                },
-                backend_failures=self._backend_failures,
-                responses={
-                    index: ResponseStatistics(
-                        _copy(r.compute_infer),
-                        _copy(r.compute_output),
-                        _copy(r.success),
-                        _copy(r.fail),
-                        _copy(r.empty_response),
-                    )
-                    for index, r in sorted(self._responses.items())
-                },
-                latencies=self._latencies.read(time.monotonic_ns()) if self._latencies is not None else None,
-            )
+            taken = _copied(self._numbers)
+            taken.batches = {size: _copied(taken.batches[size]) for size in sorted(taken.batches)}
+            taken.responses = {index: _copied(taken.responses[index]) for index in sorted(taken.responses)}
+            if self._latencies is not None:
+                taken.latencies = self._latencies.read(time.monotonic_ns())
+            return taken
 
 
-def _copy(duration: Duration) -> Duration:
-    return Duration(duration.count, duration.ns)
+_Counters = TypeVar("_Counters", StatisticsSnapshot, BatchStatistics, ResponseStatistics)
+
+
+def _copied(counters: _Counters) -> _Counters:
+    """With durations of its own."""
+    durations = {entry.name: getattr(counters, entry.name) for entry in fields(counters) if entry.type == "Duration"}
+    own: dict[str, Any] = {name: Duration(each.count, each.ns) for name, each in durations.items()}
+    return replace(counters, **own)

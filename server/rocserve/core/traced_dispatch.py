@@ -13,8 +13,11 @@ from rocserve.core.tensors import Tensor
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
 
 
-def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Responder, parent: Trace) -> None:
-    """As its `dispatch`, with a trace of its own below that of the request that made it."""
+def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Responder, parent: Trace | None) -> None:
+    """As its `dispatch`, with a trace of its own below that of the request that made it, where this one has one."""
+    if parent is None:
+        dispatcher.dispatch(request, responder)
+        return
     head = request.head
     try:
         version = dispatcher.tables.table.find(head.model_name, head.model_version)

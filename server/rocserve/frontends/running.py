@@ -311,13 +311,12 @@ class FrontEnds:
     def _start_transport(
         self, options: TransportOptions, access: Access, routes: Mapping[str, Route], log: logging.Logger
     ) -> int:
-        from rocserve.frontends.grpc.codec import InferCodec
         from rocserve.frontends.grpc.inference import InferenceHandlers
         from rocserve.frontends.grpc.server import GrpcServer
 
         served = self._served
         forwarding = header_forwarding(self._settings.grpc.header_forward_pattern)
-        handlers = InferenceHandlers(served.inference, InferCodec(), served.memory, forwarding)
+        handlers = InferenceHandlers(served.inference, served.memory, forwarding)
         all_routes = {**routes, **handlers.routes(access.restrictions)}
         transport = GrpcServer(options, all_routes, log, self._plane, served.memory)
         port = transport.start()

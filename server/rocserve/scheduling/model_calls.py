@@ -37,10 +37,7 @@ class ModelCallDispatcher:
         data = [tensor.data for tensor in call.inputs]
         request = InferRequest(head, call.id, data, sequence=_sequence(call), data_owner=opened.slot)
         trace = opened.trace_of(call.trace_number) if call.trace_number else None
-        if trace is None:
-            self._dispatcher.dispatch(request, _CallResponder(opened))
-        else:
-            dispatch_traced(self._dispatcher, request, _CallResponder(opened), trace)
+        dispatch_traced(self._dispatcher, request, _CallResponder(opened), trace)
 
 
 class _CallResponder:

@@ -17,13 +17,14 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.core.wire_format import length_prefix, varint
-from rocserve.frontends.grpc.codec import InferCodec
+from rocserve.frontends.grpc.request_codec import RequestDecoder
+from rocserve.frontends.grpc.response_codec import ResponseEncoder
 from rocserve.protocol import grpc_service_pb2 as ours
 from rocserve.protocol.faults import describe_fault
 
 pytestmark = pytest.mark.long
 
-CODEC = InferCodec()
+DECODER, ENCODER = RequestDecoder(), ResponseEncoder()
 """One for all examples, so that remembered heads meet requests that are nearly theirs."""
 
 Request = tritons.ModelInferRequest
@@ -195,7 +196,7 @@ def read_by_codec(data: bytes) -> dict[str, Any]:
     def plain(parameters: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         return {name: (type(value).__name__, repr(value)) for name, value in parameters.items()}
 
-    request = CODEC.decode_request(data)
+    request = DECODER.decode_request(data)
     head = request.head
     return {
         "model": (head.model_name, head.model_version, request.id),
@@ -278,7 +279,7 @@ responses = st.builds(
 @settings(max_examples=600, deadline=None)
 def test_responses(response: InferResponse) -> None:
     for _ in range(2):
-        data = b"".join(CODEC.parts(response))
+        data = b"".join(ENCODER.parts(response))
         message = tritons.ModelInferResponse.FromString(data)
         assert (message.model_name, message.model_version, message.id) == (
             response.head.model_name,
@@ -293,7 +294,7 @@ def test_responses(response: InferResponse) -> None:
             name: (type(value).__name__, repr(value)) for name, value in response.parameters.items()
         }
         assert all(not output.HasField("contents") and not output.parameters for output in message.outputs)
-        stream = tritons.ModelStreamInferResponse.FromString(CODEC.encode_stream_response(response, True))
+        stream = tritons.ModelStreamInferResponse.FromString(ENCODER.encode_stream_response(response, True))
         assert stream.HasField("infer_response")
         assert stream.infer_response.parameters.pop("triton_final_response").bool_param
         assert (stream.error_message, stream.infer_response) == ("", message)
@@ -302,5 +303,5 @@ def test_responses(response: InferResponse) -> None:
 @given(st.text(max_size=40), st.text(max_size=10))
 @settings(deadline=None)
 def test_stream_errors(text: str, request_id: str) -> None:
-    message = tritons.ModelStreamInferResponse.FromString(CODEC.encode_stream_error(text, request_id))
+    message = tritons.ModelStreamInferResponse.FromString(ENCODER.encode_stream_error(text, request_id))
     assert (message.error_message, message.infer_response.id) == (text, request_id)

@@ -11,7 +11,6 @@ from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.request_parameters import MOST_ENTRIES
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
 from rocserve.core.tensors import bytes_elements, encode_bytes_elements
-from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.request_codec import LONGEST_REMEMBERED_HEAD, RequestDecoder
 from rocserve.protocol.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 
@@ -37,12 +36,12 @@ def _typed(datatype: str, count: int, **contents: object) -> ModelInferRequest:
 
 
 def _decode(message: ModelInferRequest) -> InferRequest:
-    return InferCodec().decode_request(message.SerializeToString())
+    return RequestDecoder().decode_request(message.SerializeToString())
 
 
 def _refusal(data: bytes) -> str:
     with pytest.raises(ServeError) as caught:
-        InferCodec().decode_request(data)
+        RequestDecoder().decode_request(data)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     return caught.value.text
 
@@ -53,7 +52,7 @@ def test_raw_contents_are_views_on_the_message() -> None:
         parameters={"priority": InferParameter(int64_param=2)},
         outputs=[ModelInferRequest.InferRequestedOutputTensor(name="OUTPUT0")],
     ).SerializeToString()
-    request = InferCodec().decode_request(data)
+    request = RequestDecoder().decode_request(data)
     assert (request.head.model_name, request.head.model_version, request.id) == ("m", "3", "17")
     assert request.head.inputs == (InputHead("INPUT0", "INT32", (1, 16)), InputHead("INPUT1", "INT32", (1, 16)))
     assert request.head.outputs == (RequestedOutput("OUTPUT0"),)
@@ -66,7 +65,7 @@ def test_raw_contents_are_views_on_the_message() -> None:
 
 
 def test_equal_heads_are_one_object_whatever_id_and_data() -> None:
-    codec = InferCodec()
+    codec = RequestDecoder()
     first = codec.decode_request(_add_sub(id="a").SerializeToString())
     second = codec.decode_request(_add_sub(id="", raw_input_contents=[b"", b"x" * 300]).SerializeToString())
     other = codec.decode_request(_add_sub(model_version="1").SerializeToString())
@@ -88,7 +87,7 @@ def test_remembered_heads_are_bounded() -> None:
 
 
 def test_messages_of_one_length_are_told_apart() -> None:
-    codec = InferCodec()
+    codec = RequestDecoder()
     known = [_add_sub(id=text, model_name=name).SerializeToString() for text in ("17", "18") for name in ("m", "n")]
     for data in (*known, *known):
         request, message = codec.decode_request(data), ModelInferRequest.FromString(data)
@@ -164,7 +163,7 @@ def test_typed_bytes() -> None:
 
 
 def test_two_typed_requests_with_one_head_keep_their_own_data() -> None:
-    codec = InferCodec()
+    codec = RequestDecoder()
     first, second = (
         codec.decode_request(_typed("INT32", 1, int_contents=[value]).SerializeToString()) for value in (1, 2)
     )
@@ -195,7 +194,7 @@ def test_tensors_without_elements() -> None:
 
 
 def test_a_request_without_inputs() -> None:
-    request = InferCodec().decode_request(b"")
+    request = RequestDecoder().decode_request(b"")
     assert (request.head.model_name, request.head.inputs, request.id, request.data) == ("", (), "", [])
 
 
@@ -209,7 +208,7 @@ def test_an_input_in_shared_memory_takes_no_raw_entry() -> None:
     message.inputs[0].parameters["shared_memory_region"].string_param = "r"
     message.inputs[0].parameters["shared_memory_byte_size"].int64_param = 64
     data = message.SerializeToString()
-    codec = InferCodec()
+    codec = RequestDecoder()
     for _ in range(2):
         request = codec.decode_request(data)
         assert request.head.inputs[0].parameters == {"shared_memory_region": "r", "shared_memory_byte_size": 64}
@@ -222,7 +221,7 @@ def test_fewer_raw_entries_than_inputs() -> None:
 
 
 def test_missing_data_is_noticed_with_a_remembered_head_too() -> None:
-    codec = InferCodec()
+    codec = RequestDecoder()
     codec.decode_request(_add_sub().SerializeToString())
     with pytest.raises(ServeError, match="unable to find data for input tensor 'INPUT0'"):
         codec.decode_request(_add_sub(raw_input_contents=[]).SerializeToString())
@@ -292,7 +291,7 @@ def test_malformed_messages_say_where(data: bytes, fault: str) -> None:
 
 
 def test_the_last_of_several_ids_counts() -> None:
-    codec = InferCodec()
+    codec = RequestDecoder()
     data = _add_sub(id="1").SerializeToString()
     for extra, expected in ((b"\x1a\x012", "2"), (b"\x1a\x00", "")):
         assert codec.decode_request(extra + data).id == "1"
@@ -314,7 +313,7 @@ def test_any_order_of_fields() -> None:
             ModelInferRequest(model_name="last"),
         )
     )
-    request = InferCodec().decode_request(raw_first)
+    request = RequestDecoder().decode_request(raw_first)
     assert (request.head.model_name, request.id) == ("last", "late")
     assert [entry.name for entry in request.head.inputs] == ["A", "B"]
     assert [bytes(view) for view in request.data] == [b"one", b"two"]
@@ -332,7 +331,7 @@ def test_unknown_fields_are_skipped() -> None:
     ]
     for field in unknown:
         for data in (known + field, field + known):
-            request = InferCodec().decode_request(data)
+            request = RequestDecoder().decode_request(data)
             assert (request.head.model_name, request.id, len(request.head.inputs)) == ("m", "17", 2)
             expected = tritons.ModelInferRequest.FromString(data).raw_input_contents[:2]
             assert [bytes(view) for view in request.data] == list(expected)
@@ -340,7 +339,7 @@ def test_unknown_fields_are_skipped() -> None:
 
 def test_a_value_that_looks_like_an_id() -> None:
     field_16 = b"\x82\x01\x03\x1a\x01x"
-    assert InferCodec().decode_request(field_16 + _add_sub(id="").SerializeToString()).id == ""
+    assert RequestDecoder().decode_request(field_16 + _add_sub(id="").SerializeToString()).id == ""
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
-from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.response_codec import ResponseEncoder, join_large
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
@@ -27,12 +26,12 @@ def _response(**fields: object) -> InferResponse:
     )
 
 
-def _encoded(codec: InferCodec | ResponseEncoder, response: InferResponse) -> bytes:
+def _encoded(codec: ResponseEncoder, response: InferResponse) -> bytes:
     return b"".join(codec.parts(response))
 
 
 def _read(response: InferResponse) -> ModelInferResponse:
-    return ModelInferResponse.FromString(_encoded(InferCodec(), response))
+    return ModelInferResponse.FromString(_encoded(ResponseEncoder(), response))
 
 
 def test_the_bytes_are_those_of_protobuf() -> None:
@@ -41,7 +40,7 @@ def test_the_bytes_are_those_of_protobuf() -> None:
     for name, values in (("SUM", VALUES), ("DIFFERENCE", -VALUES)):
         expected.outputs.add(name=name, datatype="INT32", shape=[1, 16])
         expected.raw_output_contents.append(values.tobytes())
-    codec = InferCodec()
+    codec = ResponseEncoder()
     for _ in range(2):
         assert _encoded(codec, _response(parameters={"done": True})) == expected.SerializeToString()
     for final in (True, False):
@@ -55,14 +54,14 @@ def test_tritonclient_reads_the_arrays() -> None:
     halves = np.array([0.5, -2.0], dtype=np.float16)
     empty = np.zeros((0, 3), dtype=np.float64)
     outputs = [tensor_from_numpy(name, array) for name, array in (("T", texts), ("H", halves), ("E", empty))]
-    data = _encoded(InferCodec(), _response(outputs=outputs))
+    data = _encoded(ResponseEncoder(), _response(outputs=outputs))
     result = InferResult(tritons.ModelInferResponse.FromString(data))
     for name, array in (("T", texts), ("H", halves), ("E", empty)):
         np.testing.assert_array_equal(result.as_numpy(name), array)
 
 
 def test_a_remembered_head_takes_other_ids_data_and_lengths() -> None:
-    codec = InferCodec()
+    codec = ResponseEncoder()
     for request_id, texts in (("a", [b"x"]), ("", [b"y" * 1000]), ("é" * 100, [b""])):
         raw = encode_bytes_elements(texts)
         response = _response(request_id=request_id, outputs=[Tensor("T", DataType.BYTES, (1,), raw)])
@@ -82,7 +81,7 @@ def test_a_remembered_head_takes_other_ids_data_and_lengths() -> None:
     ],
 )
 def test_other_heads_are_told_apart(change: dict[str, object]) -> None:
-    codec = InferCodec()
+    codec = ResponseEncoder()
     _encoded(codec, _response())
     response = _response(**change)
     message = ModelInferResponse.FromString(_encoded(codec, response))
@@ -101,7 +100,7 @@ def test_buffers_of_every_kind() -> None:
 
 def test_the_bytes_outlive_the_tensors_memory() -> None:
     memory = bytearray(VALUES.tobytes())
-    data = _encoded(InferCodec(), _response(outputs=[Tensor("X", DataType.INT32, (1, 16), memoryview(memory))]))
+    data = _encoded(ResponseEncoder(), _response(outputs=[Tensor("X", DataType.INT32, (1, 16), memoryview(memory))]))
     memory[:] = bytes(len(memory))
     assert ModelInferResponse.FromString(data).raw_output_contents[0] == VALUES.tobytes()
 
@@ -118,12 +117,12 @@ def test_parameters_of_every_kind() -> None:
 @pytest.mark.parametrize(("value", "text"), [(1 << 64, "64 bits"), (b"raw", "of type bytes")])
 def test_parameters_without_a_form_on_the_wire(value: object, text: str) -> None:
     with pytest.raises(ServeError, match=text) as caught:
-        _encoded(InferCodec(), _response(parameters={"x": value}))
+        _encoded(ResponseEncoder(), _response(parameters={"x": value}))
     assert caught.value.code is StatusCode.INTERNAL
 
 
 def test_stream_errors() -> None:
-    codec = InferCodec()
+    codec = ResponseEncoder()
     message = ModelStreamInferResponse.FromString(codec.encode_stream_error("no \udcff luck", "17"))
     assert (message.error_message, message.infer_response.id) == ("no ? luck", "17")
     assert message.infer_response == ModelInferResponse(id="17")

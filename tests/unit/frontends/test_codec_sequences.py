@@ -8,7 +8,6 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.sequences import SequenceTag, take_sequence
-from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.request_codec import RequestDecoder
 from rocserve.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
 
@@ -66,7 +65,7 @@ def test_what_is_remembered_of_sequences_is_bounded() -> None:
 
 
 def test_a_request_without_a_sequence_says_so() -> None:
-    codec = InferCodec()
+    codec = RequestDecoder()
     assert codec.decode_request(_request({})).sequence is None
     # A name alike is not one of the three.
     alike = codec.decode_request(_request({"sequence_idle": InferParameter(int64_param=1)}, "sequence_length"))
@@ -76,13 +75,13 @@ def test_a_request_without_a_sequence_says_so() -> None:
 
 def test_other_parameters_stay_with_the_head() -> None:
     parameters = {**_sequence(InferParameter(int64_param=5)), "priority": InferParameter(int64_param=2)}
-    request = InferCodec().decode_request(_request(parameters))
+    request = RequestDecoder().decode_request(_request(parameters))
     assert request.sequence == SequenceTag(5)
     assert request.head.parameters == {"priority": 2}
 
 
 def test_a_number_below_zero_is_the_unsigned_one() -> None:
-    request = InferCodec().decode_request(_request(_sequence(InferParameter(int64_param=-1))))
+    request = RequestDecoder().decode_request(_request(_sequence(InferParameter(int64_param=-1))))
     assert request.sequence == SequenceTag(2**64 - 1)
 
 
@@ -93,7 +92,7 @@ def test_an_unusual_order_of_fields_makes_no_difference() -> None:
     entry = value + key
     strange = b"\x22" + bytes([len(entry)]) + entry
     for message in (strange + data, data + strange):
-        request = InferCodec().decode_request(message)
+        request = RequestDecoder().decode_request(message)
         assert request.sequence == SequenceTag(7)
         assert request.head.parameters == {}
 
@@ -111,7 +110,7 @@ def test_an_unusual_order_of_fields_makes_no_difference() -> None:
 )
 def test_a_wrong_type_is_refused_in_tritons_words(name: str, value: InferParameter, expected: str) -> None:
     with pytest.raises(ServeError) as caught:
-        InferCodec().decode_request(_request({name: value}))
+        RequestDecoder().decode_request(_request({name: value}))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert caught.value.text == f"invalid value type for '{name}' parameter, expected {expected}."
 

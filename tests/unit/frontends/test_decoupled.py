@@ -26,7 +26,6 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.inference import InferCall, InferenceHandlers
 from rocserve.frontends.grpc.transport import StreamRoute, UnaryRoute
 from rocserve.plane.loop import PlaneLoop
@@ -126,7 +125,7 @@ def served(serve: Any, plane: PlaneLoop, models: dict[str, HandModel]) -> Any:
     tables.table = ServingTable({name: ServedModel(name, {1: model}, model) for name, model in models.items()})  # type: ignore[dict-item, arg-type]
     memory = ClientMemory(tables, ClientRegions(GUARD), 0, plane.work_off)
     service = InferenceService(Dispatcher(tables, plane.work_off), memory, no_observer(tables), PrivatePaths(), plane)
-    handlers = InferenceHandlers(service, InferCodec(), RequestMemory())
+    handlers = InferenceHandlers(service, RequestMemory())
     routes = {INFER: UnaryRoute(handlers.model_infer, InferCall), STREAM: StreamRoute(handlers.model_stream_infer)}
     return serve(routes, handlers.memory)
 

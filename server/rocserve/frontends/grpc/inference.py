@@ -10,10 +10,9 @@ from typing import cast
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
-from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.guards import address_of, guarded_routes
-from rocserve.frontends.grpc.request_codec import id_of_refused
-from rocserve.frontends.grpc.response_codec import join_large, typed_answer
+from rocserve.frontends.grpc.request_codec import RequestDecoder, id_of_refused
+from rocserve.frontends.grpc.response_codec import ResponseEncoder, join_large, typed_answer
 from rocserve.frontends.grpc.server_calls import ServerUnaryCall
 from rocserve.frontends.grpc.transport import (
     SERVER_EXITING,
@@ -32,23 +31,19 @@ from rocserve.services.restrictions import Restriction
 
 
 class InferenceHandlers:
-    """The two RPCs over one codec. On the data plane's thread."""
+    """The two RPCs. On the data plane's thread."""
 
-    def __init__(
-        self,
-        service: Inference,
-        codec: InferCodec,
-        memory: RequestMemory,
-        forwarding: HeaderForwarding | None = None,
-    ) -> None:
-        self._service = service
-        self.codec = codec
+    def __init__(self, service: Inference, memory: RequestMemory, forwarding: HeaderForwarding | None = None) -> None:
+        self.service = service
+        self.decoder = RequestDecoder()
+        self.encoder = ResponseEncoder()
         self.memory = memory
         self.paths = service.paths
         self.plane = service.plane
-        self._forwarding = forwarding
-        self._streams: set[InferenceStream] = set()
-        self._exiting = False
+        self.forwarding = forwarding
+        self.streams: set[InferenceStream] = set()
+        """Those that are open."""
+        self.is_exiting = False
 
     def routes(self, restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
         """By full names."""
@@ -62,29 +57,29 @@ class InferenceHandlers:
         call.handlers = self
         try:
             self.memory.admit(call, len(call.message))
-            request = self.codec.decode_request(call.message)
+            request = self.decoder.decode_request(call.message)
             if request.head.is_typed:
                 self.memory.admit(call, _nbytes(request))
-            if self._forwarding is not None:
-                request.head = self._forwarding.forward(request.head, call.metadata)
+            if self.forwarding is not None:
+                request.head = self.forwarding.forward(request.head, call.metadata)
             request.deadline = call.deadline
-            self._service.infer(request, call)
+            self.service.infer(request, call)
         except ServeError as error:
             call.fail(error)
-            self._service.refuse(error, partial(id_of_refused, call.message))
+            self.service.refuse(error, partial(id_of_refused, call.message))
 
     def model_stream_infer(self, call: StreamCall) -> InferenceStream:
-        stream = InferenceStream(call, self._service, self.codec, self.memory, self._streams.discard, self._forwarding)
-        self._streams.add(stream)
-        if self._exiting:
-            stream.end_when_idle()
+        stream = InferenceStream(call, self)
+        self.streams.add(stream)
+        if self.is_exiting:
+            stream.end_if_done()
         return stream
 
     def begin_exit(self) -> None:
         """Streams end once their requests are answered, and take no others."""
-        self._exiting = True
-        for stream in list(self._streams):
-            stream.end_when_idle()
+        self.is_exiting = True
+        for stream in list(self.streams):
+            stream.end_if_done()
 
 
 class InferCall(ServerUnaryCall):
@@ -110,7 +105,7 @@ class InferCall(ServerUnaryCall):
                 self.handlers.plane.work_off(self._reply_large(response))
                 return
             else:
-                message = b"".join(self.handlers.codec.parts(response))
+                message = b"".join(self.handlers.encoder.parts(response))
         except ServeError as error:
             self.fail(error)
         else:
@@ -118,7 +113,7 @@ class InferCall(ServerUnaryCall):
 
     def _reply_large(self, response: InferResponse) -> Generator[None, None, None]:
         try:
-            message = yield from join_large(self.handlers.codec.parts(response))
+            message = yield from join_large(self.handlers.encoder.parts(response))
         except ServeError as error:
             self.fail(error)
         else:
@@ -138,27 +133,12 @@ class InferenceStream:
     An error belongs to its request: it is sent as error_message and the stream stays open.
     """
 
-    def __init__(
-        self,
-        call: StreamCall,
-        service: Inference,
-        codec: InferCodec,
-        memory: RequestMemory,
-        on_end: Callable[[InferenceStream], None],
-        forwarding: HeaderForwarding | None,
-    ) -> None:
-        self.codec = codec
-        self.memory = memory
-        self.paths = service.paths
-        self.plane = service.plane
+    def __init__(self, call: StreamCall, handlers: InferenceHandlers) -> None:
         self.call = call
-        self._service = service
-        self._on_end = on_end
-        self._forwarding = forwarding
+        self.handlers = handlers
         self._sequencer = ResponseSequencer()
         self._unanswered = 0
         self._half_closed = False
-        self._exiting = False
         self._ended = False
         self._cancelled = False
         self._watchers: set[_StreamResponder] = set()
@@ -168,31 +148,33 @@ class InferenceStream:
     def on_message(self, message: bytes) -> None:
         self._unanswered += 1
         responder = _StreamResponder(self, self._sequencer.ticket())
+        handlers = self.handlers
+        memory, forwarding, service = handlers.memory, handlers.forwarding, handlers.service
         try:
-            self.memory.admit(responder, len(message))
-            request = self.codec.decode_request(message)
+            memory.admit(responder, len(message))
+            request = handlers.decoder.decode_request(message)
             if request.head.is_typed:
-                self.memory.admit(responder, _nbytes(request))
-            if self._forwarding is not None:
-                request.head = self._forwarding.forward(request.head, self.call.metadata)
+                memory.admit(responder, _nbytes(request))
+            if forwarding is not None:
+                request.head = forwarding.forward(request.head, self.call.metadata)
             responder.head, responder.request_id = request.head, request.id
-            if self._exiting:
+            if handlers.is_exiting:
                 raise ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING)
             request.deadline = self.call.deadline
             request.in_turn = True
-            self._service.infer(request, responder)
+            service.infer(request, responder)
         except ServeError as error:
             responder.fail(error)
-            self._service.refuse(error, partial(id_of_refused, message))
+            service.refuse(error, partial(id_of_refused, message))
         except BaseException:
-            self.memory.release(responder)
+            memory.release(responder)
             raise
         else:
             responder.is_accepted = True
 
     def on_half_close(self) -> None:
         self._half_closed = True
-        self._end_if_done()
+        self.end_if_done()
 
     def on_cancel(self) -> None:
         self._cancelled = self._ended = True
@@ -200,7 +182,7 @@ class InferenceStream:
         self._watchers.clear()
         for watcher in watchers:
             watcher.cancelled()
-        self._on_end(self)
+        self.handlers.streams.discard(self)
 
     # From the responders
 
@@ -214,7 +196,7 @@ class InferenceStream:
             self.call.send(message)
         self._unanswered -= 1
         self.call.request_next()
-        self._end_if_done()
+        self.end_if_done()
 
     def watch(self, responder: _StreamResponder) -> None:
         if self._cancelled:
@@ -227,19 +209,15 @@ class InferenceStream:
 
     # The end
 
-    def end_when_idle(self) -> None:
-        self._exiting = True
-        self._end_if_done()
-
-    def _end_if_done(self) -> None:
-        if self._ended or self._unanswered or not (self._half_closed or self._exiting):
+    def end_if_done(self) -> None:
+        if self._ended or self._unanswered or not (self._half_closed or self.handlers.is_exiting):
             return
         self._ended = True
         if self._half_closed:
             self.call.finish(StatusCode.OK, "")
         else:
             self.call.finish(StatusCode.UNAVAILABLE, SERVER_EXITING)
-        self._on_end(self)
+        self.handlers.streams.discard(self)
 
 
 class _StreamResponder:
@@ -278,12 +256,12 @@ class _StreamResponder:
         self._ticket.end()
 
     def send(self, response: InferResponse, final: bool = True) -> None:
-        codec = self._stream.codec
+        encoder = self._stream.handlers.encoder
         try:
             if response.is_large:
-                self._stream.plane.work_off(self._answer_large(response, final))
+                self._stream.handlers.plane.work_off(self._answer_large(response, final))
                 return
-            message = codec.encode_stream_response(response, final)
+            message = encoder.encode_stream_response(response, final)
         except ServeError as error:
             self.fail(error, final)
             return
@@ -291,7 +269,7 @@ class _StreamResponder:
 
     def _answer_large(self, response: InferResponse, final: bool) -> Generator[None, None, None]:
         try:
-            message = yield from join_large(self._stream.codec.stream_parts(response, final))
+            message = yield from join_large(self._stream.handlers.encoder.stream_parts(response, final))
         except ServeError as error:
             self.fail(error, final)
         else:
@@ -303,14 +281,16 @@ class _StreamResponder:
             self._answer(None)
             return
         last = InferResponse.of(head.model_name, head.model_version, self.request_id, ())
-        self._answer(self._stream.codec.encode_stream_response(last, True))
+        self._answer(self._stream.handlers.encoder.encode_stream_response(last, True))
 
     def fail(self, error: ServeError, final: bool = True) -> None:
-        text = self._stream.paths.hide(error.text)
+        text = self._stream.handlers.paths.hide(error.text)
         if self.head is not None and self.is_accepted and not error.is_refusal:
-            message = self._stream.codec.encode_stream_error(text, self.request_id, self.head.model_name, final)
+            message = self._stream.handlers.encoder.encode_stream_error(
+                text, self.request_id, self.head.model_name, final
+            )
         else:
-            message = self._stream.codec.encode_stream_error(text, self.request_id)
+            message = self._stream.handlers.encoder.encode_stream_error(text, self.request_id)
         self._answer(message, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
@@ -327,7 +307,7 @@ class _StreamResponder:
             self._stream.send(message)
             return
         self._stream.unwatch(self)
-        self._stream.memory.release(self)
+        self._stream.handlers.memory.release(self)
         # It knows the request in the queue, which knows this.
         self._callback = None
         if self._ticket_ended:

@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 from functools import partial
 
-from rocserve.frontends.grpc.codec import InferCodec
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.server import GrpcServer
 from rocserve.frontends.grpc.transport import transport_options
@@ -21,7 +20,7 @@ class GrpcFrontEnd:
 
     def __init__(self, settings: ServerSettings, port: int, way: WayToServer) -> None:
         forwarded = header_forwarding(settings.grpc.header_forward_pattern)
-        self._handlers = InferenceHandlers(way.inference, InferCodec(), way.memory, forwarded)
+        self._handlers = InferenceHandlers(way.inference, way.memory, forwarded)
         restricted = restrictions(settings.grpc.restricted, way.log, GRPC_HEADER_PREFIX)
         routes = {**self._handlers.routes(restricted), **way.forwarding.routes()}
         options = replace(transport_options(settings), port=port, reuse_port=True)

@@ -178,12 +178,9 @@ class EnsembleRun:
     # From the steps
 
     def dispatch(self, step: StepRequest) -> None:
-        trace, request = self._request.trace, step.request
+        request = step.request
         del step.request
-        if trace is None:
-            self.ensemble.dispatcher.dispatch(request, step)
-        else:
-            dispatch_traced(self.ensemble.dispatcher, request, step, trace)
+        dispatch_traced(self.ensemble.dispatcher, request, step, self._request.trace)
 
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """A member's answer; its tensors are copied where their memory is the worker's."""
