@@ -37,6 +37,7 @@ class Dispatcher:
         """
         head = request.head
         if not (copying or head.has_strings or self._unprepared):
+            # As `_hand_over`, without a call: every request comes by.
             table = self.tables.table
             try:
                 (table.by_head.get(head) or table.named_by(head)).infer(request, responder)

@@ -83,8 +83,12 @@ class Level:
             taken.append(entry)
             self._forget_overload()
         for source in (waiting, self.delayed):
-            while source and len(taken) < count:
-                taken.append(source.popleft())
+            room = count - len(taken)
+            if len(source) <= room:
+                taken += source
+                source.clear()
+            else:
+                taken += [source.popleft() for _ in range(room)]
 
     def remove(self, entry: InferRequest) -> None:
         """Take out one that is here."""
