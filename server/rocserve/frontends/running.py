@@ -222,7 +222,6 @@ class FrontEnds:
                 log,
             )
         else:
-            from rocserve.frontends.http.body import BodyReader
             from rocserve.frontends.http.large_bodies import LargeBodies
             from rocserve.frontends.http.models import ServedModels
             from rocserve.frontends.http.responders import HttpParts
@@ -232,15 +231,8 @@ class FrontEnds:
             self._guest = GuestLoop(self._plane)
             self._guest.set_exception_handler(LoopErrors(log))
             methods = {name: on_loop(method, asyncio.get_running_loop()) for name, method in served.methods.items()}
-            parts = HttpParts(
-                served.inference,
-                methods,
-                ServedModels(served.tables),
-                served.memory,
-                BodyReader(settings.max_input_size, served.memory),
-                LargeBodies(),
-                settings.request_timeout_seconds,
-            )
+            models = ServedModels(served.tables)
+            parts = HttpParts(served.inference, methods, models, served.memory, LargeBodies(), settings)
             self._http, port = await self._guest.run(start_http(self._settings, where, parts, log))
         self.ports["http"] = port
         return (

@@ -151,7 +151,7 @@ class GenerateHandler:
         """
         if request.method != "POST":
             raise not_allowed(JSON)
-        deadline = request_deadline(request.headers, self._parts.timeout_seconds)
+        deadline = request_deadline(request.headers, self._parts.settings.request_timeout_seconds)
         models = self._parts.models
         config = models.find(model, version) or await models.ask(model, version)
         body: Buffer = b""

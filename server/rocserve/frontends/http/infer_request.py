@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.memo import Memo
 from rocserve.core.request_parameters import check_entries, check_id
 from rocserve.core.requests import (
     NO_PARAMETERS,
@@ -103,11 +104,10 @@ def _sequence_id(value: Any) -> SequenceId:
     return text(value, f"Unable to parse '{SEQUENCE_ID}'")
 
 
-REMEMBERED_HEADS = 1024
 MOST_ENTRIES = 64
 """Tensors, dimensions and parameters."""
 LONGEST_TEXT = 1024
-"""All three bound the memory that clients can make it take."""
+"""Both bound the memory that clients can make it take."""
 
 _Key = tuple[object, ...]
 
@@ -116,7 +116,7 @@ class RequestHeads:
     """Called on the event loop."""
 
     def __init__(self) -> None:
-        self._heads: dict[_Key, RequestHead] = {}
+        self._heads = Memo[_Key, RequestHead]()
 
     def head(
         self,
@@ -137,9 +137,7 @@ class RequestHeads:
         if head is None:
             head = RequestHead(model_name, model_version, tuple(inputs), tuple(outputs), parameters)
             if _is_small(head):
-                if len(self._heads) >= REMEMBERED_HEADS:
-                    self._heads.clear()
-                self._heads[key] = head
+                self._heads.keep(key, head)
         return head
 
 
@@ -163,9 +161,8 @@ def _is_small(head: RequestHead) -> bool:
     return all(len(text) <= LONGEST_TEXT for text in names)
 
 
-REMEMBERED_TEXTS = 1024
 LONGEST_REMEMBERED_TEXT = 4096
-"""Bytes. Both bound the memory that clients can make the reader take."""
+"""Bytes: it bounds the memory that clients can make the reader take."""
 
 _SHARED_MEMORY_NUMBERS = ("shared_memory_offset", "shared_memory_byte_size")
 
@@ -216,7 +213,7 @@ class InferRequestReader:
 
     def __init__(self, heads: RequestHeads) -> None:
         self._heads = heads
-        self._texts: dict[tuple[str | bytes, ...], _RememberedText] = {}
+        self._texts = Memo[tuple[str | bytes, ...], _RememberedText]()
 
     def read(
         self, body: Buffer, header_length: int, model_name: str, model_version: str
@@ -249,9 +246,7 @@ class InferRequestReader:
         request = self.request(text, binary, model_name, model_version)
         parts = [part if isinstance(part, slice) else _IN_JSON for part in text.data]
         if not text.id and text.sequence is None and _are_all_elements(len(elements), json, parts):
-            if len(self._texts) >= REMEMBERED_TEXTS:
-                self._texts.clear()
-            self._texts[key] = _RememberedText(request.head, text.form, parts, len(binary))
+            self._texts.keep(key, _RememberedText(request.head, text.form, parts, len(binary)))
         return request, text.form
 
     def request(self, text: InferText, binary: memoryview, model_name: str, model_version: str) -> InferRequest:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rocserve.core.memo import Memo
 from rocserve.core.requests import InferResponse, ResponseHead
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.frontends.http.json_text import json_bytes
@@ -38,7 +39,6 @@ BINARY_ONLY = AnswerForm(otherwise_binary=True)
 JSON_ONLY = AnswerForm()
 
 
-REMEMBERED_TEXTS = 1024
 MANY_ELEMENTS = 10_000
 """From here on it takes milliseconds to write them as JSON."""
 
@@ -56,7 +56,7 @@ class InferBodyWriter:
 
     def __init__(self) -> None:
         # Threads may both write what is new; the dict's own operations are atomic.
-        self._texts: dict[tuple[ResponseHead, tuple[int, ...]], bytes] = {}
+        self._texts = Memo[tuple[ResponseHead, tuple[int, ...]], bytes]()
 
     def write(self, response: InferResponse, form: AnswerForm) -> list[Buffer]:
         """See `infer_body`."""
@@ -68,10 +68,7 @@ class InferBodyWriter:
         key = (head, tuple(map(len, data)))
         text = self._texts.get(key)
         if text is None:
-            text = bytes(infer_body(replace(response, id=""), form)[0])
-            if len(self._texts) >= REMEMBERED_TEXTS:
-                self._texts.clear()
-            self._texts[key] = text
+            text = self._texts.keep(key, bytes(infer_body(replace(response, id=""), form)[0]))
         if response.id:
             text = b'{"id":%b,%b' % (json_bytes(response.id), text[1:])
         return [text, *[each for each in data if len(each)]]

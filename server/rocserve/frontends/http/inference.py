@@ -67,7 +67,7 @@ class InferHandler:
         if request.method != "POST":
             raise not_allowed()
         try:
-            deadline = request_deadline(request.headers, self.parts.timeout_seconds)
+            deadline = request_deadline(request.headers, self.parts.settings.request_timeout_seconds)
             config = self.parts.models.find(model, version)
             if config is not None:
                 InferCall(self, request, model, version, deadline, config).begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, invalid_argument
 from rocserve.core.request_memory import Holding, RequestMemory
@@ -19,6 +19,7 @@ from rocserve.scheduling.batch import send_copied
 from rocserve.services.inference import Inference
 from rocserve.services.method import Method
 from rocserve.services.observation import ClientResponder, RequestOrigin
+from rocserve.settings import HttpSettings
 
 BACKLOG_LIMIT_BYTES = 256 << 20
 """Of responses that a client does not fetch."""
@@ -34,10 +35,12 @@ class HttpParts:
     methods: Mapping[str, Method]
     models: Models
     memory: RequestMemory
-    bodies: BodyReader
     large: LargeBodies
-    timeout_seconds: float
-    """The longest that any request may take; 0 = as long as it takes."""
+    settings: HttpSettings
+    bodies: BodyReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bodies", BodyReader(self.settings.max_input_size, self.memory))
 
 
 OWN_HEADER = "X-Request-Timeout-Ms"
@@ -51,6 +54,9 @@ _MOST_DIGITS = 15
 def request_deadline(headers: Mapping[str, str], timeout_seconds: float) -> float | None:
     """Until when the client of a request waits whose head is there now, as its headers and the server's settings say:
     time.monotonic() seconds, None = there is no end. The shortest counts.
+
+    Args:
+        timeout_seconds: the longest that any request may take; 0 = as long as it takes.
 
     Raises:
         ServeError: INVALID_ARGUMENT, a header is no number.

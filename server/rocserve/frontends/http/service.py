@@ -38,7 +38,7 @@ from rocserve.services.admin_calls import FORWARDING_HEADERS, Access, Peer
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.method import Method, SlowMethod
 from rocserve.services.restrictions import Restriction
-from rocserve.settings import HttpSettings, ServerSettings
+from rocserve.settings import ServerSettings
 
 _REMEMBERED_PATHS = 1024
 _TLS_BYTES = 320 << 10
@@ -51,7 +51,8 @@ _LEAST_TLS_CONNECTIONS = 64
 class HttpService:
     """Answers requests, on the event loop that it is made on."""
 
-    def __init__(self, parts: HttpParts, settings: HttpSettings, access: Access, log: logging.Logger) -> None:
+    def __init__(self, parts: HttpParts, access: Access, log: logging.Logger) -> None:
+        settings = parts.settings
         self._parts = parts
         self._failures = RequestFailures(log)
         self._access = access
@@ -174,7 +175,7 @@ async def start_http(
         OSError: it cannot be listened on, or a certificate cannot be used.
     """
     http = settings.http
-    service = HttpService(parts, http, Access.of(settings, http, log), log)
+    service = HttpService(parts, Access.of(settings, http, log), log)
     tls = tls_context(settings.grpc, http, "HTTP", log)
     limits = ConnectionLimits(
         idle_seconds=http.keepalive_seconds,

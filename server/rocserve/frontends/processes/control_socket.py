@@ -60,6 +60,8 @@ _PIECE = struct.Struct("<IIB")
 _HEAD_BYTES = struct.Struct("<I")
 """The head and the body stand behind it."""
 _PIECE_BYTES = 64 << 10
+_PIECES_AT_ONCE = 16
+"""After which others of the loop have their turn."""
 _LARGEST_HEAD = 1 << 20
 """Beside the largest body; gRPC itself takes 16 KiB of metadata."""
 
@@ -91,6 +93,9 @@ class ControlSocket(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_full = False
         """Of what the system has not taken yet."""
+        self._loop = loop
+        self._writes_on = False
+        """After others have had their turn."""
         self._unread = b""
         """Of a piece that has come in part."""
         self._partial: dict[int, bytearray] = {}
@@ -109,7 +114,8 @@ class ControlSocket(asyncio.Protocol):
         if body:
             parts.append(memoryview(body))
         parts.append(memoryview(b""))
-        self._write()
+        if not self._writes_on:
+            self._write()
 
     def close(self) -> None:
         self._is_open = False
@@ -119,8 +125,13 @@ class ControlSocket(asyncio.Protocol):
             self._transport.abort()
 
     def _write(self) -> None:
-        while self._unsent and self._transport is not None and not self._is_full:
+        self._writes_on = False
+        for _ in range(_PIECES_AT_ONCE):
+            if not self._unsent or self._transport is None or self._is_full:
+                return
             self._transport.write(self._next_piece())
+        self._writes_on = True
+        self._loop.call_soon(self._write)
 
     def _next_piece(self) -> bytes:
         call = next(iter(self._unsent))
@@ -155,7 +166,8 @@ class ControlSocket(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_full = False
-        self._write()
+        if not self._writes_on:
+            self._write()
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -14,9 +14,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from rocserve.config.plain import to_plain
 from rocserve.core.errors import ServeError
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.frontends.grpc.guards import full_name
-from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.responders import HttpParts
@@ -31,8 +31,6 @@ from rocserve.settings import ServerSettings
 
 _LARGE_BODY_PROCESSES = 1
 """There are other front ends, which have as many."""
-_REMEMBERED_MODELS = 1024
-"""Ways to name versions: a version's number may have any number of zeros before it."""
 
 
 class HttpFrontEnd:
@@ -43,15 +41,8 @@ class HttpFrontEnd:
         self._way = way
         methods = remote_methods(way.forwarding, way.loop)
         models = RemoteModels(way.edition, methods["ModelConfig"])
-        self._parts = HttpParts(
-            way.inference,
-            methods,
-            models,
-            way.memory,
-            BodyReader(settings.http.max_input_size, way.memory),
-            LargeBodies(_LARGE_BODY_PROCESSES),
-            settings.http.request_timeout_seconds,
-        )
+        large = LargeBodies(_LARGE_BODY_PROCESSES)
+        self._parts = HttpParts(way.inference, methods, models, way.memory, large, settings.http)
         self._where = ListenAddress("HTTP", "http", settings.http.address, port, reuse_port=True)
         self._listener: HttpListener
         self._ending: asyncio.Task[None] | None = None
@@ -99,8 +90,9 @@ class RemoteModels:
         self._edition = edition
         self._model_config = model_config.answer
         self._known_edition = 0
-        self._known: dict[tuple[str, str], asyncio.Task[ModelConfig]] = {}
-        """Those of the known edition, and those that are being asked for."""
+        self._known = Memo[tuple[str, str], asyncio.Task[ModelConfig]]()
+        """Those of the known edition, and those that are being asked for. A version's number may have any number of
+        zeros before it."""
 
     def find(self, name: str, version: str) -> ModelConfig | None:
         """See Models."""
@@ -115,9 +107,7 @@ class RemoteModels:
         key = name, version
         asked = self._known.get(key)
         if asked is None:
-            if len(self._known) >= _REMEMBERED_MODELS:
-                self._known.clear()
-            asked = self._known[key] = asyncio.create_task(self._ask(name, version))
+            asked = self._known.keep(key, asyncio.create_task(self._ask(name, version)))
             asked.add_done_callback(lambda done: self._forget_failure(key, done))
         return await asyncio.shield(asked)
 

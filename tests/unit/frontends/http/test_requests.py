@@ -11,12 +11,13 @@ import pytest
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.generate import generate_body, parse_generate
-from rocserve.frontends.http.infer_request import MOST_ENTRIES, REMEMBERED_TEXTS, InferRequestReader, RequestHeads
+from rocserve.frontends.http.infer_request import MOST_ENTRIES, InferRequestReader, RequestHeads
 from rocserve.frontends.http.infer_response import BINARY_ONLY, AnswerForm, InferBodyWriter, infer_body
 from rocserve.frontends.http.raw_request import raw_request
 
@@ -147,7 +148,7 @@ def test_other_arrays_are_not_taken_for_elements(text: bytes) -> None:
 
 def test_no_more_than_so_many_texts_are_remembered() -> None:
     reader = InferRequestReader(RequestHeads())
-    for number in range(REMEMBERED_TEXTS + 2):
+    for number in range(MOST_REMEMBERED + 2):
         body = {"inputs": [{**INPUT, "parameters": {"binary_data_size": 2}}], "parameters": {"a": number}}
         assert read(body, b"\1\2", reader)[0].head.parameters == {"a": number}
     long = {"inputs": [{**INPUT, "parameters": {"binary_data_size": 2}}], "parameters": {"a": "x" * 5000}}

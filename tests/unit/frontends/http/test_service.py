@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.protocol import Request
@@ -35,9 +34,8 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
     methods = {"RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, load)}
     inference: Any = SimpleNamespace()
     access = Access({}, AdminCalls(None, ()))
-    bodies = BodyReader(1 << 20, memory)
-    parts = HttpParts(inference, methods, inference, memory, bodies, LargeBodies(), 0.0)
-    service = HttpService(parts, HttpSettings(), access, LOG)
+    parts = HttpParts(inference, methods, inference, memory, LargeBodies(), HttpSettings())
+    service = HttpService(parts, access, LOG)
     left = asyncio.Event()
 
     def handle(request: Request) -> None:
