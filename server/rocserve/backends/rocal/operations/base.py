@@ -70,11 +70,7 @@ class Node:
     def call(self, function_name: str, keywords: Values) -> Tensor:
         """Adds it by a function of `fn`."""
         function = getattr(self.binding.functions, function_name)
-        formats = {
-            "output_layout": self.layout,
-            "output_dtype": self.datatype,
-            "output_datatype": self.datatype,
-        }
+        formats = {"output_layout": self.layout, "output_dtype": self.datatype, "output_datatype": self.datatype}
         accepted = inspect.signature(function).parameters
         return function(
             *self.images,
@@ -191,6 +187,11 @@ class Call:
     def changed(self, values: Values) -> Call:
         """The same with other values for some keys."""
         return self.operation(**{**self.values, **values})
+
+
+def renamed(**names: str) -> Callable[..., Values]:
+    """Arguments that are the keys' values under other names."""
+    return lambda **values: {names.get(key, key): value for key, value in values.items()}
 
 
 def in_place(

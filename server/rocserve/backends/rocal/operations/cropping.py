@@ -25,6 +25,7 @@ from rocserve.backends.rocal.operations.base import (
     cut_start,
     limited,
     overhang,
+    renamed,
 )
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
@@ -190,10 +191,6 @@ def _normalised_levels(mean: tuple[float, ...], std: tuple[float, ...], as_float
     return table if as_float else np.clip(np.rint(table), 0, 255).astype(np.uint8)
 
 
-def _start_of_fn(start_x: float, start_y: float, std_dev: tuple[float, ...], **others: Any) -> Values:
-    return {"crop_pos_x": start_x, "crop_pos_y": start_y, "std": std_dev, **others}
-
-
 def _amd_cut_and_normalise(node: Node, call: Call) -> Tensor:
     keywords = {key: call.arguments[key] for key in ("crop_pos_x", "crop_pos_y", "mean", "std", "mirror")}
     crop = (call.arguments["crop_height"], call.arguments["crop_width"])
@@ -262,7 +259,7 @@ OPERATIONS = (
         },
         _cut_and_normalise,
         cut_extent,
-        _start_of_fn,
+        renamed(start_x="crop_pos_x", start_y="crop_pos_y", std_dev="std"),
         ignored_keys={
             "crop_depth": Key(schema.read_size, default=1),
             "start_z": Key(schema.read_number, default=0),

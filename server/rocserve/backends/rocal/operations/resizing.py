@@ -28,6 +28,7 @@ from rocserve.backends.rocal.operations.base import (
     always,
     padded,
     reads_beside,
+    renamed,
 )
 from rocserve.backends.rocal.resampling import resize_by_weights, resize_nearest
 from rocserve.backends.rocal.sampling import Scaling, resize_to_bytes, resize_to_floats, to_bytes
@@ -190,11 +191,6 @@ def _scaled_extent(source: ResultExtent, size: SizeRule, **others: Any) -> Resul
     return size.extent(source)
 
 
-def of_fn(std_dev: tuple[float, ...], **others: Any) -> Values:
-    """AMD Inference Server's name of the deviation as fn's."""
-    return {"std": std_dev, **others}
-
-
 def _amd_resize(node: Node, call: Call) -> Tensor:
     size = _stretching(call.arguments)
     return _unnormalised(node, size) if node.is_float else node.call("resize", size)
@@ -256,7 +252,7 @@ OPERATIONS = (
         {**_DESTINATION, **NORMALISATION, **MIRROR},
         _stretch,
         _stretched_extent,
-        of_fn,
+        renamed(std_dev="std"),
         channel_keys=("mean", "std_dev"),
         normalises=True,
         amd=AmdForm(

@@ -24,6 +24,7 @@ from rocserve.backends.rocal.operations.base import (
     limited,
     overhang,
     reads_beside,
+    renamed,
 )
 from rocserve.backends.rocal.operations.cropping import cut, cut_extent
 from rocserve.backends.rocal.operations.resizing import resized, stretched
@@ -92,24 +93,6 @@ def _area_misfit(arguments: Values, known: Extent, height: int, width: int) -> s
     return reads_beside(min(part_width, width), min(part_height, height), arguments["resize_width"])
 
 
-def _area_of_fn(
-    dest_width: int,
-    dest_height: int,
-    area: float,
-    aspect_ratio: float,
-    x_center_drift: float,
-    y_center_drift: float,
-) -> Values:
-    return {
-        "resize_width": dest_width,
-        "resize_height": dest_height,
-        "crop_area_factor": area,
-        "crop_aspect_ratio": aspect_ratio,
-        "x_drift": x_center_drift,
-        "y_drift": y_center_drift,
-    }
-
-
 def _amd_resize_area(node: Node, call: Call) -> Tensor:
     # rocAL's own CropResizeFixed is not bound, but it is fn's resize_crop with constant parameters.
     return node.call("resize_crop", call.arguments)
@@ -140,17 +123,6 @@ def _corner_extent(
     return _stretched_extent(part, dest_width, dest_height)
 
 
-def _exchanged(resize_width: int, resize_height: int, crop_w: int, crop_h: int, mirror: bool) -> Values:
-    """`crop_w` is the crop's height and `crop_h` its width: rocAL's Python module hands them on in the wrong order."""
-    return {
-        "dest_width": resize_width,
-        "dest_height": resize_height,
-        "crop_w": crop_h,
-        "crop_h": crop_w,
-        "mirror": mirror,
-    }
-
-
 def _amd_resize_corner(node: Node, call: Call) -> Tensor:
     # Not fn.resize_crop_mirror, which hands the crop's sides on in the wrong order.
     native = node.binding.native
@@ -164,10 +136,8 @@ def _amd_resize_corner(node: Node, call: Call) -> Tensor:
 
 
 def _corner_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
-    part_width, part_height = (
-        min(arguments["crop_w"] or width, width),
-        min(arguments["crop_h"] or height, height),
-    )
+    part_width = min(arguments["crop_w"] or width, width)
+    part_height = min(arguments["crop_h"] or height, height)
     return reads_beside(part_width, part_height, arguments["dest_width"])
 
 
@@ -228,7 +198,14 @@ OPERATIONS = (
         },
         _resize_area,
         _area_extent,
-        _area_of_fn,
+        renamed(
+            dest_width="resize_width",
+            dest_height="resize_height",
+            area="crop_area_factor",
+            aspect_ratio="crop_aspect_ratio",
+            x_center_drift="x_drift",
+            y_center_drift="y_drift",
+        ),
         amd=_AREA,
     ),
     Operation(
@@ -262,7 +239,8 @@ OPERATIONS = (
         },
         _resize_corner,
         _corner_extent,
-        _exchanged,
+        # rocAL's Python module hands the crop's sides on in the wrong order.
+        renamed(resize_width="dest_width", resize_height="dest_height", crop_w="crop_h", crop_h="crop_w"),
         amd=_CORNER,
     ),
     Operation(
