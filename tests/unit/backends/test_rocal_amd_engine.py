@@ -163,6 +163,12 @@ def test_images_beside_which_rocal_would_read(width: int, height: int, resized: 
     assert "read other memory" in str(failures[0]) or "reads other memory" in str(failures[0])
 
 
+def test_images_beside_which_rocal_would_read_by_a_side_that_follows() -> None:
+    engine, _ = engines(setup_for([output("resize", resize_shorter=20)]))
+    with pytest.raises(PixelsError, match="may read other memory where it resizes 5 columns to 20"):
+        engine.run_one(png(5, 40), {})
+
+
 def test_raw_pixels() -> None:
     setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [RESIZE]})
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)

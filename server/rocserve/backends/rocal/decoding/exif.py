@@ -13,13 +13,16 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal.decoding.header import NOT_TURNED
+from rocserve.backends.rocal.image import with_channels
 
 _SEGMENT_NAME = b"Exif\0\0"
 _ORIENTATION_TAG = 0x0112
 _SHORT = 3
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 
-_ABOUT_THE_HORIZONTAL_AXIS, _ABOUT_THE_VERTICAL_AXIS, _ABOUT_BOTH = 0, 1, -1
+_FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
+"""OpenCV's codes of what is to be done once the sides are exchanged where they must be: 0 = about the horizontal axis,
+1 = about the vertical one, -1 = about both."""
 
 
 def orientation_in_segment(body: memoryview) -> int | None:
@@ -53,26 +56,7 @@ def swaps_sides(orientation: int) -> bool:
 
 def turned(pixels: np.ndarray[Any, Any], orientation: int) -> np.ndarray[Any, Any]:
     """The upright picture, height x width x channels."""
-    if orientation == NOT_TURNED:
-        return pixels
-    upright = _turn(pixels, orientation)
-    # OpenCV drops a channel axis of one.
-    return upright.reshape(*upright.shape[:2], pixels.shape[2])
-
-
-def _turn(pixels: np.ndarray[Any, Any], orientation: int) -> np.ndarray[Any, Any]:
-    match orientation:
-        case 2:
-            return cv2.flip(pixels, _ABOUT_THE_VERTICAL_AXIS)
-        case 3:
-            return cv2.flip(pixels, _ABOUT_BOTH)
-        case 4:
-            return cv2.flip(pixels, _ABOUT_THE_HORIZONTAL_AXIS)
-        case 5:
-            return cv2.transpose(pixels)
-        case 6:
-            return cv2.rotate(pixels, cv2.ROTATE_90_CLOCKWISE)
-        case 7:
-            return cv2.flip(cv2.transpose(pixels), _ABOUT_BOTH)
-        case _:
-            return cv2.rotate(pixels, cv2.ROTATE_90_COUNTERCLOCKWISE)
+    upright = cv2.transpose(pixels) if swaps_sides(orientation) else pixels
+    if orientation in _FLIPS:
+        upright = cv2.flip(upright, _FLIPS[orientation])
+    return with_channels(upright)
