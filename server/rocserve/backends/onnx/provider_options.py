@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes, parse_batch_sizes
 from rocserve.backends.contained_paths import path_within
+from rocserve.backends.migraphx.configuration.accelerator import CACHE_NAMES, PARAMETERS
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ExecutionAccelerator, ModelConfig
 
@@ -190,8 +191,27 @@ _PRECISIONS = {"FP32": "", "FP16": "fp16", "BF16": "bf16", "FP8": "fp8", "INT8":
 _NEEDS_TABLE = ("fp8", "int8")
 _TABLE = "migraphx_int8_calibration_table_name"
 
-_CACHED = "compiled programs are kept in the server's own cache (--cache-directory)"
-_ENGINE = 'it is for the engine "migraphx" only'
+
+_MIGRAPHX_OPTIONS: Mapping[str, Reader] = {
+    "precision": one_of(_PRECISIONS),
+    "precision_mode": one_of(_PRECISIONS),
+    "migraphx_fp16_enable": switch(),
+    "migraphx_bf16_enable": switch(),
+    "migraphx_fp8_enable": switch(),
+    "migraphx_int8_enable": switch(),
+    _TABLE: words,
+    "migraphx_use_native_calibration_table": switch(),
+    "migraphx_int8_use_native_calibration_table": switch(),
+    "migraphx_exhaustive_tune": switch(),
+    "exhaustive_tune": switch(),
+    "migraphx_mem_limit": count,
+    "migraphx_arena_extend_strategy": ARENA_GROWTH,
+    "migraphx_max_dynamic_batch": count,
+    "migraphx_compile_batches": words,
+    "batch_sizes": words,
+    "batch": count,
+    "pad_batch": switch(),
+}
 
 MIGRAPHX_PROVIDER = ProviderKind(
     accelerator="migraphx",
@@ -199,43 +219,10 @@ MIGRAPHX_PROVIDER = ProviderKind(
     on_gpu=True,
     package="onnxruntime-migraphx",
     library="libonnxruntime_providers_migraphx",
-    options={
-        "precision": one_of(_PRECISIONS),
-        "precision_mode": one_of(_PRECISIONS),
-        "migraphx_fp16_enable": switch(),
-        "migraphx_bf16_enable": switch(),
-        "migraphx_fp8_enable": switch(),
-        "migraphx_int8_enable": switch(),
-        _TABLE: words,
-        "migraphx_use_native_calibration_table": switch(),
-        "migraphx_int8_use_native_calibration_table": switch(),
-        "migraphx_exhaustive_tune": switch(),
-        "exhaustive_tune": switch(),
-        "migraphx_mem_limit": count,
-        "migraphx_arena_extend_strategy": ARENA_GROWTH,
-        "migraphx_max_dynamic_batch": count,
-        "migraphx_compile_batches": words,
-        "batch_sizes": words,
-        "batch": count,
-        "pad_batch": switch(),
-    },
+    options=_MIGRAPHX_OPTIONS,
     passed_over={
-        "migraphx_model_cache_dir": _CACHED,
-        "migraphx_save_compiled_model": _CACHED,
-        "migraphx_save_compiled_path": _CACHED,
-        "migraphx_save_model_path": _CACHED,
-        "migraphx_load_compiled_model": _CACHED,
-        "migraphx_load_compiled_path": _CACHED,
-        "migraphx_load_model_path": _CACHED,
-        "binding": _ENGINE,
-        "compile_timeout_secs": _ENGINE,
-        "fast_math": _ENGINE,
-        "miopen_tuning": _ENGINE,
-        "dynamic_batch": _ENGINE,
-        "input_shapes": _ENGINE,
-        "calibration_data": _ENGINE,
-        "calibration_pipeline": _ENGINE,
-        "calibration_samples": _ENGINE,
+        **dict.fromkeys(CACHE_NAMES, "compiled programs are kept in the server's own cache (--cache-directory)"),
+        **dict.fromkeys(PARAMETERS - _MIGRAPHX_OPTIONS.keys(), 'it is for the engine "migraphx" only'),
     },
     refused={"device_id": "name the GPUs in the instance group's 'gpus'"},
 )

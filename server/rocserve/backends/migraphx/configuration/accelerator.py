@@ -51,6 +51,18 @@ _PRECISION_SWITCHES = {
     "migraphx_int8_enable": "int8",
 }
 
+CACHE_NAMES = (
+    "migraphx_save_compiled_model",
+    "migraphx_save_compiled_path",
+    "migraphx_save_model_path",
+    "migraphx_save_model_name",
+    "migraphx_load_compiled_model",
+    "migraphx_load_compiled_path",
+    "migraphx_load_model_path",
+    "migraphx_load_model_name",
+    "migraphx_model_cache_dir",
+)
+"""Where ONNX Runtime's provider keeps what it compiles, by its own names in all its versions."""
 _CACHED = "remove it; compiled programs are kept anyway, in the server's --cache-directory"
 _TABLE = (
     "MIGraphX calibrates on data, not on a table: remove it and name samples of the inputs in 'calibration_data', or"
@@ -62,15 +74,7 @@ _REMEDIES = {
     "migraphx_int8_calibration_table_name": _TABLE,
     "migraphx_use_native_calibration_table": _TABLE,
     "migraphx_int8_use_native_calibration_table": _TABLE,
-    "migraphx_save_compiled_model": _CACHED,
-    "migraphx_save_compiled_path": _CACHED,
-    "migraphx_save_model_path": _CACHED,
-    "migraphx_save_model_name": _CACHED,
-    "migraphx_load_compiled_model": _CACHED,
-    "migraphx_load_compiled_path": _CACHED,
-    "migraphx_load_model_path": _CACHED,
-    "migraphx_load_model_name": _CACHED,
-    "migraphx_model_cache_dir": _CACHED,
+    **dict.fromkeys(CACHE_NAMES, _CACHED),
     "migraphx_mem_limit": _ARENA,
     "migraphx_arena_extend_strategy": _ARENA,
     "migraphx_external_alloc": _ARENA,
