@@ -12,17 +12,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES
+
 _INSTRUCTION = re.compile(r"^[ \t]*(?P<name>\S+) = (?P<rest>.+)$", re.MULTILINE)
 _OPERATOR = re.compile(r"^@literal(?=\{)|^[^\[({]+")
 _SHAPE = re.compile(r"(?P<type>\w+)_type, \{(?P<dims>[\d, ]*)\}, \{[\d, ]*\}")
 _SYMBOL = re.compile(r"\bsymbol_name=(?P<symbol>[^,\]]+)")
 
-ELEMENT_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
-    "half": 2, "bf16": 2, "float": 4, "double": 8,
-    "fp8e4m3fnuz": 1, "fp8e4m3fn": 1, "fp8e5m2": 1, "fp8e5m2fnuz": 1,
-    "fp4x2": 1,
-}  # fmt: skip
+ELEMENT_BYTES = {**{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}, "fp4x2": 1}
 """By MIGraphX's names of datatypes; two fp4 elements share a byte, which is counted as one."""
 
 _ALLOCATION = "allocate_memory"
