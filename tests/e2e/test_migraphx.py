@@ -262,7 +262,8 @@ class TestSharedPrograms:
 
 def compiles(server: RocserveProcess) -> list[psutil.Process]:
     """The processes that compile. The kernel keeps 15 letters of a name."""
-    return [process for process in server.workers() if process.name() == "rocserve:compil"]
+    running = [process for process in server.workers() if process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in running if process.name() == "rocserve:compil"]
 
 
 def answers(client: triton.InferenceServerClient, model: str, inputs: dict[str, Array]) -> bool:
