@@ -63,7 +63,7 @@ try() {
   echo "images: rocserve doctor in $name"
   buildah run "$container" rocserve doctor | tee "$work/doctor"
   mkdir -p "$work/models/tiny/1"
-  "$python" -c "import sys; from rocserve.tools.doctor.trial import tiny_onnx; sys.stdout.buffer.write(tiny_onnx())" \
+  "$python" -c "import sys; from rocserve.tools.doctor.trial import TINY_ONNX; sys.stdout.buffer.write(TINY_ONNX)" \
     >"$work/models/tiny/1/model.onnx"
   chmod 755 "$work"
   port=$("$python" -c "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])")

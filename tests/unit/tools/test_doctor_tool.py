@@ -22,7 +22,7 @@ from rocserve.settings import EngineSettings
 from rocserve.tools.doctor import software
 from rocserve.tools.doctor.engines import target_fault
 from rocserve.tools.doctor.machine import Finding, State, examine_machine
-from rocserve.tools.doctor.trial import TrialJob, TrialResult, tiny_onnx
+from rocserve.tools.doctor.trial import TINY_ONNX, WEIGHTS, TrialJob, TrialResult
 
 pytestmark = pytest.mark.long
 
@@ -184,9 +184,10 @@ def test_a_target_that_is_not_installed_is_told_from_one_that_is_broken(words: s
 
 
 def test_the_tiny_model_is_valid_onnx() -> None:
-    model = onnx.load_from_string(tiny_onnx())
+    model = onnx.load_from_string(TINY_ONNX)
     onnx.checker.check_model(model)
     assert [node.op_type for node in model.graph.node] == ["Add", "Relu"]
+    assert tuple(onnx.numpy_helper.to_array(model.graph.initializer[0])) == WEIGHTS
 
 
 class TestTrials:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +28,8 @@ from rocserve.core.model_config import InputConfig, InstanceGroup, ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.repository.engine_plan import plan_workers
 from rocserve.repository.machine import ThisMachine
+from rocserve.tools.measuring.comparing import Candidate
 from rocserve.tools.measuring.messages import (
-    Engine,
-    Measure,
     MeasuredInput,
     MigraphxPrograms,
     TorchModule,
@@ -48,24 +47,6 @@ ENGINES = (MIGRAPHX, ONNXRUNTIME, "eager", "inductor", "migraphx-onnx")
 
 _TORCH_FILES = ("model.pt2", "model.pt")
 _PROBE_SECONDS = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A model in an engine, yet to be opened."""
-
-    name: str
-    engine: Engine
-    inputs: Mapping[int, tuple[MeasuredInput, ...]]
-    """By batch size; 0 = the model does not batch."""
-    python: tuple[str, ...] = (sys.executable,)
-    """The words that start its process."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    shares_a_process: bool = False
-    """Whether several instances are threads of one process; else each has its own, as in a server."""
-
-    def order(self, batch_size: int) -> Measure:
-        return Measure(batch_size, self.inputs[batch_size])
 
 
 def main_engine(model: ToolModel, wanted: str) -> str:

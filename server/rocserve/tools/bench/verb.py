@@ -3,20 +3,89 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rich.console import Console
 
+from rocserve.core.plain import to_json
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
-from rocserve.tools.bench.candidates import ENGINES, main_engine, prepare
-from rocserve.tools.bench.timing import BenchResult, EngineTimes, bench
+from rocserve.tools.bench.candidates import ENGINES, Candidates, main_engine, prepare
+from rocserve.tools.differences import Difference, worst
+from rocserve.tools.measuring.comparing import RANDOM_SAMPLE, Compared, Comparison
 from rocserve.tools.measuring.rounds import LatencySummary, Timing
 from rocserve.tools.model_choice import ModelOptions, ToolModel
 from rocserve.tools.printing import complain, say, show, table
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.running import run_on_model
 from rocserve.tools.verb import Verb
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """One engine at one batch size."""
+
+    engine: str
+    batch_size: int
+    """0 = the model does not batch."""
+    latency: LatencySummary | None
+    """None where it could not run."""
+    throughput: float
+    """Rows a second (runs, where the model does not batch)."""
+    speed: float
+    """Its throughput over the first engine's."""
+    difference: Difference | None
+    """Of its outputs from the first engine's, the worst of each figure; None of the first itself."""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    model: str
+    engines: Mapping[str, str]
+    """By name, what runs it or why it cannot be had."""
+    times: tuple[EngineTimes, ...]
+    missing: tuple[str, ...]
+    """The engines that could not be opened."""
+
+
+def bench(model_name: str, candidates: Candidates, timing: Timing, progress: ToolProgress) -> BenchResult:
+    """Time all of them at each batch size of the first.
+
+    Raises:
+        ServeError: the first one cannot be opened.
+    """
+    times: list[EngineTimes] = []
+    with ExitStack() as stack:
+        comparison = Comparison(candidates.available, stack, progress.report)
+        missing = {**candidates.missing, **comparison.failures}
+        batch_sizes = candidates.available[0].inputs
+        progress.steps(len(batch_sizes))
+        for batch_size in batch_sizes:
+            progress.report(f"batch size {batch_size}: timing" if batch_size else "timing")
+            times += _times(comparison.compare(batch_size, (RANDOM_SAMPLE,), timing), batch_size)
+            progress.done()
+    return BenchResult(model_name, {**comparison.descriptions, **missing}, tuple(times), tuple(missing))
+
+
+def _times(compared: Mapping[str, Compared], batch_size: int) -> Iterator[EngineTimes]:
+    rates = {
+        name: max(1, batch_size) * 1e3 / one.latency.mean for name, one in compared.items() if one.latency is not None
+    }
+    first = next(iter(compared))
+    for name, one in compared.items():
+        rate = rates.get(name, 0.0)
+        yield EngineTimes(
+            engine=name,
+            batch_size=batch_size,
+            latency=one.latency,
+            throughput=rate,
+            speed=rate / rates[first] if first in rates else 0.0,
+            difference=worst(one.differences) if one.differences and name != first else None,
+            failure=one.failure,
+        )
+
 
 LATENCY_COLUMNS = ("runs", "min ms", "mean", "p50", "p95", "p99", "std", "rows/s")
 
@@ -47,7 +116,7 @@ def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: loggin
     with ToolProgress() as progress:
         result = bench(model.source.name, prepare(model, names, progress, log), timing, progress)
     if as_json:
-        say(out, result.json())
+        say(out, to_json(result).decode())
     else:
         _print(result, out)
     failures = [result.engines[name] for name in result.missing] + [one.failure for one in result.times if one.failure]

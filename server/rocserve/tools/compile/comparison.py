@@ -12,22 +12,22 @@ from tempfile import TemporaryDirectory
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration import read_calibration
 from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, compile_options
+from rocserve.backends.migraphx.configuration.options import Precision, compile_options
 from rocserve.backends.migraphx.installation import python_command
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.serving.layout import migraphx_name
-from rocserve.core.errors import ServeError
-from rocserve.tools.differences import Array, Difference, difference
-from rocserve.tools.measuring.files import random_inputs, read_outputs, save_inputs
-from rocserve.tools.measuring.messages import Measure, MigraphxPrograms
-from rocserve.tools.measuring.process import MeasuringProcess
-from rocserve.tools.measuring.rounds import LatencySummary, Timing, summarise, time_interleaved
+from rocserve.core.errors import ServeError, unavailable
+from rocserve.tools.differences import Array, Difference
+from rocserve.tools.measuring.comparing import Candidate, Compared, Comparison
+from rocserve.tools.measuring.files import random_inputs, save_inputs
+from rocserve.tools.measuring.messages import MigraphxPrograms
+from rocserve.tools.measuring.rounds import LatencySummary, Timing
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.tool_context import ToolContext, program_input, usable_targets
 
-_REFERENCE = Precision.FP32
+_REFERENCE = Precision.FP32.value
 _RANDOM_RUNS = 8
 _MOST_RUNS = 64
 """Of the calibration data; the differences are of this many runs at most."""
@@ -48,7 +48,7 @@ class PrecisionResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PrecisionComparison:
     title: str
     """"batch size 1"."""
     place: str
@@ -58,15 +58,27 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A precision that has been compiled."""
+class _Compiled:
+    """The model in one precision."""
 
     context: ToolContext
     recipe: ProgramRecipe
     program: CachedProgram
 
+    def candidate(self, precision: str) -> Candidate:
+        installation, binding = self.context.installation, self.context.serving.binding
+        size = self.recipe.batch_size
+        return Candidate(
+            precision,
+            MigraphxPrograms(installation, binding, {size: str(self.program.path)}),
+            {size: tuple(program_input(tensor) for tensor in self.program.about.inputs)},
+            python_command(installation),
+        )
 
-def compare_precisions(model: ToolModel, precisions: Sequence[str], timing: Timing, log: logging.Logger) -> Comparison:
+
+def compare_precisions(
+    model: ToolModel, precisions: Sequence[str], timing: Timing, log: logging.Logger
+) -> PrecisionComparison:
     """fp32 is always among them, and first. Empty = those that can be had without being named.
 
     Raises:
@@ -74,176 +86,96 @@ def compare_precisions(model: ToolModel, precisions: Sequence[str], timing: Timi
     """
     has_data = _has_calibration_data(model)
     named = precisions or ("fp16", "bf16", *(("int8", "fp8") if has_data else ()))
+    compiled: dict[str, _Compiled] = {}
+    failures: dict[str, str] = {}
     with ToolProgress() as progress, TemporaryDirectory(prefix="rocserve-compare-") as folder, ExitStack() as stack:
-        comparer = _Comparer(model, timing, Path(folder), progress, log, stack, has_data=has_data)
-        comparer.compile(dict.fromkeys((_REFERENCE.value, *named)))
-        return comparer.compare()
-
-
-class _Comparer:
-    def __init__(
-        self,
-        model: ToolModel,
-        timing: Timing,
-        folder: Path,
-        progress: ToolProgress,
-        log: logging.Logger,
-        stack: ExitStack,
-        *,
-        has_data: bool,
-    ) -> None:
-        self._model = model
-        self._timing = timing
-        self._folder = folder
-        self._progress = progress
-        self._log = log
-        self._stack = stack
-        self._has_data = has_data
-        self._candidates: dict[str, _Candidate] = {}
-        self._failures: dict[str, str] = {}
-
-    def compile(self, precisions: Mapping[str, None]) -> None:
-        self._progress.steps(len(precisions))
+        precisions = tuple(dict.fromkeys((_REFERENCE, *named)))
+        progress.steps(len(precisions))
         for precision in precisions:
-            self._progress.report(f"{precision}: compiling")
+            progress.report(f"{precision}: compiling")
+            library = compiled[_REFERENCE].context.library if compiled else None
             try:
-                self._candidates[precision] = self._compiled(precision)
+                context = ToolContext(model.with_precision(precision), progress.report, log, library)
+                compiled[precision] = _compile(context, model if has_data and precision == _REFERENCE else None)
             except ServeError as error:
-                self._fail(precision, error)
-            self._progress.done()
+                if precision == _REFERENCE:
+                    raise
+                failures[precision] = f"{precision}: {error.text}"
+            progress.done()
+        reference = compiled[_REFERENCE]
+        progress.report("reading the calibration data")
+        files, data = _samples(reference, model if has_data else None, Path(folder))
+        comparison = Comparison([one.candidate(name) for name, one in compiled.items()], stack, progress.report)
+        progress.report(f"running {len(files)} samples, and timing")
+        compared = comparison.compare(reference.recipe.batch_size, files, timing)
+    failures |= comparison.failures
+    if compared[_REFERENCE].failure:
+        raise unavailable(compared[_REFERENCE].failure)
+    compared |= {name: Compared(failure=failure) for name, failure in failures.items()}
+    results = tuple(_result(name, compared[name], compared[_REFERENCE], compiled) for name in compared)
+    return PrecisionComparison(reference.recipe.title, reference.context.place, data, results)
 
-    def compare(self) -> Comparison:
-        reference = self._candidates[_REFERENCE.value]
-        files, data = self._samples(reference)
-        processes = self._open()
-        outputs = {name: self._outputs(name, process, files) for name, process in processes.items()}
-        orders = {name: self._order(name, files[0]) for name in outputs if outputs[name]}
-        self._progress.report("timing")
-        latencies = time_interleaved(processes, orders, self._timing)
-        names = dict.fromkeys((*self._candidates, *self._failures))
-        results = tuple(self._result(name, outputs, latencies) for name in names)
-        return Comparison(reference.recipe.title, reference.context.place, data, results)
 
-    def _compiled(self, precision: str) -> _Candidate:
-        library = next((candidate.context.library for candidate in self._candidates.values()), None)
-        context = ToolContext(self._model.with_precision(precision), self._progress.report, self._log, library)
-        plan = context.plan()
-        recipe = plan.recipes[0]
-        if precision == _REFERENCE.value and self._has_data and recipe.source.kind is SourceKind.ONNX:
-            # Before anything is compiled, which may take an hour. Of a TensorFlow graph only the program tells.
-            datatypes = {entry.name: entry.datatype for entry in plan.inputs}
-            self._read_data(
-                context,
-                recipe,
-                {
-                    name: ProgramTensor(name, migraphx_name(datatype), shape)
-                    for name, shape in recipe.input_shapes.items()
-                    if (datatype := datatypes[name]) is not None
-                },
-            )
-        return _Candidate(context, recipe, context.program(recipe).program)
+def _result(name: str, one: Compared, reference: Compared, compiled: Mapping[str, _Compiled]) -> PrecisionResult:
+    if one.latency is None or reference.latency is None:
+        return PrecisionResult(name, {}, None, 0.0, 0, one.failure)
+    made = compiled[name]
+    outputs = [output.name for output in made.context.plan().outputs]
+    return PrecisionResult(
+        precision=name,
+        outputs=dict(zip(outputs, one.differences, strict=True)),
+        latency=one.latency,
+        speed=reference.latency.p50 / one.latency.p50,
+        size_bytes=made.program.size_bytes,
+    )
 
-    def _open(self) -> dict[str, MeasuringProcess]:
-        processes = {}
-        for name, candidate in self._candidates.items():
-            context = candidate.context
-            self._progress.report(f"{name}: opening")
-            process = self._stack.enter_context(MeasuringProcess(name, python_command(context.installation), {}))
-            programs = {candidate.recipe.batch_size: str(candidate.program.path)}
-            try:
-                process.open(MigraphxPrograms(context.installation, context.serving.binding, programs))
-            except ServeError as error:
-                self._fail(name, error)
-            else:
-                processes[name] = process
-        return processes
 
-    def _fail(self, name: str, error: ServeError) -> None:
-        """Go on without this precision. Raises: the error, where it is the one that the others are compared with."""
-        if name == _REFERENCE.value:
-            raise error
-        self._failures[name] = error.text
+def _compile(context: ToolContext, calibrated: ToolModel | None) -> _Compiled:
+    """`calibrated`: its calibration data are read before, as a compile may take an hour."""
+    plan = context.plan()
+    recipe = plan.recipes[0]
+    # Of a TensorFlow graph only the program tells the inputs.
+    if calibrated is not None and recipe.source.kind is SourceKind.ONNX:
+        datatypes = {entry.name: entry.datatype for entry in plan.inputs}
+        tensors = {
+            name: ProgramTensor(name, migraphx_name(datatype), shape)
+            for name, shape in recipe.input_shapes.items()
+            if (datatype := datatypes[name]) is not None
+        }
+        _read_data(calibrated, context, recipe, tensors)
+    return _Compiled(context, recipe, context.program(recipe).program)
 
-    def _read_data(
-        self, context: ToolContext, recipe: ProgramRecipe, tensors: Mapping[str, ProgramTensor]
-    ) -> Sequence[Mapping[str, Array]]:
-        """The runs that the calibration data make. Raises: ServeError, which names them as the command line does."""
-        options = self._calibration_options(context)
-        try:
-            return read_calibration(self._model.source.model_folder, replace(recipe, options=options), tensors)
-        except ServeError as error:
-            inner = f"calibration_data '{options.calibration_data}'"
-            raise ServeError(error.code, error.text.replace(inner, self._data_name(options))) from None
 
-    def _data_name(self, options: CompileOptions) -> str:
-        return f"the calibration data {self._model.calibration_data or options.calibration_data}"
+def _samples(reference: _Compiled, calibrated: ToolModel | None, folder: Path) -> tuple[list[str], str]:
+    """Files with the inputs of a run each, and what they are."""
+    tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
+    runs: Sequence[Mapping[str, Array]]
+    if calibrated is not None:
+        read, name = _read_data(calibrated, reference.context, reference.recipe, tensors)
+        runs = read[:_MOST_RUNS]
+        data = f"{len(runs)} of {len(read)} runs of {name}"
+    else:
+        inputs = [program_input(tensor) for tensor in tensors.values()]
+        runs = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]
+        data = f"{len(runs)} runs of RANDOM inputs: name real ones with --calibration-data for errors that count"
+    files = [folder / f"inputs-{number}.npz" for number in range(len(runs))]
+    for file, run in zip(files, runs, strict=True):
+        save_inputs(file, run)
+    return [str(file) for file in files], data
 
-    def _samples(self, reference: _Candidate) -> tuple[list[Path], str]:
-        """Files with the inputs of a run each, and what they are."""
-        tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
-        runs: Sequence[Mapping[str, Array]]
-        if self._has_data:
-            self._progress.report("reading the calibration data")
-            read = self._read_data(reference.context, reference.recipe, tensors)
-            runs = read[:_MOST_RUNS]
-            name = self._data_name(self._calibration_options(reference.context))
-            data = f"{len(runs)} of {len(read)} runs of {name}"
-        else:
-            inputs = [program_input(tensor) for tensor in tensors.values()]
-            runs = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]
-            data = f"{len(runs)} runs of RANDOM inputs: name real ones with --calibration-data for errors that count"
-        files = []
-        for number, run in enumerate(runs):
-            files.append(self._folder / f"inputs-{number}.npz")
-            save_inputs(files[-1], run)
-        return files, data
 
-    def _calibration_options(self, context: ToolContext) -> CompileOptions:
-        config = self._model.with_precision(Precision.INT8.value).source.config
-        return compile_options(
-            config, self._model.source.instance_kind, usable_targets(context.library, context.device)
-        )
-
-    def _outputs(self, name: str, process: MeasuringProcess, files: Sequence[Path]) -> list[list[Array]]:
-        """Of each run; nothing where one failed."""
-        self._progress.report(f"{name}: running {len(files)} samples")
-        outputs = []
-        try:
-            for file in files:
-                target = self._folder / f"{name}-outputs.npz"
-                process.measure(replace(self._order(name, file), repeats=0, outputs_file=str(target)))
-                outputs.append(read_outputs(str(target)))
-        except ServeError as error:
-            self._fail(name, error)
-            return []
-        return outputs
-
-    def _order(self, name: str, file: Path) -> Measure:
-        candidate = self._candidates[name]
-        inputs = tuple(program_input(tensor) for tensor in candidate.program.about.inputs)
-        return Measure(candidate.recipe.batch_size, inputs, data_file=str(file))
-
-    def _result(
-        self, name: str, outputs: Mapping[str, list[list[Array]]], latencies: Mapping[str, list[float]]
-    ) -> PrecisionResult:
-        if name in self._failures:
-            return PrecisionResult(name, {}, None, 0.0, 0, self._failures[name])
-        candidate = self._candidates[name]
-        names = [output.name for output in candidate.context.plan().outputs]
-        reference = outputs[_REFERENCE.value]
-        reference_latency, latency = (summarise(latencies[each]) for each in (_REFERENCE.value, name))
-        return PrecisionResult(
-            precision=name,
-            outputs={
-                output: difference(
-                    (given[number], expected[number]) for given, expected in zip(outputs[name], reference, strict=True)
-                )
-                for number, output in enumerate(names)
-            },
-            latency=latency,
-            speed=reference_latency.p50 / latency.p50,
-            size_bytes=candidate.program.size_bytes,
-        )
+def _read_data(
+    model: ToolModel, context: ToolContext, recipe: ProgramRecipe, tensors: Mapping[str, ProgramTensor]
+) -> tuple[Sequence[Mapping[str, Array]], str]:
+    """The runs that the calibration data make, and what these are called on the command line, as in errors."""
+    source = model.with_precision(Precision.INT8.value).source
+    options = compile_options(source.config, source.instance_kind, usable_targets(context.library, context.device))
+    name = f"the calibration data {model.calibration_data or options.calibration_data}"
+    try:
+        return read_calibration(source.model_folder, replace(recipe, options=options), tensors), name
+    except ServeError as error:
+        inner = f"calibration_data '{options.calibration_data}'"
+        raise ServeError(error.code, error.text.replace(inner, name)) from None
 
 
 def _has_calibration_data(model: ToolModel) -> bool:

@@ -109,7 +109,7 @@ def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Co
     show(out, table(f"{model.source.name}, {compared.title}, {compared.place}", _COMPARED_COLUMNS, rows, left=2))
     say(out, f"errors against fp32, on {compared.data}")
     say(out, "top-1: the share of rows whose largest element is at the same place; speed: fp32's p50 over its own")
-    failures = [f"{result.precision}: {result.failure}" for result in compared.results if result.failure]
+    failures = [result.failure for result in compared.results if result.failure]
     for failure in failures:
         complain(f"rocserve compile: {failure}")
     return 1 if failures else 0

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from rocserve.core.errors import ServeError
-from rocserve.tools.bench.candidates import Candidate
+from rocserve.tools.measuring.comparing import Candidate
 from rocserve.tools.measuring.messages import Measure, Measured
 from rocserve.tools.measuring.process import MeasuringProcess
 from rocserve.tools.measuring.rounds import Timing, summarise

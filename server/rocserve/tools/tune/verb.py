@@ -15,15 +15,15 @@ from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings.flag import SWITCH, Kind, flag, number, one_of, part
-from rocserve.tools.bench.candidates import ENGINES, MIGRAPHX, Candidate, main_engine, prepare_one
+from rocserve.tools.bench.candidates import ENGINES, MIGRAPHX, main_engine, prepare_one
 from rocserve.tools.bench.verb import LATENCY_COLUMNS, latency_cells
+from rocserve.tools.measuring.comparing import Candidate
 from rocserve.tools.measuring.rounds import Timing
 from rocserve.tools.model_choice import COUNTS, ModelOptions, ToolModel
 from rocserve.tools.printing import complain, say, show, table
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.running import run_on_model
-from rocserve.tools.tune.config_file import config_path, write_choice
-from rocserve.tools.tune.config_text import ServingChoice
+from rocserve.tools.tune.config_text import ServingChoice, config_path, write_choice
 from rocserve.tools.tune.recommendation import Measurement, Recommendation, recommend, setting
 from rocserve.tools.tune.sweep import Sweep, sweep
 from rocserve.tools.verb import Verb
