@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.registry import discover_backends
-from rocserve.cache.directory import cache_directory
+from rocserve.cache.private_folder import cache_directory
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.arguments import add_flags, filled, for_argparse
 from rocserve.flags.tls import FlagError, check_tls

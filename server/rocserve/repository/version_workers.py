@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.base import EngineSpec
-from rocserve.cache.directory import cache_directory
+from rocserve.cache.private_folder import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
 from rocserve.config.model_limits import shared_worker, worker_bounds

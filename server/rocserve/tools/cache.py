@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rocserve.backends.migraphx.load_trials import LoadTrial
 from rocserve.backends.migraphx.program_cache import CacheEntry, ProgramCache, open_cache
-from rocserve.cache.directory import cache_directory
+from rocserve.cache.private_folder import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 from rocserve.settings.flag import SWITCH, Kind, byte_size, flag, positional, text

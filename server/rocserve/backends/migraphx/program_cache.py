@@ -24,9 +24,15 @@ from typing import BinaryIO
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.load_trials import LoadTrials
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
-from rocserve.cache.directory import cache_directory, usual_spare_directory
 from rocserve.cache.locks import hold, is_locked, leads_to, try_lock, wait_for_lock
-from rocserve.cache.private_folder import check_private, is_private, is_private_file, make_private
+from rocserve.cache.private_folder import (
+    cache_directory,
+    check_private,
+    is_private,
+    is_private_file,
+    make_private,
+    usual_spare_directory,
+)
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import EngineSettings

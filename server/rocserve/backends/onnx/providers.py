@@ -31,9 +31,8 @@ from rocserve.backends.onnx.provider_options import (
 )
 from rocserve.backends.parameters import read_choice, usable_cpus
 from rocserve.cache.digests import file_digest
-from rocserve.cache.directory import cache_directory
 from rocserve.cache.folders import trim_folders
-from rocserve.cache.private_folder import make_private
+from rocserve.cache.private_folder import cache_directory, make_private
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ExecutionAccelerator, InstanceKind
 

@@ -11,8 +11,8 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.parameters import read_integer
 from rocserve.backends.pytorch.compile_job import InductorJob, OnnxJob, Written
 from rocserve.cache.digests import file_digest
-from rocserve.cache.directory import cache_directory
 from rocserve.cache.folders import cached_folder
+from rocserve.cache.private_folder import cache_directory
 from rocserve.jobs.compile_semaphore import machine_semaphore
 from rocserve.jobs.runner import JobEngine, JobRunner
 

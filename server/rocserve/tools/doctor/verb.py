@@ -18,7 +18,7 @@ from rich.text import Text
 import rocserve
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.program_cache import open_cache
-from rocserve.cache.directory import cache_directory
+from rocserve.cache.private_folder import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part

@@ -3,24 +3,27 @@
 Random weights alone make activations vanish, explode, or come out the same for every image. A trained network's
 normalisation prevents that with statistics of its training images, so these networks get theirs from a few images too:
 
-1. `MeasuringLayers` builds the network with normalisation over the batch that it is run on (mean and variance of each
-   channel over images, rows and columns) and hands those out: one run finds the statistics of all layers.
-2. `FusedLayers` or `NormalisedLayers` builds it again with these as constants.
+1. The network is built with normalisation over the batch that it is run on (mean and variance of each channel over
+   images, rows and columns) and hands those out: one run finds the statistics of all layers.
+2. It is built again with these as constants.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 
 from rocserve.tools.onnx_graph import Graph
+from rocserve.tools.untrained.origin import untrained_model
 
 EPSILON = 1e-5
 """Added to a variance, so that a channel that never changes divides by no zero."""
+_ERRORS_ONLY = 3
+"""ONNX Runtime's number for it."""
 
 Floats = NDArray[np.float32]
 
@@ -94,17 +97,22 @@ class WeightedLayer:
     attributes: dict[str, object]
 
 
-class Layers(ABC):
-    """Adds layers to a graph. Tensors are FP32, NCHW; how many channels each has is remembered."""
+class Layers:
+    """Adds layers to a graph. Tensors are FP32, NCHW; how many channels each has is remembered.
 
-    def __init__(self, weights: SeededWeights) -> None:
+    Without statistics each layer normalises by those of the batch, and hands them out; its weights are inputs, so that
+    none is copied. With them they are constants: in the weights where `fused`, else in a BatchNormalization node behind
+    each convolution.
+    """
+
+    def __init__(
+        self, weights: SeededWeights, statistics: Mapping[str, Statistics] | None = None, *, fused: bool = True
+    ) -> None:
         self.graph = Graph()
         self.channels: dict[str, int] = {}
         self._weights = weights
-
-    @abstractmethod
-    def _normalised(self, layer: WeightedLayer) -> str:
-        """The layer and its normalisation; the name of its output."""
+        self._statistics = statistics
+        self._fuses = fused
 
     def convolution(
         self,
@@ -146,11 +154,16 @@ class Layers(ABC):
         self.channels[tensor] = channels
         return tensor
 
-
-class MeasuringLayers(Layers):
-    """Normalises by the statistics of the batch, and hands them out. Weights are inputs, so that none is copied."""
-
     def _normalised(self, layer: WeightedLayer) -> str:
+        """The layer and its normalisation; the name of its output."""
+        if self._statistics is None:
+            return self._measured(layer)
+        found = self._statistics[layer.name]
+        if self._fuses or layer.operator != "Conv":
+            return self._fused(layer, found)
+        return self._with_node(layer, found)
+
+    def _measured(self, layer: WeightedLayer) -> str:
         graph, name, is_convolution = self.graph, layer.name, layer.operator == "Conv"
         weight = f"{name}_weight"
         self._weights.draw(weight, layer.shape)
@@ -173,18 +186,10 @@ class MeasuringLayers(Layers):
         scaled = graph.add_node("Mul", [standard, wanted], f"{name}_scaled")
         return graph.add_node("Add", [scaled, level], name)
 
-
-class WritingLayers(Layers):
-    """Normalises by what was measured."""
-
-    def __init__(self, weights: SeededWeights, statistics: Mapping[str, Statistics]) -> None:
-        super().__init__(weights)
-        self._statistics = statistics
-
-    def _fused(self, layer: WeightedLayer) -> str:
+    def _fused(self, layer: WeightedLayer, statistics: Statistics) -> str:
         """With the normalisation multiplied into weights and bias, which is how inference runs it fastest."""
         name, shape = layer.name, layer.shape
-        scale, shift = self._statistics[name].scale_and_shift(layer.target)
+        scale, shift = statistics.scale_and_shift(layer.target)
         weight = self._weights.take(f"{name}_weight", shape)
         weight *= scale.reshape(-1, *(1,) * (len(shape) - 1))
         inputs = [
@@ -194,24 +199,10 @@ class WritingLayers(Layers):
         ]
         return self.graph.add_node(layer.operator, inputs, name, **layer.attributes)
 
-
-class FusedLayers(WritingLayers):
-    """All normalisation is in the weights."""
-
-    def _normalised(self, layer: WeightedLayer) -> str:
-        return self._fused(layer)
-
-
-class NormalisedLayers(WritingLayers):
-    """A convolution is followed by a BatchNormalization node of its own."""
-
-    def _normalised(self, layer: WeightedLayer) -> str:
-        if layer.operator != "Conv":
-            return self._fused(layer)
+    def _with_node(self, layer: WeightedLayer, statistics: Statistics) -> str:
         graph, name, shape = self.graph, layer.name, layer.shape
         weight = graph.add_constant(f"{name}_weight", self._weights.take(f"{name}_weight", shape))
         plain = graph.add_node("Conv", [layer.source, weight], f"{name}_plain", **layer.attributes)
-        statistics = self._statistics[name]
         parts = {
             "gamma": layer.target.deviation,
             "beta": layer.target.mean,
@@ -223,3 +214,28 @@ class NormalisedLayers(WritingLayers):
             for part, values in parts.items()
         ]
         return graph.add_node("BatchNormalization", [plain, *constants], name, epsilon=EPSILON)
+
+
+def measure(
+    layers: Layers, name: str, opset: int, weights: SeededWeights, images: dict[str, Floats]
+) -> dict[str, Statistics]:
+    """The statistics of each layer, by its name, on images that the network takes.
+
+    The outcome is the same each time on one machine. Another processor sums in another order, and gives weights that
+    differ in their last digits.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    # Nothing is run twice, so to search for a faster plan costs more than it brings.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    serialized = untrained_model(layers.graph, name, opset).SerializeToString()
+    session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+    measured = [output.name for output in layers.graph.outputs]
+    values = dict(zip(measured, session.run(measured, {**images, **weights.drawn()}), strict=True))
+    return {
+        output.removesuffix("_mean"): Statistics(
+            values[output].reshape(-1), values[f"{output.removesuffix('_mean')}_variance"].reshape(-1)
+        )
+        for output in measured
+        if output.endswith("_mean")
+    }

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from rocserve.tools.untrained.calibration import measure
 from rocserve.tools.untrained.images import photo_like_images
-from rocserve.tools.untrained.layers import Floats, Layers, MeasuringLayers, NormalisedLayers, SeededWeights, Target
+from rocserve.tools.untrained.layers import (
+    Floats,
+    Layers,
+    SeededWeights,
+    Target,
+    measure,
+)
 from rocserve.tools.untrained.origin import untrained_model
 
 INPUT, OUTPUT = "data", "resnetv17_dense0_fwd"
@@ -31,10 +36,10 @@ _IMAGES = 8
 def build() -> onnx.ModelProto:
     """The network with seeded weights; needs no network connection."""
     weights = SeededWeights(_SEED)
-    measuring = MeasuringLayers(weights)
+    measuring = Layers(weights)
     _network(measuring)
     statistics = measure(measuring, "resnet50", OPSET, weights, {INPUT: _prepared_images()})
-    writing = NormalisedLayers(weights, statistics)
+    writing = Layers(weights, statistics, fused=False)
     writing.graph.add_output(_network(writing), ["N", CLASSES])
     return untrained_model(writing.graph, "resnet50", OPSET)
 

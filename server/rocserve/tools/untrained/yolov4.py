@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from rocserve.tools.untrained.calibration import measure
 from rocserve.tools.untrained.images import photo_like_images
-from rocserve.tools.untrained.layers import FusedLayers, Layers, MeasuringLayers, SeededWeights, Target
+from rocserve.tools.untrained.layers import Layers, SeededWeights, Target, measure
 from rocserve.tools.untrained.origin import untrained_model
 
 INPUT = "input_1:0"
@@ -44,12 +43,12 @@ some dozens, not thousands, have a score above 0.25."""
 def build() -> onnx.ModelProto:
     """The network with seeded weights; needs no network connection."""
     weights = SeededWeights(_SEED)
-    measuring = MeasuringLayers(weights)
+    measuring = Layers(weights)
     _network(measuring, _MEASURING_SIDE)
     statistics = measure(
         measuring, "yolov4", OPSET, weights, {INPUT: photo_like_images(_IMAGES, _MEASURING_SIDE, _SEED)}
     )
-    writing = FusedLayers(weights, statistics)
+    writing = Layers(weights, statistics)
     for output, head, cells in zip(OUTPUTS, _network(writing, SIDE), (SIDE // 8, SIDE // 16, SIDE // 32), strict=True):
         _hand_out(writing, head, output, cells)
     return untrained_model(writing.graph, "yolov4", OPSET)
