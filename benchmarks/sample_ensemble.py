@@ -23,7 +23,7 @@ from benchmarks.probe import Outputs, WrongAnswer
 from benchmarks.ratios import BARE, Measurement
 from rocserve.backends.base import ModelSource
 from rocserve.backends.registry import discover_backends
-from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
+from rocserve.config.definition import FolderReading, ModelDefinition, find_model_file
 from rocserve.core.model_config import InstanceKind
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
@@ -151,7 +151,7 @@ def read_ensemble(name: str, folders: Mapping[str, Path]) -> tuple[ModelDefiniti
     registry = discover_backends()
 
     def read(model: str) -> ModelDefinition:
-        (definition,) = read_model_definitions(folders.get(model, REPOSITORY / model), registry)
+        (definition,) = FolderReading(folders.get(model, REPOSITORY / model), registry).definitions()
         return definition
 
     ensemble = read(name)

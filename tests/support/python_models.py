@@ -22,7 +22,7 @@ from rocserve.backends.request_model import (
     RequestModel,
     RequestModelSource,
 )
-from rocserve.config.definition import complete_definition, find_model_file, read_model_definitions
+from rocserve.config.definition import FolderReading, complete_definition, find_model_file
 from rocserve.config.json_text import config_json
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import Tensor, tensor_from_numpy
@@ -92,7 +92,7 @@ def loaded(
 ) -> Iterator[RequestModel]:
     """The model of a folder, as a worker loads it, without `initialize`; afterwards Python imports as before."""
     path, hooks, modules = list(sys.path), list(sys.path_hooks), set(sys.modules)
-    (definition,) = read_model_definitions(folder, discover_backends())
+    (definition,) = FolderReading(folder, discover_backends()).definitions()
     version_folder = folder / "1"
     source = ModelSource(
         name=definition.name,
@@ -123,7 +123,7 @@ def serving(
 ) -> Iterator[RequestModel]:
     """The model of a folder, ready to execute."""
     with loaded(folder, calls, kind, device) as model:
-        (definition,) = read_model_definitions(folder, discover_backends())
+        (definition,) = FolderReading(folder, discover_backends()).definitions()
         complete = complete_definition(definition, model.signature)
         model.initialize(complete.config, config_json(complete.message))
         try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import read_model_definitions
+from rocserve.config.definition import FolderReading
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestedOutput, RequestHead
@@ -144,7 +144,7 @@ class RequestModels:
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.py").touch()
         (folder / "config.pbtxt").write_text(config)
-        (definition,) = read_model_definitions(folder, REGISTRY)
+        (definition,) = FolderReading(folder, REGISTRY).definitions()
         loaded = await self._loader.load(definition, 1, folder / "1", "", lambda: None, lambda text: None)
         self._loaded[name] = loaded
         self._publish()

@@ -1,6 +1,6 @@
 """A model's definition: its configuration, checked, with the backend and the files that go with it.
 
-`read_model_definitions` reads what a folder says; `complete_definition` adds what the loaded model says.
+`FolderReading` reads what a folder says; `complete_definition` adds what the loaded model says.
 """
 
 from __future__ import annotations
@@ -78,63 +78,6 @@ class ModelDefinition:
     @property
     def is_ensemble(self) -> bool:
         return self.backend is None and self.refusal is None
-
-
-def read_model_definitions(
-    folder: Path,
-    registry: BackendRegistry,
-    *,
-    name: str | None = None,
-    config_name: str = "",
-    strict: bool = False,
-    request: ConfigRequest | None = None,
-    default_instance_kind: InstanceKind = InstanceKind.AUTO,
-    repository: Path | None = None,
-    keep_refused: bool = False,
-    namespace: str = "",
-    flat: FlatModel | None = None,
-    renames: bool = False,
-    preprocess: str = "",
-) -> tuple[ModelDefinition, ...]:
-    """The models of a folder, validated as far as that goes without loading them.
-
-    Args:
-        name: the model's name; the folder's when left out.
-        config_name: take configs/<config_name>.pbtxt where it exists (tritonserver's --model-config-name).
-        strict: complete nothing from the files (tritonserver's --disable-auto-complete-config).
-        request: a load request's configuration, which takes the place of the folder's file as far as it may.
-        default_instance_kind: of the instance group that a configuration without one gets.
-        repository: files may be links to elsewhere in this folder; without it, in the model's folder only.
-        namespace: whose models go before those of others as members of an ensemble.
-        flat: where the model's file is, if that is not a version folder.
-        renames: `name` goes before that in the configuration.
-        preprocess: goes before the parameter of that name; "" = as it is written.
-        keep_refused: give what can be read but not be loaded too, with its `refusal`, instead of raising that.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT with what is wrong and where, UNIMPLEMENTED for what is not supported.
-        RequestRefused: the request says what is not a client's to say.
-    """
-    name = name or folder.name
-    reading = _Reading(
-        folder, name, registry, strict, default_instance_kind, repository, namespace, request, flat, renames, preprocess
-    )
-    written = read_written_config(
-        reading.files,
-        name,
-        config_name=config_name,
-        strict=strict,
-        override_json=None if request is None else request.json,
-        is_alone=flat is not None and flat.is_alone,
-    )
-    return reading.define_all(written, keep_refused=keep_refused)
-
-
-def define_models(
-    written: WrittenConfig, folder: Path, name: str, registry: BackendRegistry, kind: InstanceKind, repository: Path
-) -> tuple[ModelDefinition, ...]:
-    """The models of a configuration that no file of the folder says; arguments and errors as above."""
-    return _Reading(folder, name, registry, False, kind, repository).define_all(written, keep_refused=False)
 
 
 def complete_definition(
@@ -228,37 +171,71 @@ def find_model_file(definition: ModelDefinition, version_folder: Path, architect
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """What is the same for all models of a folder."""
+class FolderReading:
+    """Reads the models of a folder, validated as far as that goes without loading them."""
 
     folder: Path
-    name: str
     registry: BackendRegistry
-    strict: bool
-    default_kind: InstanceKind
-    repository: Path | None
-    namespace: str = ""
+    name: str = ""
+    """The model's; "" = the folder's."""
+    config_name: str = ""
+    """Take configs/<config_name>.pbtxt where it exists (tritonserver's --model-config-name)."""
+    strict: bool = False
+    """Complete nothing from the files (tritonserver's --disable-auto-complete-config)."""
     request: ConfigRequest | None = None
+    """A load request's configuration, which takes the place of the folder's file as far as it may."""
+    default_kind: InstanceKind = InstanceKind.AUTO
+    """Of the instance group that a configuration without one gets."""
+    repository: Path | None = None
+    """Files may be links to elsewhere in this folder; without it, in the model's folder only."""
+    namespace: str = ""
+    """Whose models go before those of others as members of an ensemble."""
     flat: FlatModel | None = None
+    """Where the model's file is, if that is not a version folder."""
     renames: bool = False
+    """`name` goes before that in the configuration."""
     preprocess: str = ""
+    """Goes before the parameter of that name; "" = as it is written."""
 
     @cached_property
     def files(self) -> ModelFolder:
         return ModelFolder(self.folder, self.repository)
 
-    def define_all(self, written: WrittenConfig, *, keep_refused: bool) -> tuple[ModelDefinition, ...]:
+    def written(self) -> WrittenConfig:
+        """The configuration as its author wrote it. Raises: ServeError INVALID_ARGUMENT."""
+        return read_written_config(
+            self.files,
+            self.name or self.folder.name,
+            config_name=self.config_name,
+            strict=self.strict,
+            override_json=None if self.request is None else self.request.json,
+            is_alone=self.flat is not None and self.flat.is_alone,
+        )
+
+    def definitions(
+        self, written: WrittenConfig | None = None, *, keep_refused: bool = False
+    ) -> tuple[ModelDefinition, ...]:
+        """
+        Args:
+            written: takes the place of what the folder says.
+            keep_refused: give what can be read but not be loaded too, with its `refusal`, instead of raising that.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT with what is wrong and where, UNIMPLEMENTED for what is not supported.
+            RequestRefused: the request says what is not a client's to say.
+        """
+        written = written or self.written()
         first, *others = written.models
         definitions = (
-            self.define(first, written, written.warnings),
-            *(self.define(model, written, ()) for model in others),
+            self._define(first, written, written.warnings),
+            *(self._define(model, written, ()) for model in others),
         )
         for definition in definitions:
             if definition.refusal is not None and not keep_refused:
                 raise definition.refusal
         return definitions
 
-    def define(self, model: WrittenModel, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
+    def _define(self, model: WrittenModel, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
         message = self._named(model, written.dialect)
         for step in message.ensemble_scheduling.step:
             # As in Triton: whatever is written, it is the ensemble's own.
@@ -312,14 +289,14 @@ class _Reading:
         )
 
     def _named(self, model: WrittenModel, dialect: Dialect) -> ModelConfig:
-        message = _copy(model.message)
+        message, name = _copy(model.message), self.name or self.folder.name
         if dialect is Dialect.TRITON:
-            message.name = self.name if self.renames else message.name or self.name
+            message.name = name if self.renames else message.name or name
             if self.flat is not None:
                 message.default_model_filename = message.default_model_filename or self.flat.file
-            if message.name != self.name:
+            if message.name != name:
                 raise invalid_argument(
-                    f"unexpected directory name '{self.name}' for model '{message.name}', directory name must equal"
+                    f"unexpected directory name '{name}' for model '{message.name}', directory name must equal"
                     " model name"
                 )
         return message

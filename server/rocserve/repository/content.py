@@ -6,7 +6,6 @@ do not lie there as a model's should has a private folder of the server.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import shutil
 import tempfile
@@ -16,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import ModelDefinition, define_models, read_model_definitions
+from rocserve.config.definition import FolderReading, ModelDefinition
 from rocserve.config.image_models import MadeModel
-from rocserve.config.model_folder import ModelFolder, select_versions
+from rocserve.config.model_folder import select_versions
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
-from rocserve.config.sources import REQUEST_SOURCE, WrittenConfig, read_written_config
+from rocserve.config.sources import REQUEST_SOURCE, WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_names import qualified
 from rocserve.repository.scan import ModelScan, scan_model
@@ -169,38 +168,44 @@ _AS_IN_REPOSITORY = LoadParameters()
 
 @dataclass(frozen=True, slots=True)
 class ContentReader:
+    """Its methods block on the disk: call them in a thread."""
+
     registry: BackendRegistry
     settings: RepositorySettings
 
-    async def read(
-        self, scan: ModelScan, parameters: LoadParameters = _AS_IN_REPOSITORY, *, name: str | None = None
+    def read(
+        self, scan: ModelScan, parameters: LoadParameters = _AS_IN_REPOSITORY, name: str | None = None
     ) -> tuple[ModelContent, ...]:
         """The models of a folder. `name`: the model that `parameters` are for.
 
         Raises:
             ServeError: the folder must not be read, or what it says is wrong.
         """
-        return await asyncio.to_thread(self.read_now, scan, parameters, name)
+        if scan.refusal:
+            raise invalid_argument(scan.refusal)
+        if parameters.files:
+            return self._read_given_files(scan, parameters, name or scan.name)
+        request = None if parameters.config is None else self._request(scan, parameters, name)
+        return self._define(scan, scan.folder, scan.root, request, None)
 
-    async def read_given(
-        self, written: WrittenConfig, name: str, file: Path | None, root: Path
-    ) -> tuple[ModelContent, ...]:
+    def read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
         """A model that no folder of a repository defines: its configuration, and its file, which is in `root`.
 
         Raises:
             ServeError: the configuration is wrong.
         """
-        return await asyncio.to_thread(self._read_given, written, name, file, root)
+        private = link_file(name, file)
+        scan = scan_model(name, private.folder, root, (root,), self.settings.max_folder_entries)
+        kind = self.settings.default_instance_kind
+        reading = FolderReading(private.folder, self.registry, name, default_kind=kind, repository=root)
+        return tuple(make_content(definition, scan, private) for definition in reading.definitions(written))
 
-    async def read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
+    def read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
         """Models that are made for another one, by the files of their folders.
 
         Raises:
             ServeError: they cannot be written, or what they say is wrong.
         """
-        return await asyncio.to_thread(self._read_made, made, namespace)
-
-    def _read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
         contents: list[ModelContent] = []
         for model in made:
             private, scan = self._write(model.name, model.files)
@@ -213,25 +218,6 @@ class ContentReader:
         private = write_files(name, files)
         allowed = (private.folder.resolve(),)
         return private, scan_model(name, private.folder, private.folder, allowed, self.settings.max_folder_entries)
-
-    def _read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
-        private = link_file(name, file)
-        scan = scan_model(name, private.folder, root, (root,), self.settings.max_folder_entries)
-        kind = self.settings.default_instance_kind
-        definitions = define_models(written, private.folder, name, self.registry, kind, root)
-        return tuple(make_content(definition, scan, private) for definition in definitions)
-
-    def read_now(
-        self, scan: ModelScan, parameters: LoadParameters = _AS_IN_REPOSITORY, name: str | None = None
-    ) -> tuple[ModelContent, ...]:
-        """`read`; blocks on the disk."""
-        if scan.refusal:
-            raise invalid_argument(scan.refusal)
-        if parameters.files:
-            return self._read_given_files(scan, parameters, name or scan.name)
-        if parameters.config is None:
-            return self._define(scan, scan.folder, scan.root, None, None)
-        return self._define(scan, scan.folder, scan.root, self._request(scan, parameters, name), None)
 
     def _read_given_files(self, scan: ModelScan, parameters: LoadParameters, name: str) -> tuple[ModelContent, ...]:
         request = self._request(scan, parameters, name)
@@ -271,21 +257,25 @@ class ContentReader:
         request: ConfigRequest | None,
         private: PrivateFolder | None,
     ) -> tuple[ModelContent, ...]:
-        definitions = read_model_definitions(
+        reading = FolderReading(
             folder,
             self.registry,
-            name=self._name(scan, request),
+            scan.name,
             config_name=self.settings.model_config_name,
             strict=self.settings.strict_model_config,
             request=request,
-            default_instance_kind=self.settings.default_instance_kind,
+            default_kind=self.settings.default_instance_kind,
             repository=repository,
-            keep_refused=True,
             namespace=scan.namespace,
             flat=scan.flat,
             renames=self._is_named(scan),
             preprocess=self.settings.preprocess if self.settings.single is not None and scan.is_root else "",
         )
+        if scan.is_root and not reading.renames:
+            # It is named by its configuration: how a repository that is itself a model was mounted says nothing.
+            own = replace(reading, folder=scan.folder, repository=None).written().models[0].message.name
+            reading = replace(reading, name=own or scan.name)
+        definitions = reading.definitions(keep_refused=True)
         return tuple(self._content(definition, scan, private) for definition in definitions)
 
     def _content(self, definition: ModelDefinition, scan: ModelScan, private: PrivateFolder | None) -> ModelContent:
@@ -297,21 +287,6 @@ class ContentReader:
                 " are possible; let it serve fewer, or raise --max-model-versions"
             )
         return content
-
-    def _name(self, scan: ModelScan, request: ConfigRequest | None) -> str:
-        """A repository that is itself a model is named by its configuration: how it was mounted says nothing. A name
-        that was given goes before both."""
-        if not scan.is_root or self._is_named(scan):
-            return scan.name
-        written = read_written_config(
-            ModelFolder(scan.folder),
-            scan.name,
-            config_name=self.settings.model_config_name,
-            strict=self.settings.strict_model_config,
-            override_json=None if request is None else request.json,
-            is_alone=scan.flat is not None and scan.flat.is_alone,
-        )
-        return written.models[0].message.name or scan.name
 
     def _is_named(self, scan: ModelScan) -> bool:
         single = self.settings.single

@@ -177,14 +177,14 @@ class ExplicitControl:
 
     async def _defines(self, folder: ModelScan, name: str) -> bool:
         try:
-            contents = await self._reader.read(folder)
+            contents = await asyncio.to_thread(self._reader.read, folder)
         except ServeError:
             return False
         return any(content.definition.name == name for content in contents)
 
     async def _read(self, name: str, folder: ModelScan, parameters: LoadParameters) -> tuple[ModelContent, ...]:
         try:
-            return await self._reader.read(folder, parameters, name=name)
+            return await asyncio.to_thread(self._reader.read, folder, parameters, name)
         except RequestRefused:
             raise
         except ServeError as error:

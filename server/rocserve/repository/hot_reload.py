@@ -226,7 +226,7 @@ class HotReload:
             except IndexError:
                 break  # Another thread has taken the last.
             try:
-                outcomes.append((reading, self._reader.read_now(reading.scan)))
+                outcomes.append((reading, self._reader.read(reading.scan)))
             except Exception as error:
                 outcomes.append((reading, _foreseen(error)))
         return outcomes

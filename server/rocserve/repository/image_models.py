@@ -98,7 +98,7 @@ class ImageModels:
             made = await asyncio.to_thread(self._made, content.definition, making.config)
             # Nothing is loaded anew because a version has been replaced by one like it.
             if made != making.made:
-                contents = await self._reader.read_made(made, content.scan.namespace)
+                contents = await asyncio.to_thread(self._reader.read_made, made, content.scan.namespace)
                 owners = [self._table.folder_of(each.model) for each in contents]
                 making.blocked_by = next((owner for owner in owners if owner not in (None, _folder(key))), None) or ""
                 self._table.take(_folder(key), contents, at_once=True)

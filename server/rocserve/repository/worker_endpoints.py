@@ -265,11 +265,12 @@ class WorkerEndpoints:
         file = await asyncio.to_thread(self._files.find, worker.candidates())
         following = self._served(endpoint.next) if endpoint.next else None
         config = worker_config(endpoint.model, worker, file.path, copies, following)
-        own = await self._reader.read_given(config, endpoint.model, file.path, file.root)
+        own = await asyncio.to_thread(self._reader.read_given, config, endpoint.model, file.path, file.root)
         await self._apply(endpoint, own)
         if following is not None:
             chain = chain_config(endpoint.name, self._served(endpoint.model), following)
-            await self._apply(endpoint, (*await self._reader.read_given(chain, endpoint.name, None, file.root), *own))
+            both = await asyncio.to_thread(self._reader.read_given, chain, endpoint.name, None, file.root)
+            await self._apply(endpoint, (*both, *own))
 
     async def _apply(self, endpoint: _Endpoint, contents: Iterable[ModelContent]) -> None:
         """Raises: ServeError: one of the models cannot be served."""

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
-from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
+from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
 from rocserve.config.model_folder import ModelFolder, no_version_text, select_versions
 from rocserve.config.pbtxt import format_model_config
-from rocserve.config.sources import read_written_config
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
@@ -95,13 +94,9 @@ def _effective_config(
     if models := _models_in(folder):
         raise invalid_argument(f"is a model repository; give the folder of one of its models: {', '.join(models)}")
     # As in a server, files may be links to a neighbour's.
-    definitions = read_model_definitions(
-        folder, registry, config_name=config_name, strict=strict, repository=folder.parent
-    )
-    written = read_written_config(
-        ModelFolder(folder), folder.name, config_name=config_name, strict=strict, override_json=None
-    )
-    complete = [_complete(definition, describe, strict) for definition in definitions]
+    reading = FolderReading(folder, registry, config_name=config_name, strict=strict, repository=folder.parent)
+    written = reading.written()
+    complete = [_complete(definition, describe, strict) for definition in reading.definitions(written)]
     _check_chain(complete)
     return complete, "\n".join(
         _header(definition, model.message) + format_model_config(definition.message)

@@ -11,7 +11,7 @@ from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BAT
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import ModelDefinition, find_model_file, read_model_definitions
+from rocserve.config.definition import FolderReading, ModelDefinition, find_model_file
 from rocserve.config.model_folder import no_version_text, select_versions
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
@@ -136,9 +136,9 @@ def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
 
 def _from_folder(folder: Path, options: ModelOptions, registry: BackendRegistry) -> ToolModel:
     folder = folder.resolve()
-    definition, *members = read_model_definitions(
+    definition, *members = FolderReading(
         folder, registry, config_name=options.config_name, repository=folder.parent
-    )
+    ).definitions()
     if definition.backend is None:
         names = [member.name for member in members] or [step.model_name for step in definition.config.ensemble_steps]
         raise invalid_argument(f"is an ensemble, which no engine runs; give one of its models: {', '.join(names)}")

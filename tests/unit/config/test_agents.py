@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.backends.registry import discover_backends
-from rocserve.config.definition import read_model_definitions
+from rocserve.config.definition import FolderReading
 from rocserve.core.errors import ServeError, StatusCode
 
 DATA = b"some weights"
@@ -28,7 +28,7 @@ def read(folder: Path, parameters: str, agent: str = "checksum") -> None:
     (folder / "config.pbtxt").write_text(
         f'backend: "onnxruntime" model_repository_agents {{ agents {{ name: "{agent}" {parameters} }} }}'
     )
-    read_model_definitions(folder, discover_backends(), repository=folder.parent)
+    FolderReading(folder, discover_backends(), repository=folder.parent).definitions()
 
 
 def fault(folder: Path, parameters: str, agent: str = "checksum") -> ServeError:
@@ -55,7 +55,7 @@ def test_a_file_that_is_another(folder: Path) -> None:
 
 def test_a_refused_model_can_be_told_of(folder: Path) -> None:
     fault(folder, parameter("MD5:1/model.onnx", "0"))
-    (definition,) = read_model_definitions(folder, discover_backends(), keep_refused=True)
+    (definition,) = FolderReading(folder, discover_backends()).definitions(keep_refused=True)
     assert definition.refusal is not None and definition.refusal.text.startswith("Mismatched MD5 hash")
     assert definition.config.name == "m" and not definition.is_ensemble
 

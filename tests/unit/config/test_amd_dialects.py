@@ -9,10 +9,10 @@ import pytest
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import (
+    FolderReading,
     ModelDefinition,
     complete_definition,
     find_model_file,
-    read_model_definitions,
 )
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.sources import Dialect
@@ -91,13 +91,13 @@ id = "result"
 
 
 def _one(folder: Path, registry: BackendRegistry) -> ModelDefinition:
-    (definition,) = read_model_definitions(folder, registry)
+    (definition,) = FolderReading(folder, registry).definitions()
     return definition
 
 
 def _fault(folder: Path, registry: BackendRegistry) -> str:
     with pytest.raises(ServeError) as raised:
-        read_model_definitions(folder, registry)
+        FolderReading(folder, registry).definitions()
     return raised.value.text
 
 
@@ -254,7 +254,7 @@ class TestChain:
         self, make_folder: MakeFolder, registry: BackendRegistry, decoder: Signature, flowers: Signature
     ) -> None:
         folder = make_folder("garden", {"config.toml": _CHAIN, "1/decode.json": "", "1/flowers.onnx": ""})
-        ensemble, first, second = read_model_definitions(folder, registry)
+        ensemble, first, second = FolderReading(folder, registry).definitions()
         assert [ensemble.name, first.name, second.name] == ["garden", "garden_decode", "garden_flowers"]
         assert ensemble.is_ensemble
         assert ensemble.config.inputs == (InputConfig("jpeg", DataType.UINT8, (1048576,)),)
@@ -277,19 +277,20 @@ class TestChain:
 
     def test_side_ends_belong_to_the_client(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
         text = _CHAIN + '\n[[models.outputs]]\nname = "features"\ndatatype = "FP16"\nshape = [9]\n'
-        ensemble, *_ = read_model_definitions(make_folder("garden", {"config.toml": text}), registry)
+        ensemble, *_ = FolderReading(make_folder("garden", {"config.toml": text}), registry).definitions()
         assert [output.name for output in ensemble.config.outputs] == ["scores", "features"]
 
     def test_output_named_as_an_input_goes_by_its_id(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
         text = _CHAIN.replace('"scores"', '"jpeg"')
-        ensemble, *_ = read_model_definitions(make_folder("garden", {"config.toml": text}), registry)
+        ensemble, *_ = FolderReading(make_folder("garden", {"config.toml": text}), registry).definitions()
         assert ensemble.config.outputs[0].name == "result"
         assert ensemble.config.ensemble_steps[1].output_map == {"jpeg": "result"}
 
     def test_stages_may_share_a_file(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
         text = _CHAIN.replace("flowers.onnx", "decode.json").replace("onnx_onnxv1", "rocal_json")
         names = [
-            definition.name for definition in read_model_definitions(make_folder("garden", {"a.toml": text}), registry)
+            definition.name
+            for definition in FolderReading(make_folder("garden", {"a.toml": text}), registry).definitions()
         ]
         assert names == ["garden", "garden_decode_0", "garden_decode_1"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
-from rocserve.config.definition import ModelDefinition, read_model_definitions
+from rocserve.config.definition import FolderReading, ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode
 
 Read = Callable[..., ModelDefinition]
@@ -16,7 +16,7 @@ Read = Callable[..., ModelDefinition]
 def read(make_folder: Callable[..., Path], registry: BackendRegistry) -> Read:
     def read_files(text: str | None, *files: str) -> ModelDefinition:
         written = {} if text is None else {"config.pbtxt": text}
-        (definition,) = read_model_definitions(make_folder("m", written | dict.fromkeys(files, "")), registry)
+        (definition,) = FolderReading(make_folder("m", written | dict.fromkeys(files, "")), registry).definitions()
         return definition
 
     return read_files
@@ -138,7 +138,7 @@ def test_backends_of_triton_that_are_not_here(
 ) -> None:
     folder = make_folder("m", {"config.pbtxt": text, "1/model.plan": ""})
     with pytest.raises(ServeError) as raised:
-        read_model_definitions(folder, discover_backends())
+        FolderReading(folder, discover_backends()).definitions()
     assert raised.value.text.startswith(
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration."
         f" Model 'm'; {way}"
@@ -148,6 +148,6 @@ def test_backends_of_triton_that_are_not_here(
 @pytest.mark.parametrize("platform", ["", "onnxruntime_onnx", "tensorflow_savedmodel", "anything"])
 def test_a_python_model_may_have_any_platform(make_folder: Callable[..., Path], platform: str) -> None:
     folder = make_folder("m", {"config.pbtxt": f'platform: "{platform}" backend: "python"', "1/model.py": ""})
-    (definition,) = read_model_definitions(folder, discover_backends())
+    (definition,) = FolderReading(folder, discover_backends()).definitions()
     assert definition.backend is not None and definition.backend.name == "python"
     assert definition.message.platform == platform

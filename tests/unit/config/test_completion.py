@@ -8,7 +8,7 @@ import pytest
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
+from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, OutputConfig
@@ -24,7 +24,7 @@ def read(make_folder: Callable[..., Path], registry: BackendRegistry) -> Read:
 
     def read_text(text: str, *, strict: bool = False) -> ModelDefinition:
         folder = make_folder("m", {"config.pbtxt": text, "1/model.onnx": ""})
-        (definition,) = read_model_definitions(folder, registry, strict=strict)
+        (definition,) = FolderReading(folder, registry, strict=strict).definitions()
         return definition
 
     return read_text
@@ -181,12 +181,12 @@ def test_the_default_count_is_that_of_the_engine_that_is_named(make_folder: Call
         named = f'parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}' if engine else ""
         text = f'backend: "onnxruntime" instance_group {{ kind: KIND_CPU }} {named}'
         folder = make_folder(f"m{engine}", {"config.pbtxt": text, "1/model.onnx": ""})
-        (definition,) = read_model_definitions(folder, registry)
+        (definition,) = FolderReading(folder, registry).definitions()
         assert definition.config.instance_groups[0].count == count
         assert dict(definition.config.parameters) == ({"engine": engine} if engine else {})
 
 
 def test_default_kind_of_instances(make_folder: Callable[..., Path], registry: BackendRegistry) -> None:
     folder = make_folder("m", {"1/model.py": ""})
-    (definition,) = read_model_definitions(folder, registry, default_instance_kind=InstanceKind.CPU)
+    (definition,) = FolderReading(folder, registry, default_kind=InstanceKind.CPU).definitions()
     assert definition.config.instance_groups == (InstanceGroup("m", InstanceKind.CPU, 1),)

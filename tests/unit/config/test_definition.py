@@ -7,10 +7,10 @@ import pytest
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import (
+    FolderReading,
     ModelDefinition,
     complete_definition,
     find_model_file,
-    read_model_definitions,
 )
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.sources import Dialect
@@ -24,7 +24,7 @@ _ONNX = 'backend: "onnxruntime"'
 
 
 def _one(folder: Path, registry: BackendRegistry, **options: object) -> ModelDefinition:
-    (definition,) = read_model_definitions(folder, registry, **options)  # type: ignore[arg-type]
+    (definition,) = FolderReading(folder, registry, **options).definitions()  # type: ignore[arg-type]
     return definition
 
 

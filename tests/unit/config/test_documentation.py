@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rocserve.backends.registry import discover_backends
-from rocserve.config.definition import read_model_definitions
+from rocserve.config.definition import FolderReading
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -112,7 +112,7 @@ def test_what_the_table_calls_refused_is_refused(
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(f'backend: "{backend}" max_batch_size: 2 {text}')
     with pytest.raises(ServeError) as raised:
-        read_model_definitions(folder, discover_backends())
+        FolderReading(folder, discover_backends()).definitions()
     assert raised.value.code in (StatusCode.INVALID_ARGUMENT, StatusCode.UNIMPLEMENTED)
     assert fault in raised.value.text
 

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from support.machine import ToldMachine
 
 from rocserve.backends.registry import discover_backends
-from rocserve.config.definition import complete_definition, read_model_definitions
+from rocserve.config.definition import FolderReading, complete_definition
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import Signature
 from rocserve.core.statistics import ModelStatistics
@@ -277,7 +277,7 @@ def test_a_number_is_served_or_refused_in_words(path: str, tmp_path: Path) -> No
 
 def plan_whole(folder: Path) -> None:
     """All that the server does with a configuration but to start workers. Raises: ServeError: it is refused."""
-    (definition,) = read_model_definitions(folder, REGISTRY)
+    (definition,) = FolderReading(folder, REGISTRY).definitions()
     if definition.backend is None:
         complete_definition(definition, None)
         return

@@ -12,7 +12,7 @@ import pytest
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import ModelDefinition, complete_definition, read_model_definitions
+from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
 from rocserve.config.json_text import config_json
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.datatypes import DataType
@@ -41,7 +41,7 @@ Read = Callable[..., ModelDefinition]
 def read(make_folder: Callable[..., Path]) -> Read:
     def read_text(text: str, *, strict: bool = False) -> ModelDefinition:
         folder = make_folder("m", {"config.pbtxt": f'backend: "python" {text}', "1/model.py": ""})
-        (definition,) = read_model_definitions(folder, REGISTRY, strict=strict)
+        (definition,) = FolderReading(folder, REGISTRY, strict=strict).definitions()
         return definition
 
     return read_text

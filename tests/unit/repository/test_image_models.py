@@ -16,7 +16,7 @@ async def test_workers_of_any_user_may_read_them() -> None:
         PurePosixPath("config.pbtxt"): b'name: "m_postprocess" backend: "python"',
     }
     reader = ContentReader(discover_backends(), RepositorySettings(roots=(Path("/nowhere"),)))
-    contents = await reader.read_made((MadeModel("m_postprocess", files),), "")
+    contents = reader.read_made((MadeModel("m_postprocess", files),), "")
     folder = contents[0].scan.folder
     for path in (folder.parent, folder, folder / "1", folder / "1" / "model.py"):
         assert path.stat().st_mode & (0o005 if path.is_dir() else 0o004)

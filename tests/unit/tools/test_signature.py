@@ -8,7 +8,7 @@ import pytest
 from support.migraphx_models import mlp
 
 from rocserve.backends.registry import discover_backends
-from rocserve.config.definition import ModelDefinition, read_model_definitions
+from rocserve.config.definition import FolderReading, ModelDefinition
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
@@ -33,7 +33,7 @@ def python_model(folder: Path, text: str) -> ModelDefinition:
     version.mkdir(parents=True)
     (version / "model.py").write_text(text)
     (folder / "m" / "config.pbtxt").write_text('backend: "python"')
-    (definition,) = read_model_definitions(folder / "m", discover_backends())
+    (definition,) = FolderReading(folder / "m", discover_backends()).definitions()
     return definition
 
 
@@ -42,7 +42,7 @@ def onnx_model(folder: Path, config: str, data: bytes) -> ModelDefinition:
     version.mkdir(parents=True)
     (version / "model.onnx").write_bytes(data)
     (folder / "net" / "config.pbtxt").write_text(config)
-    (definition,) = read_model_definitions(folder / "net", discover_backends())
+    (definition,) = FolderReading(folder / "net", discover_backends()).definitions()
     return definition
 
 

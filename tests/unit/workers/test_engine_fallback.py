@@ -15,7 +15,7 @@ from support.workers import mail_of
 
 from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machine
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import read_model_definitions
+from rocserve.config.definition import FolderReading
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServingTableHolder
@@ -62,7 +62,7 @@ class Loads:
             for name, value in {"behaviour": behaviour, **parameters}.items()
         )
         (self.folder / "config.pbtxt").write_text(f'platform: "onnx_onnxv1" max_batch_size: 4 {entries} {more}')
-        (definition,) = read_model_definitions(self.folder, REGISTRY)
+        (definition,) = FolderReading(self.folder, REGISTRY).definitions()
         folder = self.folder / "1"
         loaded = await self._loader.load(definition, 1, folder, "", lambda: None, self.progress.append)
         assert isinstance(loaded, LoadedModelVersion)
