@@ -27,8 +27,7 @@ from rocserve.config.plain import to_plain, version_policy, with_scalars
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature
 from rocserve.config.sources import Dialect, WrittenConfig, WrittenModel, read_written_config
-from rocserve.config.unsupported import check_supported
-from rocserve.config.validation import check_loadable, check_model_config, check_readable
+from rocserve.config.validation import check_loadable, check_model_config, check_readable, check_supported
 from rocserve.config.warmup import check_warmup, check_warmup_fits
 from rocserve.core import model_config as plain
 from rocserve.core.errors import ServeError, invalid_argument

@@ -4,7 +4,7 @@ import pytest
 
 from rocserve.backends.registry import discover_backends
 from rocserve.config.pbtxt import parse_model_config
-from rocserve.config.unsupported import check_supported
+from rocserve.config.validation import check_supported
 from rocserve.core.errors import ServeError, StatusCode
 
 _REGISTRY = discover_backends()

@@ -7,14 +7,14 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.plane.loop import TimerHandle
+from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import LoadedVersion, ModelFiles
@@ -22,6 +22,7 @@ from rocserve.repository.residency.room import Stage, Tenant
 from rocserve.repository.retry import Failure
 from rocserve.scheduling.scheduler import cancelled
 from rocserve.scheduling.served_version import ScheduledVersion
+from rocserve.settings import ResidencySettings
 
 _NOT_LOADED = "not loaded: its first request loads it"
 
@@ -29,32 +30,35 @@ Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
 """Loads the version; given what is called with what the load is at."""
 
 
-class Keeper(Protocol):
-    """Who loads and unloads versions. From any thread."""
+@dataclass(slots=True)
+class ResidencyCounts:
+    """From the server's start."""
 
-    waits: bool
-    """Whether requests wait for a load, and are not refused."""
-    wait_seconds: float
+    loads: int = 0
+    failed_loads: int = 0
+    unloads_for_room: int = 0
+    unloads_of_idle: int = 0
+    cold_requests: int = 0
+    """That waited until their model was loaded."""
+    cold_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """What the versions that come and go share. The functions may be called from any thread."""
+
+    settings: ResidencySettings
     most_waiting: int
-    """Requests, of a version."""
-
-    def want(self, version: LazyVersion) -> None:
-        """Load it: somebody asks for it."""
-
-    def withdraw(self, version: LazyVersion) -> None:
-        """Nobody asks for it any more; without effect when it is being loaded."""
-
-    def note_cold(self, seconds: float) -> None:
-        """A request has waited so long for the load."""
-
-    def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
-        """See PlaneLoop."""
-
-    def dispatch(self, request: InferRequest, responder: Responder) -> None:
-        """To whatever version serves it now. On the data plane's thread."""
-
-    async def unload(self, version: LazyVersion) -> None:
-        """For good."""
+    """Requests, for a version's load."""
+    plane: PlaneLoop
+    dispatcher: Dispatcher
+    counts: ResidencyCounts
+    want: Callable[[LazyVersion], None]
+    """Load it: somebody asks for it."""
+    withdraw: Callable[[LazyVersion], None]
+    """Nobody asks for it any more; without effect when it is being loaded."""
+    unload: Callable[[LazyVersion], Awaitable[None]]
+    """For good."""
 
 
 class LazyVersion:
@@ -135,7 +139,8 @@ class LazyVersion:
         self._loaded, self.failure = loaded, None
         now = time.monotonic()
         for waiting in self._take_waiting():
-            self._keeper.note_cold(now - waiting.since)
+            self._keeper.counts.cold_requests += 1
+            self._keeper.counts.cold_seconds += now - waiting.since
             loaded.infer(waiting.request, waiting.responder)
 
     def refuse(self, error: ServeError) -> None:
@@ -154,7 +159,7 @@ class LazyVersion:
         """It serves no more: what waits goes to what has taken its place. Returns what is to be unloaded."""
         loaded, self._loaded = self._loaded, None
         for waiting in self._take_waiting():
-            self._keeper.dispatch(waiting.request, waiting.responder)
+            self._keeper.dispatcher.dispatch(waiting.request, waiting.responder)
         return loaded
 
     def _infer_cold(self, request: InferRequest, responder: _Counted, now: float) -> None:
@@ -162,7 +167,7 @@ class LazyVersion:
         if refusal is None:
             if not self.is_over:
                 self._keeper.want(self)
-            if not self._keeper.waits:
+            if not self._keeper.settings.waits:
                 refusal = unavailable(f"model '{self.name}' is being loaded; ask again in a second")
                 refusal.retry_seconds = 1.0
             elif len(self._waiting) >= self._keeper.most_waiting:
@@ -174,13 +179,13 @@ class LazyVersion:
             return
         waiting = _Waiting(request, responder, now)
         self._waiting[waiting] = None
-        limit = now + self._keeper.wait_seconds
+        limit = now + self._keeper.settings.wait_seconds
         until = limit if request.deadline is None else min(limit, request.deadline)
-        waiting.timer = self._keeper.call_at(until, functools.partial(self._expire, waiting, until < limit))
+        waiting.timer = self._keeper.plane.call_at(until, functools.partial(self._expire, waiting, until < limit))
         responder.watch_cancellation(functools.partial(self._drop, waiting, cancelled()))
 
     def _expire(self, waiting: _Waiting, is_deadline: bool) -> None:
-        text = f"model '{self.name}' was not loaded within {self._keeper.wait_seconds:g} s; ask again"
+        text = f"model '{self.name}' was not loaded within {self._keeper.settings.wait_seconds:g} s; ask again"
         self._drop(waiting, deadline_exceeded() if is_deadline else unavailable(text))
 
     def _drop(self, waiting: _Waiting, error: ServeError) -> None:

@@ -10,7 +10,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rocserve.backends.free_memory import free_gpu_memory
 from rocserve.backends.gpus import find_gpu, visible_gpus
@@ -19,14 +18,13 @@ from rocserve.config.model_limits import idle_unload_seconds, is_pinned
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import InstanceKind
-from rocserve.core.requests import InferRequest
-from rocserve.core.serving import Responder, ServedVersion
-from rocserve.plane.loop import PlaneLoop, TimerHandle
+from rocserve.core.serving import ServedVersion
+from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import BackgroundTasks, LoadedVersion, ModelFiles
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.membership import find_member
-from rocserve.repository.residency.lazy_version import LazyVersion, Load
+from rocserve.repository.residency.lazy_version import Keeper, LazyVersion, Load, ResidencyCounts
 from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
 from rocserve.repository.retry import Failure, RetryPolicy, next_failure
 from rocserve.scheduling.ensemble.version import EnsembleVersion
@@ -43,21 +41,8 @@ _LOOK_AGAIN_SECONDS = 0.01
 """While somebody waits for room: requests that end tell nobody."""
 
 
-@dataclass(slots=True)
-class ResidencyCounts:
-    """From the server's start."""
-
-    loads: int = 0
-    failed_loads: int = 0
-    unloads_for_room: int = 0
-    unloads_of_idle: int = 0
-    cold_requests: int = 0
-    """That waited until their model was loaded."""
-    cold_seconds: float = 0.0
-
-
 class ResidentModels:
-    """Implements lazy_version.Keeper. Lives on the asyncio loop; what says otherwise may be called from elsewhere."""
+    """Lives on the asyncio loop; what says otherwise may be called from elsewhere."""
 
     def __init__(
         self,
@@ -71,12 +56,11 @@ class ResidentModels:
         log: logging.Logger,
     ) -> None:
         """`pinned`: the names of models that are never unloaded. `most_waiting`: requests, for a version's load."""
-        self.waits = settings.waits
-        self.wait_seconds = settings.wait_seconds
-        self.most_waiting = most_waiting
         self.counts = ResidencyCounts()
+        self._keeper = Keeper(
+            settings, most_waiting, plane, dispatcher, self.counts, self._want_soon, self._withdraw_soon, self.unload
+        )
         self._plane = plane
-        self._dispatcher = dispatcher
         self._pinned = frozenset(pinned)
         self._slots = LoadSlots(concurrent_loads, _PATIENCE_SECONDS)
         self._log = log
@@ -115,7 +99,7 @@ class ResidentModels:
         parameters = content.definition.config.parameters
         self._loop = asyncio.get_running_loop()
         tenant = Tenant(_estimate(content, number), self._is_pinned(content), idle_unload_seconds(parameters))
-        version = LazyVersion(content, number, tenant, load, on_change, files, self)
+        version = LazyVersion(content, number, tenant, load, on_change, files, self._keeper)
         self._versions[tenant] = version
         return version
 
@@ -146,7 +130,7 @@ class ResidentModels:
                 member.want()
 
     async def unload(self, version: LazyVersion) -> None:
-        """See Keeper."""
+        """For good."""
         version.is_over = True
         self._room.withdraw(version.tenant)
         if version.task is not None and version.tenant.stage is Stage.LOADING:
@@ -162,29 +146,6 @@ class ResidentModels:
         self._versions.pop(version.tenant, None)
         self._room.left(version.tenant)
         self._move()
-
-    # For versions, from any thread
-
-    def want(self, version: LazyVersion) -> None:
-        """See Keeper."""
-        self._soon(functools.partial(self._want, version))
-
-    def withdraw(self, version: LazyVersion) -> None:
-        """See Keeper."""
-        self._soon(lambda: None if version.has_waiting else self._room.withdraw(version.tenant))
-
-    def note_cold(self, seconds: float) -> None:
-        """See Keeper."""
-        self.counts.cold_requests += 1
-        self.counts.cold_seconds += seconds
-
-    def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
-        """See Keeper."""
-        return self._plane.call_at(when, callback)
-
-    def dispatch(self, request: InferRequest, responder: Responder) -> None:
-        """See Keeper."""
-        self._dispatcher.dispatch(request, responder)
 
     # For the metrics
 
@@ -202,6 +163,14 @@ class ResidentModels:
     def _members(self, ensemble: EnsembleVersion) -> Iterable[ServedVersion | None]:
         table = ensemble.dispatcher.tables.table.models
         return dict.fromkeys(find_member(step, table) for step in ensemble.config.ensemble_steps)
+
+    def _want_soon(self, version: LazyVersion) -> None:
+        """From any thread."""
+        self._soon(functools.partial(self._want, version))
+
+    def _withdraw_soon(self, version: LazyVersion) -> None:
+        """From any thread."""
+        self._soon(lambda: None if version.has_waiting else self._room.withdraw(version.tenant))
 
     def _want(self, version: LazyVersion) -> None:
         if not version.is_over:
