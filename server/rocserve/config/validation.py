@@ -1,5 +1,5 @@
-"""What a ModelConfig must fulfil before a model is loaded, in Triton's rules and words (its model_config_utils); and its
-parts that a backend does not serve: refused where answers would change, else named once."""
+"""What a ModelConfig must fulfil before a model is loaded, in Triton's rules and words (its model_config_utils); and
+the parts of it that a backend does not serve: refused where answers would change, else named once."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class WorkerVersionLoader:
                 definition.backend.answers_requests,
                 self.limiter,
                 self.sequences.of(f"{definition.folder}:{definition.name}"),
-                _initial_states(complete),
+                read_initial_states(complete.config, complete.files),
             )
             try:
                 await group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
@@ -430,8 +430,3 @@ def _nothing() -> None:
 def new_scheduler(parts: SchedulerParts) -> Scheduler:
     """The scheduler that the configuration asks for, still without instances."""
     return ModelScheduler(parts) if parts.config.sequence_batching is None else SequenceScheduler(parts)
-
-
-def _initial_states(definition: ModelDefinition) -> Mapping[str, bytes]:
-    """Raises: ServeError: INVALID_ARGUMENT, a file that a state of sequences begins with cannot be had."""
-    return read_initial_states(definition.config, definition.files)

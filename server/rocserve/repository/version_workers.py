@@ -199,6 +199,8 @@ def _with_file(worker: WorkerPlan, definition: ModelDefinition, version_folder: 
 
 
 PARAMETER = "EXECUTION_ENV_PATH"
+"""Triton's parameter that names the Python of a model's workers; `$$TRITON_MODEL_DIRECTORY` in it is the model's
+folder. There it is an archive that conda-pack made; here a virtual environment, or its interpreter."""
 
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
