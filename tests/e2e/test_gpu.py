@@ -7,10 +7,12 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.models import drop
@@ -207,3 +209,116 @@ def test_a_python_model_answers_with_tensors_on_the_gpu(server: RocserveProcess)
         answer = client.infer("double", {"x": x})
         np.testing.assert_array_equal(answer["tensor"], 2 * x)
         np.testing.assert_array_equal(answer["capsule"], 3 * x)
+
+
+ON_GPU = """
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    # Adds what its name says to its input, and tells where that was; the answer is on the GPU.
+
+    def initialize(self, args):
+        self.term = float(args["model_name"].rpartition("_")[2])
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            given = pb_utils.get_input_tensor_by_name(request, "x")
+            x = torch.from_dlpack(given)
+            was_on_gpu = np.full((x.shape[0], 1), not given.is_cpu())
+            made = pb_utils.Tensor.from_dlpack("y", x.cuda() + self.term)
+            assert not made.is_cpu()
+            try:
+                made.as_numpy()
+            except pb_utils.TritonModelException as error:
+                assert str(error) == "Tensor is stored in GPU and cannot be converted to NumPy."
+            responses.append(pb_utils.InferenceResponse([made, pb_utils.Tensor("on_gpu", was_on_gpu)]))
+        return responses
+"""
+ON_GPU_CONFIG = """
+backend: "python"
+max_batch_size: 8
+dynamic_batching { }
+instance_group { kind: KIND_GPU gpus: [ 0 ] }
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output { name: "y" data_type: TYPE_FP32 dims: -1 }
+output { name: "on_gpu" data_type: TYPE_BOOL dims: 1 }
+parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "%s" } }
+"""
+STEP = """
+  step { model_name: "%s" model_version: -1 input_map { key: "x" value: "%s" }
+         output_map { key: "%s" value: "%s" } %s }
+"""
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "scores" data_type: TYPE_FP32 dims: 3 }
+output { name: "on_gpu" data_type: TYPE_BOOL dims: 1 }
+ensemble_scheduling { %s }
+"""
+
+
+@pytest.fixture(scope="module")
+def chains(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Client]:
+    """A Python model before the network and one behind it: "on" all on the GPU, "off" with a last one that is not."""
+    repository = server.repositories[0]
+    for model, forced in (("by_1", "no"), ("by_100", "no"), ("by_200", "yes")):
+        drop(repository, model, ON_GPU.encode(), ON_GPU_CONFIG % forced, filename="model.py")
+    told = 'output_map { key: "on_gpu" value: "on_gpu" }'
+    for name, last in (("on", "by_100"), ("off", "by_200")):
+        steps = (
+            STEP % ("by_1", "x", "y", "added", "")
+            + STEP % ("on_gpu", "added", "scores", "network", "")
+            + STEP % (last, "network", "y", "scores", told)
+        )
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(CHAIN % steps)
+    with Client(server.address) as client:
+        for model in ("on_gpu", "by_1", "by_100", "by_200", "on", "off"):
+            client.load_model(model)
+            client.wait_until_ready(LOAD_SECONDS, model=model)
+        yield client
+
+
+@pytest.mark.parametrize(("chain", "term", "stays"), [("on", 100, True), ("off", 200, False)])
+def test_tensors_of_an_ensemble_stay_on_the_gpu_where_all_who_read_them_take_them_there(
+    chains: Client, torch_files: TorchFiles, chain: str, term: int, stays: bool
+) -> None:
+    inputs, expected = torch_files.values("classifier")
+
+    def ask(rows: int) -> None:
+        answer = chains.infer(chain, {"x": inputs["x"][:rows] - 1})
+        np.testing.assert_allclose(answer["scores"], expected["scores"][:rows] + term, atol=1e-4)
+        assert answer["on_gpu"].tolist() == [[stays]] * rows
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(ask, [1 + number % 4 for number in range(200)]))
+
+
+def test_a_worker_that_dies_takes_no_other_along(
+    chains: Client, server: RocserveProcess, torch_files: TorchFiles
+) -> None:
+    inputs, expected = torch_files.values("classifier")
+    others = {model: _worker(server, model).pid for model in ("on_gpu", "by_100")}
+    for _ in range(3):
+        before = _worker(server, "by_1")
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(chains.infer, "on", {"x": inputs["x"][:2] - 1}) for _ in range(50)]
+            before.kill()
+            wait(asked)
+        wait_until(lambda: _worker(server, "by_1").pid != before.pid, seconds=LOAD_SECONDS)  # noqa: B023
+        chains.wait_until_ready(LOAD_SECONDS, model="by_1")
+        answer = chains.infer("on", {"x": inputs["x"][:2] - 1})
+        np.testing.assert_allclose(answer["scores"], expected["scores"][:2] + 100, atol=1e-4)
+        assert answer["on_gpu"].all()
+    assert others == {model: _worker(server, model).pid for model in others}
+
+
+def _worker(server: RocserveProcess, model: str) -> psutil.Process:
+    found = [process for process in server.family() if process.name() == f"rocserve:{model}"]
+    wait_until(lambda: found or found.extend(p for p in server.family() if p.name() == f"rocserve:{model}"))
+    return found[0]

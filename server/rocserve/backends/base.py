@@ -179,6 +179,8 @@ class Batch:
     """How many rows of the first dimension belong to each request; (1,) without batching."""
     cuts: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
     """By output, the shapes of the requests' parts, for outputs that hold these one behind the other and not rows."""
+    may_stay: tuple[str, ...] = ()
+    """The outputs that may be References, for models whose properties have DEVICE_PROPERTY."""
     room: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     """By output, where one may be put; empty = nowhere. An engine that gives such an array itself for an output of its
     datatype and shape saves a copy. As it is written, it is nobody's input; it is not to be kept beyond `execute`."""
@@ -200,6 +202,8 @@ class BatchResult:
     """Object arrays of bytes or str for BYTES. Rows of failed requests may hold anything but must be there."""
     failures: Mapping[int, ServeError] = field(default_factory=dict)
     """By the request's place in the batch."""
+    kept: Sequence[object] = ()
+    """What References among the outputs refer to: kept until the server has returned them."""
 
 
 class LoadedModel(Protocol):

@@ -27,7 +27,7 @@ class ModelResponse:
     outputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     slot: object = None
-    """As InferResponse.slot."""
+    """As InferResponse.slot; in a worker, as BatchResult.kept."""
 
 
 Answer = ModelResponse | ServeError
@@ -84,6 +84,8 @@ class ModelRequest:
     """Which of the open requests it is."""
     trace_context: str = ""
     """The W3C trace context that goes on with what the model asks of others, in JSON; empty: there is none."""
+    may_stay: tuple[str, ...] = ()
+    """As Batch.may_stay; of outputs in the answer that `execute` returns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,10 @@ class RequestLayout:
     timeout_microseconds: int = 0
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     """The client's own."""
+    references: tuple[TensorHead, ...] = ()
+    """Those of the inputs that are References, as their model sees them; `inputs` has them as they travel."""
+    may_stay: tuple[str, ...] = ()
+    """The outputs that may be References."""
 
 
 class RequestForm:

@@ -65,6 +65,10 @@ class RequestHead:
     parameters: Parameters = field(default_factory=dict)
     is_typed: bool = False
     """Whether inputs came element by element, in fields of their datatypes."""
+    references: frozenset[str] = frozenset()
+    """The inputs whose data are References. Of these two no client can say anything."""
+    may_stay: frozenset[str] = frozenset()
+    """The outputs that may be References."""
     uses_shared_memory: bool = field(init=False)
     """Whether a tensor says that it lies in a client's shared memory."""
     has_strings: bool = field(init=False)

@@ -37,6 +37,15 @@ class InputPlan:
     element_count: int
     nbytes: int
     """What the data must measure; -1 for BYTES, whose elements are counted instead."""
+    is_reference: bool = False
+    """Its data are References: as many as the model has rows."""
+
+    @property
+    def head(self) -> TensorHead:
+        """As it travels."""
+        if self.is_reference:
+            return TensorHead(self.name, DataType.BYTES, (self.element_count,))
+        return TensorHead(self.name, self.datatype, self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +69,8 @@ class RequestPlan:
     """0 = none."""
     parameters: Parameters
     """The client's own, which a model that sees each request for itself is told."""
+    may_stay: tuple[str, ...] = ()
+    """See RequestHead."""
 
     @cached_property
     def input_bytes(self) -> list[int]:
@@ -74,9 +85,17 @@ class RequestPlan:
     @cached_property
     def form(self) -> RequestForm:
         """What the request is to a worker."""
-        heads = tuple(TensorHead(entry.name, entry.datatype, entry.shape) for entry in self.inputs)
-        more = (self.priority, self.timeout_microseconds, self.parameters)
+        heads = tuple(entry.head for entry in self.inputs)
+        references = tuple(
+            TensorHead(entry.name, entry.datatype, entry.shape) for entry in self.inputs if entry.is_reference
+        )
+        more = (self.priority, self.timeout_microseconds, self.parameters, references, self.may_stay)
         return RequestForm(RequestLayout(heads, self.outputs, self.batch_size, *more))
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Neither inputs nor outputs are in memory that is another's soon."""
+        return not self.may_stay and not any(entry.is_reference for entry in self.inputs)
 
 
 class RequestValidator:
@@ -135,13 +154,15 @@ class RequestValidator:
         outputs, classifications = self._plan_outputs(head)
         self._check_input_names(head, prefix)
         batch_size = self._batch_size(head, prefix)
-        inputs = tuple(self._plan_input(entry, prefix) for entry in reversed(head.inputs))[::-1]
+        inputs = tuple(
+            self._plan_input(entry, prefix, entry.name in head.references) for entry in reversed(head.inputs)
+        )[::-1]
         return RequestPlan(
             batch_size=batch_size,
             inputs=inputs,
             batch_key=tuple(
                 sorted(
-                    ((entry.name, entry.datatype, self._shape_to_share(entry)) for entry in inputs),
+                    ((entry.name, entry.head.datatype, self._shape_to_share(entry)) for entry in inputs),
                     key=lambda key: key[0],
                 )
             ),
@@ -150,6 +171,7 @@ class RequestValidator:
             priority=int(head.parameters.get("priority", 0)),
             timeout_microseconds=int(head.parameters.get("timeout", 0)),
             parameters=client_parameters(head) if self._sees_requests else NO_PARAMETERS,
+            may_stay=tuple(name for name in outputs if name in head.may_stay),
         )
 
     def _shape_to_share(self, entry: InputPlan) -> tuple[int, ...]:
@@ -229,7 +251,7 @@ class RequestValidator:
             raise invalid_argument(f"{prefix}inference request batch-size must be <= {limit} for '{model}'")
         return size
 
-    def _plan_input(self, entry: InputHead, prefix: str) -> InputPlan:
+    def _plan_input(self, entry: InputHead, prefix: str, is_reference: bool) -> InputPlan:
         model, expected = self._config.name, self._inputs[entry.name]
         if entry.datatype != expected.datatype.value:
             raise invalid_argument(
@@ -250,6 +272,9 @@ class RequestValidator:
                 f" {_shape(entry.shape)}. " + (_BATCH_NOTE if batching else "")
             )
         seen = (*entry.shape[:1], *_reshaped(dims, expected)) if batching else _reshaped(dims, expected)
+        if is_reference:
+            rows = entry.shape[0] if batching else 1
+            return InputPlan(entry.name, expected.datatype, seen, rows, -1, is_reference)
         count = math.prod(entry.shape)
         nbytes = -1 if expected.datatype is DataType.BYTES else count * expected.datatype.itemsize
         return InputPlan(entry.name, expected.datatype, seen, count, nbytes)

@@ -63,7 +63,7 @@ class ScheduledVersion:
             if self.config.decoupled:
                 # Only for clients that can take any number of responses.
                 responder.expect_many()
-            elif self._answers is not None:
+            elif self._answers is not None and request.plan.is_cacheable:
                 self._infer_unless_cached(self._answers, request, responder)
                 return
             self._scheduler.submit(request, responder)

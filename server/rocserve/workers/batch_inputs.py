@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
+from rocserve.core.device_references import References
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import Shape, ragged_batching, ragged_parts
@@ -91,7 +92,8 @@ class BatchGatherer:
                 head.name: Tensor(head.name, head.datatype, head.shape, data)
                 for head, data in zip(layout.inputs, request_inputs(request, self._heap), strict=True)
             }
-            batch = self._single.keep(key, Batch(inputs, layout.requested_outputs, (layout.rows,)))
+            made = Batch(inputs, layout.requested_outputs, (layout.rows,), may_stay=layout.may_stay)
+            batch = self._single.keep(key, made)
         return batch
 
     def _room(self, form: RequestForm, count: int) -> _Gathered:
@@ -104,7 +106,8 @@ class BatchGatherer:
             nbytes = math.prod(shape) * head.datatype.itemsize
             columns.append(lent[head.name][:nbytes] if lent else memoryview(bytearray(nbytes)))
             inputs[head.name] = Tensor(head.name, head.datatype, shape, columns[-1].toreadonly())
-        return _Gathered(Batch(inputs, layout.requested_outputs, (layout.rows,) * count), columns)
+        batch = Batch(inputs, layout.requested_outputs, (layout.rows,) * count, may_stay=layout.may_stay)
+        return _Gathered(batch, columns)
 
     def _lent(self, form: RequestForm, count: int) -> Mapping[str, memoryview]:
         """The engine's memory for so many requests."""
@@ -123,9 +126,18 @@ class BatchGatherer:
             name = head.name
             data: Buffer = parts[name][0] if len(requests) == 1 else b"".join(parts[name])
             inputs[name] = Tensor(name, head.datatype, self._shape(name, shapes[name]), data)
+        for head in requests[0].form.layout.references:
+            shape = head.shape
+            if self._batching:
+                shape = (sum(one.form.layout.rows for one in requests), *shape[1:])
+            inputs[head.name] = Tensor(head.name, head.datatype, shape, References(inputs[head.name].data))
         made, cuts = ragged_parts(self._ragged, shapes)
         inputs.update((tensor.name, tensor) for tensor in made)
-        return Batch(inputs, self._requested(requests), tuple([one.form.layout.rows for one in requests]), cuts)
+        may_stay = requests[0].form.layout.may_stay
+        if any(one.form.layout.may_stay != may_stay for one in requests):
+            may_stay = ()
+        rows = tuple([one.form.layout.rows for one in requests])
+        return Batch(inputs, self._requested(requests), rows, cuts, may_stay)
 
     def _shape(self, name: str, shapes: Sequence[Shape]) -> Shape:
         if name in self._ragged.inputs:

@@ -14,8 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rocserve.backends.base import Batch
-from rocserve.backends.request_model import Answer, ModelRequest, RequestModel, RequestModelSource, Result
+from rocserve.backends.request_model import (
+    Answer,
+    ModelRequest,
+    ModelResponse,
+    RequestModel,
+    RequestModelSource,
+    Result,
+)
 from rocserve.core.custom_metrics import MetricChanges
+from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError
 from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.tensors import Tensor
@@ -117,7 +125,8 @@ class RequestService(ModelService):
                 responder.claim()
             self._end.fail(received, (input_end, max(output_start, input_end)), serve_error(error, self._log))
             return
-        self._end.finish(received, (input_end, output_start), results)
+        kept = [answer.slot for answer in settled if isinstance(answer, ModelResponse) and answer.slot is not None]
+        self._end.finish(received, (input_end, output_start), results, kept)
 
     def _request(self, received: ReceivedRequest, responders: list[BatchedResponder]) -> ModelRequest:
         """A request on memory of its own, which may be kept and written to.
@@ -131,6 +140,8 @@ class RequestService(ModelService):
             head.name: Tensor(*head, bytearray(content))
             for head, content in zip(layout.inputs, request_inputs(received, heap), strict=True)
         }
+        for head in layout.references:
+            inputs[head.name] = Tensor(*head, References(inputs[head.name].data))
         details = read_details(details_of(received, heap)) if received.details_bytes else NO_DETAILS
         return ModelRequest(
             inputs,
@@ -144,6 +155,7 @@ class RequestService(ModelService):
             layout.parameters,
             received.number,
             details.trace_context,
+            layout.may_stay,
         )
 
     def _run(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:

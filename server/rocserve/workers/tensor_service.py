@@ -132,12 +132,13 @@ class TensorExecutor:
     def _run_each(self, received: ReceivedBatch) -> None:
         """Each request for itself: one that fails leaves the others alone."""
         results: list[OutgoingResult] = []
+        kept: list[object] = []
         for request in received.requests:
             try:
-                self._free[0].run_one(request, results)
+                kept += self._free[0].run_one(request, results)
             except BaseException as error:
                 results.append(error_result(serve_error(error, self._log)))
-        self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results)
+        self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results, kept)
 
 
 class BatchLane:
@@ -194,7 +195,7 @@ class BatchLane:
             output_start = time.monotonic_ns()
             results: list[OutgoingResult] = []
             writer.write(results, self._batch, result)
-            end.finish(self._received, (input_end, output_start), results)
+            end.finish(self._received, (input_end, output_start), results, result.kept)
         except BaseException as error:
             end.fail(self._received, (input_end, output_start), serve_error(error, self._log))
         finally:
@@ -202,12 +203,14 @@ class BatchLane:
             self._batch = self._error = None
         return output_start
 
-    def run_one(self, request: ReceivedRequest, results: list[OutgoingResult]) -> None:
-        """Add the result of a request of a group."""
+    def run_one(self, request: ReceivedRequest, results: list[OutgoingResult]) -> Sequence[object]:
+        """Add the result of a request of a group; what it keeps (see BatchResult)."""
         batch = self._gatherer.batch([request])
         batch.room = NO_ROOM
         self._execution.start(batch)
-        self._writer.write(results, batch, self._execution.result())
+        result = self._execution.result()
+        self._writer.write(results, batch, result)
+        return result.kept
 
     def drop(self) -> None:
         """Wait for the batch; its result is nobody's."""

@@ -156,6 +156,8 @@ class WorkerEnd:
         self._unread: dict[int, int] = {}
         """By place, the bytes of slots that the server has still to read."""
         self._unread_bytes = 0
+        self._kept: dict[int, Sequence[object]] = {}
+        """By place, what references in these slots refer to."""
         self.layouts = SentLayouts()
         self._forms: dict[int, RequestForm] = {}
 
@@ -250,7 +252,7 @@ class WorkerEnd:
             while True:
                 if not self._is_wanted:
                     raise ServerGone
-                if self._unread_bytes >= _RETURNED_AT_ONCE and self._returns.has_mail():
+                if (self._unread_bytes >= _RETURNED_AT_ONCE or self._kept) and self._returns.has_mail():
                     self._take_returns()
                 if not self._unread or self._unread_bytes + nbytes <= _MOST_UNREAD_BYTES:
                     place, view = self._heap.allocate(nbytes)
@@ -268,6 +270,7 @@ class WorkerEnd:
     def _take_returns(self) -> None:
         for place in returned_places(self._returns.take()):
             self._unread_bytes -= self._unread.pop(place, 0)
+            self._kept.pop(place, None)
             self._heap.free(place)
 
     def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, int, int]:
@@ -306,8 +309,15 @@ class WorkerEnd:
         place, view = self.place(RESULT_START + nbytes)
         return place, view[RESULT_START:]
 
-    def finish(self, batch: ReceivedBatch, times: tuple[int, int], results: Sequence[OutgoingResult]) -> None:
-        """A batch is done. `times`: time.monotonic_ns() when its inputs were there and when its engine ended."""
+    def finish(
+        self,
+        batch: ReceivedBatch,
+        times: tuple[int, int],
+        results: Sequence[OutgoingResult],
+        kept: Sequence[object] = (),
+    ) -> None:
+        """A batch is done. `times`: time.monotonic_ns() when its inputs were there and when its engine ended. `kept`:
+        see BatchResult."""
         count = len(results)
         # Two entries take as much as tensors are aligned to.
         end = (count + count % 2) * ENTRY_BYTES
@@ -325,6 +335,8 @@ class WorkerEnd:
             fill(view, [*table, *pieces])
         else:
             self._heap.view(place, ENTRY_BYTES)[:] = table[0]
+        if kept:
+            self._kept[place] = kept
         done = ENTRY.pack(DONE, 0, 0, batch.id, *times, time.monotonic_ns())
         self.post(done + ENTRY.pack(RESULTS, 0, 0, 0, place, count, end))
 

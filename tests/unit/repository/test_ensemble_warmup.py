@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -58,6 +58,7 @@ class Member:
         inputs=(InputConfig("X", DataType.FP32, (2,)),),
         outputs=(OutputConfig("Y", DataType.FP32, (2,)),),
     )
+    properties: ClassVar[dict[str, str]] = {}
 
     def __init__(self, error: ServeError | None = None) -> None:
         self.seen: list[np.ndarray[Any, Any]] = []

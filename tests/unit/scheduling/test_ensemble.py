@@ -8,21 +8,24 @@ import logging
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
+import pytest
 from support.dispatching import dispatcher_of
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, references_of, referring
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, OutputConfig
+from rocserve.core.model_config import EnsembleStep, InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor
-from rocserve.core.validation import RequestValidator
+from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, TensorHead
+from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.scheduling.cached_answers import CachedAnswers, ResponseCache
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 
@@ -45,6 +48,7 @@ class Member:
         )
         self.config_message = b""
         self.statistics = ModelStatistics()
+        self.properties: dict[str, str] = {}
         self.requests: list[InferRequest] = []
         self._rule = rule
         self._held = held
@@ -420,6 +424,7 @@ class Texts:
     """A member that answers with so many empty strings."""
 
     version = 1
+    properties: ClassVar[dict[str, str]] = {}
 
     def __init__(self, name: str, count: int) -> None:
         self.name = name
@@ -457,3 +462,92 @@ def test_many_strings_between_members_are_counted_in_steps():
     assert len(list(counting)) >= 8
     assert members[1].requests[0].element_faults == [""]
     assert answer.response.outputs[0].shape == (1,)
+
+
+class OnGpu(Member):
+    """Gives references where it may."""
+
+    def __init__(self, name: str, device: str = "GPU-0", **more) -> None:
+        super().__init__(name, lambda values: values, **more)
+        self.properties = {DEVICE_PROPERTY: device} if device else {}
+        self.config = replace(self.config, instance_groups=(InstanceGroup("g", InstanceKind.GPU, 1, (0,)),))
+        self.slots: list[weakref.ref] = []
+        self.plans: list[RequestPlan] = []
+
+    def _answer(self, request, plan, responder) -> None:
+        self.plans.append(plan)
+        rows = plan.batch_size
+        outputs = []
+        for name in plan.outputs:
+            if name in plan.may_stay:
+                places = [DeviceReference(self.name.encode(), 0, 512, 8 * row, FP32, (2,)) for row in range(rows)]
+                outputs.append(referring(name, places))
+            else:
+                outputs.append(Tensor(name, FP32, (rows, 2), memoryview(bytes(8 * rows))))
+        response = InferResponse.of(self.name, "1", request.id, outputs)
+        response.slot = Slot()
+        self.slots.append(weakref.ref(response.slot))
+        responder.send(response)
+
+
+class Slot:
+    pass
+
+
+def test_a_tensor_stays_on_the_gpu_until_its_reader_has_answered() -> None:
+    a, b = OnGpu("a"), OnGpu("b", held=True)
+    version = ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")])
+    answer = ask(version, 1, 2, 3, 4)
+    assert (a.requests[0].head.references, a.plans[0].may_stay) == (frozenset(), ("OUT",))
+    [request] = b.requests
+    assert request.head.references == {"IN"}
+    assert request.head.inputs == (InputHead("IN", "FP32", (2, 2)),)
+    [there] = references_of(Tensor("IN", FP32, (2, 2), request.data[0]))[1:]
+    assert there == DeviceReference(b"a", 0, 512, 8, FP32, (2,))
+    del request
+    assert a.slots[0]() is not None
+    b.requests.clear()
+    b.finish()
+    assert answer.value() == [0, 0, 0, 0]
+    gc.collect()
+    assert a.slots[0]() is None
+    assert not a.plans[0].is_cacheable
+    assert not b.plans[0].is_cacheable
+    layout = b.plans[0].form.layout
+    assert layout.inputs == (TensorHead("IN", DataType.BYTES, (2,)),)
+    assert (layout.references, layout.may_stay) == ((TensorHead("IN", FP32, (2, 2)),), ())
+
+
+@pytest.mark.parametrize(
+    ("devices", "outputs"),
+    [
+        (("GPU-0", "GPU-1", "GPU-0"), ("Y", "Z")),
+        (("GPU-0", "", "GPU-0"), ("Y", "Z")),
+        (("", "GPU-0", "GPU-0"), ("Y", "Z")),
+        (("GPU-0", "GPU-0", "GPU-0"), ("T", "Y", "Z")),
+    ],
+)
+def test_a_tensor_comes_by_way_of_the_host(devices: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+    members = [OnGpu(name, device) for name, device in zip("abc", devices, strict=True)]
+    steps = [step("a", "X", "T"), step("b", "T", "Y"), step("c", "T", "Z")]
+    answer = ask(ensemble(*members, steps=steps, outputs=outputs), 1, 2)
+    assert answer.error is None
+    for member in members:
+        assert (member.requests[0].head.references, member.requests[0].head.may_stay) == (frozenset(), frozenset())
+
+
+def test_a_member_may_leave_the_gpu_before_its_step() -> None:
+    a, b = OnGpu("a", held=True), OnGpu("b")
+    answer = ask(ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")]), 1, 2)
+    b.properties = {}
+    a.finish()
+    assert answer.error.code is StatusCode.UNAVAILABLE
+    assert answer.error.text == "in ensemble 'e', model 'b' has just left the GPU on which tensor 'T' lies"
+
+
+def test_instances_on_several_gpus_take_no_references() -> None:
+    a, b = OnGpu("a"), OnGpu("b")
+    group = InstanceGroup("g", InstanceKind.GPU, 1, (0, 1))
+    b.config = replace(b.config, instance_groups=(group,))
+    ask(ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")]), 1, 2)
+    assert a.requests[0].head.may_stay == frozenset()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
 
+from rocserve.backends.base import ModelSource
 from rocserve.backends.python.auto_complete import completed_config, signature_of
 from rocserve.backends.python.faults import fault_text
 from rocserve.backends.python.model import ModelPlace, PythonModel
@@ -16,6 +19,10 @@ from rocserve.backends.request_model import RequestModel, RequestModelSource
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 
+if TYPE_CHECKING:
+    from rocserve.backends.device_tensors import DeviceTensors
+
+_LOG = logging.getLogger(__name__)
 _CLASS_NAME = "TritonPythonModel"
 
 
@@ -52,7 +59,27 @@ def load(model: RequestModelSource) -> RequestModel:
         instance_name=model.instance_name,
         instance_kind=_kind_name(source.instance_kind, source.device),
     )
-    return PythonModel(model_class, utilities.InferenceRequest, signature, place, caller)
+    return PythonModel(
+        model_class, utilities.InferenceRequest, signature, place, caller, _device_tensors(source, place)
+    )
+
+
+def _device_tensors(source: ModelSource, place: ModelPlace) -> DeviceTensors | None:
+    """Those of the model's GPU, where it wants its inputs there and has PyTorch for it."""
+    wanted = source.config.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes").strip().lower() == "no"
+    if not wanted or place.instance_kind != "GPU":
+        return None
+    try:
+        torch = importlib.import_module("torch")
+        if not torch.cuda.is_available():
+            raise ImportError(f"PyTorch {torch.__version__} finds no GPU here that it can use")
+        shared = importlib.import_module("rocserve.backends.device_tensors")
+    except ImportError as error:
+        _LOG.warning("model '%s' is given its inputs in the CPU's memory: %s", source.name, error)
+        return None
+    number = 0 if torch.cuda.device_count() == 1 else source.device
+    tensors: DeviceTensors = shared.DeviceTensors(torch.device("cuda", number))
+    return tensors
 
 
 def _kind_name(kind: InstanceKind, device: int | None) -> str:

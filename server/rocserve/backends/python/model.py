@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocserve.backends.python.abandoned import AbandonedRequests
 from rocserve.backends.python.event_loop import EventLoop
@@ -20,11 +20,17 @@ from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
 from rocserve.backends.python.pb_utils.response import InferenceResponse
 from rocserve.backends.python.pb_utils.response_sender import RequestAnswers
+from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_device_tensor, wrap_tensor
 from rocserve.backends.python.server_log import keep_server_log
-from rocserve.backends.request_model import RESCHEDULED, ModelRequest, Result
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelRequest, ModelResponse, Result
+from rocserve.core import tensors as core
+from rocserve.core.device_references import DEVICE_PROPERTY, References
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
+
+if TYPE_CHECKING:
+    from rocserve.backends.device_tensors import DeviceTensors, SharedTensor
 
 _LOG = logging.getLogger(__name__)
 _IS_CLOSED = attrgetter("is_closed")
@@ -56,18 +62,23 @@ class PythonModel:
         signature: Signature,
         place: ModelPlace,
         caller: Caller,
+        tensors: DeviceTensors | None = None,
     ) -> None:
-        """`request_class`: what the model knows as pb_utils.InferenceRequest."""
+        """`request_class`: what the model knows as pb_utils.InferenceRequest. `tensors`: of its GPU, where its inputs
+        may be on that."""
         self._class = model_class
         self._request_class = request_class
         self._signature = signature
         self._place = place
         self._caller = caller
+        self._tensors = tensors
+        self.properties = {DEVICE_PROPERTY: tensors.name} if tensors else {}
         self._loop = EventLoop()
         self._model: Any = None
         self._decoupled = False
         self._iterative = False
         self._outputs: tuple[str, ...] = ()
+        self._batching = False
         self._abandoned = AbandonedRequests(place.name, False)
 
     @property
@@ -83,6 +94,7 @@ class PythonModel:
         self._decoupled = config.decoupled
         self._iterative = config.sequence_batching is not None and config.sequence_batching.iterative
         self._outputs = tuple(output.name for output in config.outputs)
+        self._batching = config.max_batch_size > 0
         self._abandoned = AbandonedRequests(self._place.name, self._decoupled)
         try:
             self._model = self._class()
@@ -102,15 +114,18 @@ class PythonModel:
         answers: list[RequestAnswers] = []
         received: list[InferenceRequest] = []
         place = self._place
+        wrap = wrap_tensor if self._tensors is None else self._wrapped
         for request in requests:
             outputs = request.requested_outputs or self._outputs
             answering = RequestAnswers(request.responder, self._decoupled, outputs, self._abandoned.take)
             answers.append(answering)
             received.append(
                 received_request(
-                    self._request_class, request, outputs, place.name, place.version, answering, self._iterative
+                    self._request_class, request, outputs, place.name, place.version, answering, self._iterative, wrap
                 )
             )
+        if self._tensors is not None:
+            self._tensors.wait()
         try:
             returned = self._model.execute(received)
             if asyncio.iscoroutine(returned):
@@ -163,7 +178,7 @@ class PythonModel:
             _WrongAnswer: in Triton's words.
         """
         if returned is None:
-            return [_result(None, *each) for each in zip(received, answers, strict=True)]
+            return [self._result(None, *each) for each in zip(received, answers, strict=True)]
         if self._decoupled:
             raise self._decoupled_fault()
         if not isinstance(returned, list):
@@ -173,7 +188,53 @@ class PythonModel:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
                 f" InferenceRequest(s) size is:{len(answers)}, and InferenceResponse(s) size is:{len(returned)}"
             )
-        return [_result(*each) for each in zip(returned, received, answers, strict=True)]
+        return [self._result(*each) for each in zip(returned, received, answers, strict=True)]
+
+    def _result(self, response: Any, request: InferenceRequest, answers: RequestAnswers) -> Result | None:
+        if request._is_rescheduled:
+            if response is not None:
+                raise _WrongAnswer(
+                    "Expected a None object in the execute function return list for reschduled request, found type"
+                    f" '{type(response)}'."
+                )
+            # Whatever is still to be said is said to the request when it comes again; unless it has ended already.
+            return RESCHEDULED if answers.close() else None
+        if response is None:
+            return None
+        if not isinstance(response, InferenceResponse):
+            raise _WrongAnswer(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type"
+                f" '{type(response)}'."
+            )
+        try:
+            return self._answer(response, request, answers)
+        except TritonModelException as error:
+            raise _WrongAnswer(str(error)) from None
+
+    def _answer(self, response: InferenceResponse, request: InferenceRequest, answers: RequestAnswers) -> Answer:
+        """Outputs on the GPU are left there where they may be."""
+        tensors, message = self._tensors, request._message
+        may_stay = message.may_stay if isinstance(message, ModelRequest) else ()
+        if tensors is None or not may_stay:
+            return answers.returned(response, host_tensor)
+        kept: list[SharedTensor] = []
+
+        def sent(tensor: Tensor) -> core.Tensor:
+            if tensor.is_cpu() or tensor.name() not in may_stay:
+                return host_tensor(tensor)
+            kept.append(tensors.share(tensor._on_device))
+            return kept[-1].referring(tensor.name(), self._batching)
+
+        answer = answers.returned(response, sent)
+        tensors.wait()
+        return replace(answer, slot=kept) if kept and isinstance(answer, ModelResponse) else answer
+
+    def _wrapped(self, tensor: core.Tensor) -> Tensor:
+        """An input as the model sees it: what lies on the GPU is copied there, for the model may keep it."""
+        if type(tensor.data) is not References:
+            return wrap_tensor(tensor)
+        assert self._tensors is not None, "the server sends none where no property asks for them"
+        return wrap_device_tensor(tensor.name, self._tensors.open(tensor).clone())
 
     def _decoupled_fault(self) -> _WrongAnswer:
         return _WrongAnswer(
@@ -199,25 +260,3 @@ class PythonModel:
         _LOG.error("model '%s' failed to process its request(s)", name, exc_info=error)
         text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
         return internal(f"Failed to process the request(s) for model '{name}', message: {text}")
-
-
-def _result(response: Any, request: InferenceRequest, answers: RequestAnswers) -> Result | None:
-    if request._is_rescheduled:
-        if response is not None:
-            raise _WrongAnswer(
-                "Expected a None object in the execute function return list for reschduled request, found type"
-                f" '{type(response)}'."
-            )
-        # Whatever is still to be said is said to the request when it comes again; unless it has ended already.
-        return RESCHEDULED if answers.close() else None
-    if response is None:
-        return None
-    if not isinstance(response, InferenceResponse):
-        raise _WrongAnswer(
-            "Expected an 'InferenceResponse' object in the execute function return list, found type"
-            f" '{type(response)}'."
-        )
-    try:
-        return answers.returned(response)
-    except TritonModelException as error:
-        raise _WrongAnswer(str(error)) from None

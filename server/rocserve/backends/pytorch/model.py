@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -15,12 +15,14 @@ import torch
 from rocserve.backends.base import Batch, BatchResult, Execution, SequentialExecution
 from rocserve.backends.batch_memory import rows_that_fit
 from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
+from rocserve.backends.device_tensors import DeviceTensors, SharedTensor, is_on_device
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.binding import BoundProgram, bind
 from rocserve.backends.pytorch.datatypes import from_torch, to_torch
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import Program, outputs_of
 from rocserve.backends.pytorch.sizes import Report, SizedLane, SizedProgram
+from rocserve.core.device_references import DEVICE_PROPERTY, References
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
@@ -51,7 +53,8 @@ class TorchModel:
         Raises:
             ServeError: INVALID_ARGUMENT, what the configuration says does not do for the program.
         """
-        self.properties = properties
+        self._tensors = None if device.type == "cpu" else DeviceTensors(device)
+        self.properties = {**properties, DEVICE_PROPERTY: self._tensors.name} if self._tensors else properties
         self._config = config
         self._program = program
         self._options = options
@@ -83,6 +86,7 @@ class TorchModel:
             ServeError: INVALID_ARGUMENT, the parameter is no list of sizes.
         """
         shapes = self._bound.shapes
+        assert self._tensors is not None, "a GPU's"
         if not self.signature.supports_batching or any(-1 in shape[1:] for shape in shapes.values()):
             return
         most = BACKEND.default_max_batch_size
@@ -91,9 +95,8 @@ class TorchModel:
         sizes = parse_batch_sizes(text, largest) if text else default_batch_sizes(largest)
         datatypes = {spec.name: spec.datatype for spec in self.signature.inputs}
         specs = [TensorSpec(name, datatypes[name], shapes[name]) for name in self._bound.inputs]
-        sized = SizedProgram(
-            self._program, specs, self._device, captures, self._options.batches_at_once or _BATCHES_AT_ONCE
-        )
+        lanes = self._options.batches_at_once or _BATCHES_AT_ONCE
+        sized = SizedProgram(self._program, specs, self._device, captures, lanes, self._tensors)
         try:
             with self.mode():
                 sized.open(sizes, report)
@@ -130,18 +133,48 @@ class TorchModel:
         if isinstance(execution, SizedExecution):
             execution.start(batch)
             return execution.result()
-        return self.named(outputs_of(self._call(self.inputs_of(batch))), batch)
+        outputs = outputs_of(self._call(self.inputs_of(batch)))
+        staying = self.staying(batch)
+        if staying:
+            assert self._tensors is not None, "a GPU's"
+            outputs = [
+                self._tensors.share(output) if place in staying and is_on_device(output) else output
+                for place, output in enumerate(outputs)
+            ]
+            self._tensors.wait()
+        return self.named(outputs, batch)
 
     def inputs_of(self, batch: Batch) -> list[Tensor]:
         """In the program's order."""
         return [batch.inputs[name] for name in self._bound.inputs]
+
+    def staying(self, batch: Batch) -> Collection[int]:
+        """The places of the outputs that are left on the GPU."""
+        return [self._bound.outputs[name] for name in batch.may_stay]
+
+    def value(self, tensor: Tensor, copies: bool) -> Any:
+        """An input as PyTorch has it, where it lies or as a copy."""
+        if type(tensor.data) is not References:
+            return to_torch(tensor, copies)
+        assert self._tensors is not None, "the server sends none where no property asks for them"
+        found = self._tensors.open(tensor)
+        return found.clone() if copies else found
 
     def named(self, outputs: Sequence[Any], batch: Batch) -> BatchResult:
         """What the program returned for a batch, as its signature calls it. Raises: ServeError: INTERNAL."""
         places = self._bound.outputs
         if len(outputs) < len(places):
             raise internal(f"the program returned {len(outputs)} outputs, expected {len(places)}")
-        return BatchResult({name: from_torch(name, outputs[places[name]]) for name in batch.requested_outputs})
+        named: dict[str, Array | Tensor] = {}
+        kept: list[object] = []
+        for name in batch.requested_outputs:
+            output = outputs[places[name]]
+            if isinstance(output, SharedTensor):
+                named[name] = output.referring(name, self._config.max_batch_size > 0)
+                kept.append(output)
+            else:
+                named[name] = from_torch(name, output)
+        return BatchResult(named, kept=kept)
 
     def close(self) -> None:
         self.executions = ()
@@ -153,7 +186,7 @@ class TorchModel:
         """What the program returns for inputs in its order. Raises: ServeError."""
         with self.errors(), self.mode(), torch.jit.optimized_execution(self._options.optimised_execution):
             written = self._program.signature.overwritten
-            values = [to_torch(tensor, place in written) for place, tensor in enumerate(inputs)]
+            values = [self.value(tensor, place in written) for place, tensor in enumerate(inputs)]
             if self._device.type != "cpu":
                 values = [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in values]
             return self._program.call(values)
@@ -191,8 +224,9 @@ class SizedExecution:
     def start(self, batch: Batch) -> None:
         """See Execution."""
         self._batch = batch
-        with self._model.errors(), self._model.mode():
-            self._lane.start([to_torch(tensor, copies=False) for tensor in self._model.inputs_of(batch)])
+        with self._model.errors(), self._model.mode(), torch.cuda.stream(self._lane.stream):
+            inputs = [self._model.value(tensor, copies=False) for tensor in self._model.inputs_of(batch)]
+            self._lane.start(inputs, self._model.staying(batch))
 
     @property
     def is_done(self) -> bool:
@@ -203,8 +237,10 @@ class SizedExecution:
         """See Execution."""
         with self._model.errors():
             outputs = self._lane.result()
-        named = self._model.named(outputs, self._batch).outputs
-        return BatchResult({name: _copied(value, self._batch.room.get(name)) for name, value in named.items()})
+        named = self._model.named(outputs, self._batch)
+        return BatchResult(
+            {name: _copied(value, self._batch.room.get(name)) for name, value in named.outputs.items()}, kept=named.kept
+        )
 
 
 def _copied(value: Array | Tensor, room: Array | None) -> Array | Tensor:

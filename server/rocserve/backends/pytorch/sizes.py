@@ -8,13 +8,14 @@ and memory of its own: while one is computed the next is copied in, and the resu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rocserve.backends.batch_sizes import pieces
+from rocserve.backends.device_tensors import DeviceTensors
 from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.program import Program, outputs_of
 from rocserve.core.requests import TensorSpec
@@ -44,10 +45,12 @@ class _Size:
 class SizedLane:
     """A batch of a program under way; on one thread."""
 
-    def __init__(self, device: torch.device, computed: Any) -> None:
+    def __init__(self, device: torch.device, computed: Any, tensors: DeviceTensors) -> None:
         """`computed`: the event that follows each computation of the program, which shares memory with the next."""
         self.by_size: dict[int, _Size] = {}
-        self._stream = torch.cuda.Stream(device)
+        self._tensors = tensors
+        self.stream = torch.cuda.Stream(device)
+        """That of its copies and computations, and of inputs that are made on the GPU."""
         self._computed = computed
         self._ended = torch.cuda.Event()
         self._results: list[Any] = []
@@ -57,14 +60,15 @@ class SizedLane:
         size = next((size for size in self.by_size if size >= rows), None)
         return {} if size is None else self.by_size[size].memory
 
-    def start(self, inputs: Sequence[Any]) -> None:
-        """Run a batch of inputs on the host, in the program's order."""
+    def start(self, inputs: Sequence[Any], staying: Collection[int] = ()) -> None:
+        """Run a batch of inputs, in the program's order. `staying`: the places of outputs that are left on the GPU."""
         *others, last = pieces(len(inputs[0]), tuple(self.by_size))
         parts = []
         for piece in others:
             self._start([tensor[piece.start : piece.start + piece.rows] for tensor in inputs], piece.batch_size)
             parts.append([output.clone() for output in self.result()])
-        self._start([tensor[last.start : last.start + last.rows] for tensor in inputs], last.batch_size)
+        rest = [tensor[last.start : last.start + last.rows] for tensor in inputs]
+        self._start(rest, last.batch_size, () if parts else staying)
         if parts:
             self._results = [torch.cat(column) for column in zip(*parts, self.result(), strict=True)]
 
@@ -74,32 +78,41 @@ class SizedLane:
         return bool(self._ended.query())
 
     def result(self) -> list[Any]:
-        """Outputs on the host, in the program's order; valid until the next start."""
+        """Outputs on the host, in the program's order, valid until the next start; a SharedTensor where one stays."""
         self._ended.synchronize()
         return self._results
 
-    def _start(self, inputs: Sequence[Any], size: int) -> None:
+    def _start(self, inputs: Sequence[Any], size: int, staying: Collection[int] = ()) -> None:
         own = self.by_size[size]
         rows = len(inputs[0])
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             for given, staged, placed in zip(inputs, own.staged_inputs, own.inputs, strict=True):
-                if given.data_ptr() != staged.data_ptr():
+                if not given.is_cuda and given.data_ptr() != staged.data_ptr():
                     staged[:rows].copy_(given)
-                placed[:rows].copy_(staged[:rows], non_blocking=True)
-            self._stream.wait_event(self._computed)
+                placed[:rows].copy_(given if given.is_cuda else staged[:rows], non_blocking=True)
+            self.stream.wait_event(self._computed)
             outputs = own.run()
-            self._computed.record(self._stream)
-            for output, staged in zip(outputs, own.staged_outputs, strict=True):
-                staged[:rows].copy_(output[:rows], non_blocking=True)
-            self._ended.record(self._stream)
-        self._results = [staged[:rows] for staged in own.staged_outputs]
+            self._computed.record(self.stream)
+            self._results = [
+                self._tensors.share(output[:rows])
+                if place in staying
+                else staged[:rows].copy_(output[:rows], non_blocking=True)
+                for place, (output, staged) in enumerate(zip(outputs, own.staged_outputs, strict=True))
+            ]
+            self._ended.record(self.stream)
 
 
 class SizedProgram:
     """A program whose batches run at fixed sizes."""
 
     def __init__(
-        self, program: Program, specs: Sequence[TensorSpec], device: torch.device, captures: bool, lanes: int
+        self,
+        program: Program,
+        specs: Sequence[TensorSpec],
+        device: torch.device,
+        captures: bool,
+        lanes: int,
+        tensors: DeviceTensors,
     ) -> None:
         """`specs`: of the inputs in the program's order; all their dimensions but the batch's are numbers. `captures`:
         whether graphs are captured. `lanes`: how many batches may be under way."""
@@ -111,7 +124,7 @@ class SizedProgram:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         computed = torch.cuda.Event()
-        self.lanes = [SizedLane(device, computed) for _ in range(lanes)]
+        self.lanes = [SizedLane(device, computed, tensors) for _ in range(lanes)]
 
     @property
     def sizes(self) -> tuple[int, ...]:

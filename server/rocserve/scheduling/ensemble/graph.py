@@ -108,12 +108,17 @@ class StepHeads:
         inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
         outputs: tuple[str, ...],
         parameters: Parameters,
+        references: frozenset[str] = frozenset(),
+        may_stay: frozenset[str] = frozenset(),
     ) -> RequestHead:
         """The head of a request; `inputs` are (name, datatype, shape)."""
-        key = (model_name, model_version, inputs, outputs, tuple(parameters.items()))
+        key = (model_name, model_version, inputs, outputs, tuple(parameters.items()), references, may_stay)
         head = self._heads.get(key)
         if head is None:
             told = tuple(InputHead(*entry) for entry in inputs)
             wanted = tuple(RequestedOutput(name) for name in outputs)
-            head = self._heads.keep(key, RequestHead(model_name, model_version, told, wanted, parameters))
+            made = RequestHead(
+                model_name, model_version, told, wanted, parameters, references=references, may_stay=may_stay
+            )
+            head = self._heads.keep(key, made)
         return head

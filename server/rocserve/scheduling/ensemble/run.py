@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocserve.core.classification import classify
-from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
+from rocserve.core.datatypes import DataType
+from rocserve.core.device_references import DEVICE_PROPERTY, References, referred
+from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.phases import PhaseTotals
 from rocserve.core.request_memory import Holding, MemoryFull
@@ -31,7 +33,7 @@ from rocserve.core.sequences import (
     SequenceTag,
     take_sequence,
 )
-from rocserve.core.serving import Responder
+from rocserve.core.serving import Responder, ServedVersion
 from rocserve.core.tensors import Tensor
 from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.core.validation import reshape_dims
@@ -46,7 +48,19 @@ if TYPE_CHECKING:
 class StepRequest:
     """One request to a member, and what leads its answers back into the run."""
 
-    __slots__ = ("_run", "index", "is_decoupled", "iteration", "last_read_bytes", "request", "sequence", "step")
+    __slots__ = (
+        "_run",
+        "index",
+        "is_batched",
+        "is_decoupled",
+        "iteration",
+        "last_read_bytes",
+        "may_stay",
+        "request",
+        "sequence",
+        "slot",
+        "step",
+    )
 
     def __init__(
         self,
@@ -56,7 +70,10 @@ class StepRequest:
         iteration: int,
         request: InferRequest,
         last_read_bytes: int,
+        may_stay: frozenset[str],
+        is_batched: bool,
     ) -> None:
+        """`may_stay`: the outputs that may be References. `is_batched`: each of these is a row."""
         self._run = run
         self.index = index
         self.step = step
@@ -66,6 +83,10 @@ class StepRequest:
         self.sequence = request.sequence
         self.last_read_bytes = last_read_bytes
         """Noted for the tensors that it alone has now: nobody needs them once it is answered."""
+        self.may_stay = may_stay
+        self.is_batched = is_batched
+        self.slot: object = None
+        """Of an answer with References."""
         self.is_decoupled = False
 
     def begin(self) -> None:
@@ -83,6 +104,8 @@ class StepRequest:
         self.is_decoupled = True
 
     def send(self, response: InferResponse, final: bool = True) -> None:
+        if self.may_stay:
+            self.slot = response.slot or self.slot
         if response.is_large and response.slot is not None:
             self._run.ensemble.dispatcher.work_off(send_copied(response, final, self))
             return
@@ -125,6 +148,8 @@ class _Held:
     """What the requests that it goes into say of a sequence."""
     noted_bytes: int = 0
     """In the memory for requests, under its iteration; none of what came with the request to the ensemble."""
+    slot: object = None
+    """Of References: as long as somebody keeps it, what they refer to stays."""
 
 
 _Place = tuple[str, int]
@@ -196,19 +221,14 @@ class EnsembleRun:
         if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
             # A model may put what follows it into a sequence of its own.
             sequence, _ = take_sequence(response.parameters)
-        made = {
-            step.output_map[tensor.name]: _Held(
-                Tensor(
-                    step.output_map[tensor.name],
-                    tensor.datatype,
-                    tensor.shape,
-                    tensor.data if response.slot is None else bytes(tensor.data),
-                ),
-                sequence,
-                len(tensor.data),
-            )
-            for tensor in outputs
-        }
+        made: dict[str, _Held] = {}
+        for tensor in outputs:
+            name, data = step.output_map[tensor.name], tensor.data if response.slot is None else bytes(tensor.data)
+            held = Tensor(name, tensor.datatype, tensor.shape, data)
+            slot = None
+            if tensor.name in request.may_stay and tensor.datatype is DataType.BYTES:
+                held, slot = referred(held, request.is_batched), request.slot
+            made[name] = _Held(held, sequence, len(data), slot)
         for output in self._graph.wanted_from[request.index]:
             made.setdefault(step.output_map[output], _Held(None, sequence))
         self._advance(iteration, made, is_step_over=is_last)
@@ -304,10 +324,13 @@ class EnsembleRun:
         """The request to the step's member; the tensors that it read last are let go."""
         step = self._config.ensemble_steps[index]
         version = "" if step.model_version < 0 else str(step.model_version)
-        member = self.ensemble.dispatcher.tables.table.find(step.member, version).config
+        served = self.ensemble.dispatcher.tables.table.find(step.member, version)
+        member, device = served.config, _device_of(served)
         sequence = self._request.sequence
         names: list[tuple[str, str, tuple[int, ...]]] = []
         data = []
+        references: set[str] = set()
+        slots: list[object] = []
         for name, source in step.input_map.items():
             held = self._held[source, iteration]
             sequence = held.sequence
@@ -315,8 +338,22 @@ class EnsembleRun:
             if tensor is not None:
                 names.append((name, tensor.datatype.value, _member_shape(tensor.shape, member, name)))
                 data.append(tensor.data)
+                if type(tensor.data) is References:
+                    if not device:
+                        raise unavailable(
+                            f"model '{step.member}' has just left the GPU on which tensor '{source}' lies"
+                        )
+                    references.add(name)
+                    slots.append(held.slot)
+        may_stay = self._may_stay(index, member, device) if device and not member.decoupled else frozenset()
         head = self.ensemble.heads.head(
-            step.member, version, tuple(names), self._graph.wanted_from[index], self._request.head.parameters
+            step.member,
+            version,
+            tuple(names),
+            self._graph.wanted_from[index],
+            self._request.head.parameters,
+            frozenset(references),
+            may_stay,
         )
         last_read_bytes = sum(self._release((source, iteration)) for source in self._graph.reads[index])
         request = InferRequest(
@@ -327,9 +364,24 @@ class EnsembleRun:
             self._request.in_turn,
             phases=self._phases,
             sequence=sequence,
-            data_owner=self._request.data_owner,
+            data_owner=(self._request.data_owner, slots) if slots else self._request.data_owner,
         )
-        return StepRequest(self, index, step, iteration, request, last_read_bytes)
+        return StepRequest(self, index, step, iteration, request, last_read_bytes, may_stay, member.max_batch_size > 0)
+
+    def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:
+        """The outputs of a step that only members on its own GPU read."""
+        find, steps = self.ensemble.dispatcher.tables.table.find, self._config.ensemble_steps
+        reshaped = {output.name for output in member.outputs if output.reshape is not None}
+        staying: set[str] = set()
+        for output in self._graph.wanted_from[index]:
+            tensor = steps[index].output_map[output]
+            readers = [steps[reader] for reader in self._graph.readers.get(tensor, ())]
+            if output in reshaped or tensor in self._plan.outputs or not readers:
+                continue
+            versions = ("" if each.model_version < 0 else str(each.model_version) for each in readers)
+            if all(_device_of(find(each.member, v)) == device for each, v in zip(readers, versions, strict=True)):
+                staying.add(output)
+        return frozenset(staying)
 
     def _release(self, place: _Place) -> int:
         """A reader less; the noted bytes of a tensor that nobody reads any more."""
@@ -459,6 +511,13 @@ class EnsembleRun:
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
         self.ensemble.run_ended()
+
+
+def _device_of(version: ServedVersion) -> str:
+    """The one GPU on which a model takes references; "": it does not."""
+    device = version.properties.get(DEVICE_PROPERTY, "")
+    is_one = device and len({gpu for group in version.config.instance_groups for gpu in group.gpus or (-1,)}) == 1
+    return device if is_one else ""
 
 
 def _told(sequence: SequenceTag) -> dict[str, bool | int | float | str]:

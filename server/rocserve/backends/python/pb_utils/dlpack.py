@@ -14,6 +14,9 @@ import numpy as np
 
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 
+NOT_CONTIGUOUS = (
+    "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+)
 CPU_DEVICE = (1, 0)
 """kDLCPU and the device's number."""
 
@@ -61,9 +64,6 @@ def export_array(array: np.ndarray[Any, Any], bfloat16: bool) -> Any:
 def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     """The array on the memory of a capsule, or of an object with `__dlpack__`, and whether it is the bits of BF16.
 
-    A tensor on a device is copied to the CPU by its own `cpu()`, where it has one (PyTorch, CuPy-like), a capsule by
-    PyTorch where the model has imported that.
-
     Raises:
         TritonModelException: it is no such object, is out of the CPU's reach, not contiguous or of another datatype.
     """
@@ -71,8 +71,6 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     if not _is_valid(capsule, b"dltensor"):
         raise TritonModelException("Provided capsule is no DLPack tensor, or was used before.")
     head = _head(capsule)
-    if head.device.device_type not in _HOST_DEVICES and "torch" in sys.modules:
-        return import_array(sys.modules["torch"].from_dlpack(capsule).cpu())
     _require_host(head.device.device_type)
     bfloat16 = head.dtype.code == _BFLOAT
     if bfloat16:
@@ -84,10 +82,22 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     except (BufferError, RuntimeError) as error:
         raise TritonModelException(f"DLPack tensor cannot be read: {error}") from None
     if not array.flags.c_contiguous:
-        raise TritonModelException(
-            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
-        )
+        raise TritonModelException(NOT_CONTIGUOUS)
     return array, bfloat16
+
+
+def device_tensor(tensor: Any) -> Any:
+    """PyTorch's tensor on the memory of a capsule, or of an object with `__dlpack__`, that is on a GPU; None where it
+    is on the CPU, or the model has not imported PyTorch."""
+    torch = sys.modules.get("torch")
+    if type(tensor).__name__ == "PyCapsule":
+        is_there = _is_valid(tensor, b"dltensor") and _head(tensor).device.device_type not in _HOST_DEVICES
+    else:
+        is_there = hasattr(tensor, "__dlpack_device__") and tensor.__dlpack_device__()[0] not in _HOST_DEVICES
+    if torch is None or not is_there:
+        return None
+    found = tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
+    return found.detach()
 
 
 class _Offer:

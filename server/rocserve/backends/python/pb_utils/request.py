@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
@@ -13,9 +13,10 @@ from rocserve.backends.python.pb_utils.memory import InferenceTrace, PreferredMe
 from rocserve.backends.python.pb_utils.parameters import checked_parameters, parameters_text
 from rocserve.backends.python.pb_utils.response import InferenceResponse
 from rocserve.backends.python.pb_utils.response_sender import InferenceResponseSender, RequestAnswers
-from rocserve.backends.python.pb_utils.tensor import Tensor, wrap_tensor
+from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_tensor
 from rocserve.backends.python.pb_utils.text import as_text
 from rocserve.backends.request_model import ModelCall, ModelRequest
+from rocserve.core import tensors as core
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -184,7 +185,7 @@ class InferenceRequest:
         message = self._message
         return ModelCall(
             self._model_name,
-            tuple([tensor._tensor for tensor in self._inputs]),
+            tuple([host_tensor(tensor) for tensor in self._inputs]),
             self._names,
             self._model_version,
             message.id,
@@ -205,15 +206,17 @@ def received_request(
     model_version: int,
     answers: RequestAnswers,
     may_come_again: bool = False,
+    wrap: Callable[[core.Tensor], Tensor] = wrap_tensor,
 ) -> InferenceRequest:
     """A request that came to a model, as an object of its module's `kind`.
 
     Args:
         outputs: what is asked of it.
         may_come_again: whether the model may have it rescheduled.
+        wrap: makes of an input what the model sees.
     """
     received = kind.__new__(kind)
-    received._inputs = [wrap_tensor(tensor) for tensor in request.inputs.values()]
+    received._inputs = [wrap(tensor) for tensor in request.inputs.values()]
     received._names = outputs
     received._model_name = model_name
     received._model_version = model_version

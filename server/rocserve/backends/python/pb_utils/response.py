@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rocserve.backends.python.pb_utils.errors import (
@@ -12,8 +12,9 @@ from rocserve.backends.python.pb_utils.errors import (
     to_serve_error,
 )
 from rocserve.backends.python.pb_utils.parameters import checked_parameters, parameters_text
-from rocserve.backends.python.pb_utils.tensor import Tensor, wrap_tensor
+from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_tensor
 from rocserve.backends.request_model import Answer, ModelResponse
+from rocserve.core import tensors as core
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import NO_PARAMETERS, Parameters
 
@@ -54,11 +55,13 @@ class InferenceResponse:
         return parameters_text(self._parameters)
 
 
-def answer_of(response: InferenceResponse, wanted: Collection[str]) -> Answer:
-    """What goes to the client: the error, or those of the tensors that it asked for."""
+def answer_of(
+    response: InferenceResponse, wanted: Collection[str], sent: Callable[[Tensor], core.Tensor] = host_tensor
+) -> Answer:
+    """What goes to the client: the error, or those of the tensors that it asked for. `sent`: how one travels."""
     if response._error is not None:
         return to_serve_error(response._error)
-    tensors = [tensor._tensor for tensor in response._tensors if tensor._tensor.name in wanted]
+    tensors = [sent(tensor) for tensor in response._tensors if tensor._tensor.name in wanted]
     return ModelResponse(tensors, response._parameters)
 
 

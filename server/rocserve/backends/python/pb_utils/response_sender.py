@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.response import InferenceResponse, answer_of
+from rocserve.backends.python.pb_utils.tensor import Tensor
 from rocserve.backends.request_model import Answer, RequestResponder
+from rocserve.core import tensors as core
 from rocserve.core.errors import ServeError
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
@@ -47,10 +49,10 @@ class RequestAnswers:
     def is_cancelled(self) -> bool:
         return self._responder.is_cancelled
 
-    def returned(self, response: InferenceResponse) -> Answer:
-        """What `execute` has returned for the request, which is its only response."""
+    def returned(self, response: InferenceResponse, sent: Callable[[Tensor], core.Tensor]) -> Answer:
+        """What `execute` has returned for the request, which is its only response. `sent`: see `answer_of`."""
         self._account(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        return answer_of(response, self._wanted)
+        return answer_of(response, self._wanted, sent)
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         """

@@ -8,17 +8,24 @@ import numpy as np
 
 from rocserve.backends.python.pb_utils.bytes_tensors import encode_array
 from rocserve.backends.python.pb_utils.datatypes import BY_NUMPY_DTYPE, datatype_of_numpy, triton_number
-from rocserve.backends.python.pb_utils.dlpack import CPU_DEVICE, export_array, import_array
+from rocserve.backends.python.pb_utils.dlpack import (
+    CPU_DEVICE,
+    NOT_CONTIGUOUS,
+    device_tensor,
+    export_array,
+    import_array,
+)
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.text import as_text
 from rocserve.core import tensors as core
 from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
 
 
 class Tensor:
-    """A named tensor in the CPU's memory. It shares the memory of the array that it is made from."""
+    """A named tensor. It shares the memory of what it is made from: an array, or PyTorch's tensor on a GPU."""
 
-    __slots__ = ("__weakref__", "_array", "_tensor")
+    __slots__ = ("__weakref__", "_array", "_on_device", "_tensor")
 
     def __init__(self, name: str | bytes, numpy_array: np.ndarray[Any, Any]) -> None:
         if type(name) is not str:
@@ -44,6 +51,8 @@ class Tensor:
             data = array.data.cast("B") if array.size else b""
         self._tensor = core.Tensor(name, datatype, numpy_array.shape, data)
         self._array: np.ndarray[Any, Any] | None = array
+        self._on_device: Any = None
+        """PyTorch's, of one on a GPU; its `_tensor` has no data before `host_tensor`."""
 
     def name(self) -> str:
         return self._tensor.name
@@ -56,14 +65,16 @@ class Tensor:
         return triton_number(self._tensor.datatype)
 
     def is_cpu(self) -> bool:
-        return True
+        return self._on_device is None
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
         """The tensor's own memory, which may be written; an array of bytes objects for BYTES.
 
         Raises:
-            TritonModelException: the tensor is BF16, for which numpy has no type.
+            TritonModelException: the tensor is on a GPU, or is BF16, for which numpy has no type.
         """
+        if self._on_device is not None:
+            raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._tensor.datatype is DataType.BF16:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
@@ -74,6 +85,8 @@ class Tensor:
         """A DLPack capsule on the tensor's memory."""
         if self._tensor.datatype is DataType.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
+        if self._on_device is not None:
+            return self._on_device.__dlpack__()
         return export_array(self._memory(), self._tensor.datatype is DataType.BF16)
 
     @staticmethod
@@ -81,6 +94,9 @@ class Tensor:
         """A tensor on the memory of a DLPack capsule or of an object with `__dlpack__`."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
+        on_device = device_tensor(tensor)
+        if on_device is not None:
+            return wrap_device_tensor(as_text(name, "the name of a Tensor"), on_device)
         array, bfloat16 = import_array(tensor)
         made = Tensor(name, array)
         if bfloat16:
@@ -88,10 +104,11 @@ class Tensor:
         return made
 
     def __dlpack__(self, stream: Any = None) -> Any:
-        return self.to_dlpack()
+        return self.to_dlpack() if self._on_device is None else self._on_device.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return CPU_DEVICE
+        device: tuple[int, int] = CPU_DEVICE if self._on_device is None else self._on_device.__dlpack_device__()
+        return device
 
     def _memory(self) -> np.ndarray[Any, Any]:
         if self._array is None:
@@ -112,5 +129,28 @@ def wrap_tensor(tensor: core.Tensor) -> Tensor:
     """A tensor that came from outside, as a model sees it; its data is looked at only when it is asked for."""
     wrapped = Tensor.__new__(Tensor)
     wrapped._tensor = tensor
-    wrapped._array = None
+    wrapped._array = wrapped._on_device = None
     return wrapped
+
+
+def wrap_device_tensor(name: str, value: Any) -> Tensor:
+    """PyTorch's tensor on a GPU. Raises: TritonModelException: it is of no datatype of the protocol's, or not
+    contiguous."""
+    from rocserve.backends.pytorch.datatypes import datatype_of
+
+    try:
+        datatype = datatype_of(value.dtype, f"Tensor '{name}'")
+    except ServeError as error:
+        raise TritonModelException(error.text) from None
+    if not value.is_contiguous():
+        raise TritonModelException(NOT_CONTIGUOUS)
+    wrapped = wrap_tensor(core.Tensor(name, datatype, tuple(value.shape), b""))
+    wrapped._on_device = value
+    return wrapped
+
+
+def host_tensor(tensor: Tensor) -> core.Tensor:
+    """What travels of a model's tensor, by the CPU's memory."""
+    if tensor._on_device is None:
+        return tensor._tensor
+    return Tensor.from_dlpack(tensor._tensor.name, tensor._on_device.cpu())._tensor

@@ -1,0 +1,125 @@
+"""Tensors on a GPU that go from worker to worker by references (core/device_references.py), on one GPU."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+import torch
+
+from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
+from rocserve.core.datatypes import DataType
+from rocserve.core.device_references import DeviceReference, references_of, referring
+from rocserve.core.errors import unavailable
+from rocserve.core.tensors import Tensor
+
+_SMALLEST_BLOCK = 512
+"""Bytes; the allocator hands out no smaller ones."""
+_MOST_OPENED = 256
+"""Blocks of other processes."""
+_UNCOUNTED = b"/gone"
+"""In the place of PyTorch's own count of who uses the memory: the server counts."""
+
+
+class DeviceTensors:
+    """Shares tensors with the workers of other models, and opens theirs. One thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.name = str(torch.cuda.get_device_properties(device).uuid)
+        """The same in every process."""
+        self._device = device
+        self._free: dict[int, list[_Block]] = {}
+        """By size: those that the server has returned. A block is shared for as long as the process lives."""
+        self._opened: OrderedDict[tuple[bytes, int, int], torch.Tensor] = OrderedDict()
+
+    def share(self, value: torch.Tensor) -> SharedTensor:
+        """A copy that others may open once the current stream has made it."""
+        nbytes = value.numel() * value.element_size()
+        size = max(_SMALLEST_BLOCK, 1 << (nbytes - 1).bit_length())
+        free = self._free.setdefault(size, [])
+        block = free.pop() if free else _Block(size, self._device)
+        block.octets[:nbytes].view(value.dtype).view(value.shape).copy_(value, non_blocking=True)
+        return SharedTensor(block, free, datatype_of(value.dtype, "an output"), tuple(value.shape))
+
+    def wait(self) -> None:
+        """Until all copies have been made that are under way on the current stream."""
+        torch.cuda.current_stream(self._device).synchronize()
+
+    def open(self, tensor: Tensor) -> torch.Tensor:
+        """What References refer to: valid until the server hears that their batch is done.
+
+        Raises:
+            ServeError: UNAVAILABLE, the memory cannot be opened.
+        """
+        runs: list[tuple[DeviceReference, int]] = []
+        for reference in references_of(tensor):
+            first = reference
+            # Rows that lie one behind the other are one part.
+            if runs and _block(runs[-1][0]) == _block(reference) and runs[-1][1] == reference.offset:
+                first, _ = runs.pop()
+            runs.append((first, reference.offset + reference.nbytes))
+        parts = [self._octets(first)[first.offset : end] for first, end in runs]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole.view(torch_dtype(tensor.datatype)).view(tensor.shape)
+
+    def _octets(self, reference: DeviceReference) -> torch.Tensor:
+        key = _block(reference)
+        octets = self._opened.get(key)
+        if octets is None:
+            try:
+                storage = torch.UntypedStorage._new_shared_cuda(
+                    self._device.index, reference.handle, reference.block_bytes, reference.block_offset,
+                    _UNCOUNTED, 0, b"", False,
+                )  # fmt: skip
+            except RuntimeError as error:
+                why = str(error).partition("\n")[0]
+                raise unavailable(f"the memory of another worker on the GPU cannot be opened: {why}") from None
+            octets = self._opened[key] = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+            if len(self._opened) > _MOST_OPENED:
+                self._opened.popitem(last=False)
+        self._opened.move_to_end(key)
+        return octets
+
+
+class _Block:
+    """Memory that other processes may open."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.octets = torch.empty(size, dtype=torch.uint8, device=device)
+        _, self.handle, self.nbytes, self.offset, *_ = self.octets.untyped_storage()._share_cuda_()
+
+
+class SharedTensor:
+    """A tensor in a block, which is free again when this goes."""
+
+    def __init__(self, block: _Block, free: list[_Block], datatype: DataType, shape: tuple[int, ...]) -> None:
+        self._block = block
+        self._free = free
+        self._datatype = datatype
+        self.shape = shape
+
+    def __del__(self) -> None:
+        self._free.append(self._block)
+
+    def referring(self, name: str, batching: bool) -> Tensor:
+        """What travels: a reference a row where its model batches."""
+        block, rows, shape = self._block, 1, self.shape
+        if batching:
+            rows, *rest = shape
+            shape = tuple(rest)
+        size = math.prod(shape) * self._datatype.itemsize
+        return referring(
+            name,
+            [
+                DeviceReference(block.handle, block.offset, block.nbytes, row * size, self._datatype, shape)
+                for row in range(rows)
+            ],
+        )
+
+
+def _block(reference: DeviceReference) -> tuple[bytes, int, int]:
+    return reference.handle, reference.block_offset, reference.block_bytes
+
+
+def is_on_device(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.layout is torch.strided
