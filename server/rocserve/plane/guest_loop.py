@@ -1,13 +1,16 @@
 """GuestLoop runs asyncio's callbacks on the data plane's thread, in turns of its loop.
 
 What is written for asyncio, HTTP's connections, is served so where requests are scheduled, and no thread is woken
-between the two. The plane's loop sleeps for both: it watches the guest's epoll, and its timers wake it for the guest's.
+between the two. The plane's loop sleeps for both: it watches what asyncio waits to read, and calls back itself, which
+spares a turn of asyncio's loop for each request; it watches the guest's epoll for what can be written to, and its
+timers wake it for the guest's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+import socket
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
@@ -23,12 +26,17 @@ class GuestLoop(asyncio.SelectorEventLoop):
     """All is called on the plane's thread, but for what asyncio allows from others, and `run`. Callbacks may come
     between its turns, when no loop is the running one."""
 
+    _ssock: socket.socket
+    """asyncio's own: what other threads wake it by."""
+
     def __init__(self, plane: PlaneLoop) -> None:
         """From any thread, as long as the plane's runs."""
         self._plane = plane
         self._wakes_at = NEVER
         """time.monotonic() seconds, up to which timers may be due."""
         self._timer: TimerHandle | None = None
+        self._readers: dict[int, asyncio.Handle] = {}
+        """By descriptors."""
         selector = _Selector(self._end_turn)
         self._descriptor = selector.fileno()
         super().__init__(selector)
@@ -53,12 +61,33 @@ class GuestLoop(asyncio.SelectorEventLoop):
             self._wake_at(when)
         return super().call_at(when, callback, *args, context=context)
 
+    # These two are asyncio's own, for its transports and for `add_reader`.
+
+    def _add_reader(self, descriptor: int, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
+        if descriptor == self._ssock.fileno():
+            # What another thread has handed over takes a turn.
+            woken: asyncio.Handle = super()._add_reader(descriptor, callback, *args)  # type: ignore[misc]
+            return woken
+        self._remove_reader(descriptor)
+        handle = self._readers[descriptor] = asyncio.Handle(callback, args, self)
+        self._plane.register(descriptor, handle._run)
+        return handle
+
+    def _remove_reader(self, descriptor: int) -> bool:
+        handle = self._readers.pop(descriptor, None)
+        if handle is None:
+            return bool(super()._remove_reader(descriptor))  # type: ignore[misc]
+        self._plane.unregister(descriptor)
+        handle.cancel()
+        return True
+
     def close(self) -> None:
         """Tasks that are left are cancelled."""
         for task in asyncio.all_tasks(self):
             task.cancel()
         self._turn()
-        self._plane.unregister(self._descriptor)
+        for descriptor in (self._descriptor, *self._readers):
+            self._plane.unregister(descriptor)
         if self._timer is not None:
             self._timer.cancel()
         super().close()

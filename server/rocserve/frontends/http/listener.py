@@ -58,6 +58,7 @@ class HttpListener:
         self._connections = Connections(handle, failure, self._limits.age_seconds)
         self._connections.on_made = self._forget_arrival
         self._listening: list[socket.socket] = []
+        self._loop: asyncio.AbstractEventLoop
         self._watch: asyncio.Task[None] | None = None
         self._arriving: dict[Connection, _Arrival] = {}
         """In the order in which they were taken."""
@@ -76,7 +77,7 @@ class HttpListener:
         Raises:
             OSError: it cannot be listened on; the error's text says where and what to do.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._watch = loop.create_task(self._close_overdue())
         try:
             # asyncio binds, but takes none: of one with TLS it would tell only after the handshake.
@@ -87,7 +88,7 @@ class HttpListener:
             bound.close()
             for listening in self._listening:
                 listening.listen(_PENDING_CONNECTIONS)
-                loop.add_reader(listening, self._take, listening)
+                loop.add_reader(listening.fileno(), self._take, listening)
         except OSError as error:
             await self.stop()
             raise ListenAddress(what, flags, address, port).refusal(error) from None
@@ -101,12 +102,12 @@ class HttpListener:
         """Take no more connections, let open requests finish within the grace time, close all connections. What is
         asked on open connections meanwhile is answered, and the connection closed."""
         self.close_after_answers()
-        connections, loop = self._connections, asyncio.get_running_loop()
+        connections = self._connections
         if connections.is_ending or self._watch is None:
             return
         connections.is_ending = True
         for listening in self._listening:
-            loop.remove_reader(listening)
+            self._loop.remove_reader(listening.fileno())
             # Who has connected already is served.
             while self._take(listening):
                 pass
@@ -148,10 +149,9 @@ class HttpListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return False
             except OSError as error:
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(listening)
-                loop.call_later(_TAKING_PAUSE_SECONDS, self._resume_taking, listening)
-                loop.call_exception_handler(
+                self._loop.remove_reader(listening.fileno())
+                self._loop.call_later(_TAKING_PAUSE_SECONDS, self._resume_taking, listening)
+                self._loop.call_exception_handler(
                     {"message": "connections cannot be taken", "exception": error, "socket": listening}
                 )
                 return False
@@ -160,10 +160,10 @@ class HttpListener:
 
     def _resume_taking(self, listening: socket.socket) -> None:
         if not self._connections.is_ending:
-            asyncio.get_running_loop().add_reader(listening, self._take, listening)
+            self._loop.add_reader(listening.fileno(), self._take, listening)
 
     def _admit(self, accepted: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         connection = Connection(self._connections, loop)
         seconds = None if self._tls is None else self._limits.head_seconds
         coming = loop.connect_accepted_socket(
@@ -191,10 +191,9 @@ class HttpListener:
         self._arriving.pop(next(iter(self._arriving))).task.cancel()
 
     async def _close_overdue(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            now = loop.time()
+            now = self._loop.time()
             for connection in self._connections.open:
                 if connection.is_overdue(self._limits, now):
                     connection.abort()
