@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from support.amd_rocal import engines, run_batch, setup_for, stand_in
 from support.pictures import jpeg
+from support.rocal_operations import EXAMPLES
 
 from rocserve.backends.rocal.decoding.header import ImageError
 from rocserve.backends.rocal.decoding.options import ColorFormat
@@ -240,37 +241,13 @@ def test_flags_of_each_image() -> None:
 
 
 WRITTEN = {
-    "Resize": {"dest_width": 20, "dest_height": 10},
-    "ResizeMirrorNormalize": {"dest_width": 20, "dest_height": 10, "mean": [3], "std_dev": [2], "mirror": True},
-    "CropMirrorNormalize": {"crop_width": 20, "crop_height": 10, "mean": [3], "std_dev": [2], "mirror": True},
-    "CropFixed": {"crop_width": 20, "crop_height": 10, "crop_pos_x": 3.5, "crop_pos_y": 2},
-    "CropResizeFixed": {
-        "dest_width": 20, "dest_height": 10, "area": 0.4, "aspect_ratio": 1.2, "x_center_drift": 0.3,
-        "y_center_drift": 0.6,
-    },
-    "ResizeCropMirrorFixed": {"dest_width": 20, "dest_height": 10, "crop_w": 9, "crop_h": 30, "mirror": False},
-    "resize": {"resize_shorter": 12, "interpolation_type": "TRIANGULAR"},
-    "resize_mirror_normalize": {"resize_width": 12, "mean": [3], "std": [2], "mirror": 0},
-    "crop": {"crop": [10, 20], "crop_pos_x": 3, "crop_pos_y": 2},
-    "center_crop": {"crop_h": 10, "crop_w": 20},
-    "crop_mirror_normalize": {"crop": [10, 20], "mean": [3], "std": [2]},
-    "resize_crop": {
-        "resize_width": 20, "resize_height": 10, "crop_area_factor": 0.4, "crop_aspect_ratio": 1.2, "x_drift": 0.3,
-        "y_drift": 0.6,
-    },
-    "resize_crop_mirror": {"resize_width": 20, "resize_height": 10, "crop_w": 9, "crop_h": 30, "mirror": 1},
-    "roi_resize": {"resize_width": 20, "resize_height": 10, "roi_w": 9, "roi_h": 8, "roi_pos_x": 3, "roi_pos_y": 2},
-    "flip": {"horizontal": 1},
-    "transpose": {"perm": [1, 0, 2]},
-    "rotate": {"angle": 30},
+    **EXAMPLES,
+    "ResizeMirrorNormalize": {**EXAMPLES["ResizeMirrorNormalize"], "mirror": True},
+    "ResizeCropMirrorFixed": {**EXAMPLES["ResizeCropMirrorFixed"], "mirror": True},
+    # Only to the source's size.
     "warp_affine": {"matrix": [0.9, 0.1, 0.2, 0.8, 1, 2], "interpolation_type": "NEAREST_NEIGHBOR"},
-    "lens_correction": {"camera_matrix": [30, 20, 30, 15], "distortion_coeffs": [0.1, 0.01, 0, 0, 0]},
-    "brightness": {"brightness": 1.2, "brightness_shift": 3},
-    "contrast": {"contrast": 1.2, "contrast_center": 100},
-    "hue": {"hue": 40},
     "blend": {"ratio": 0.3, "inputs": ["before", "other"]},
-    "slice": {"anchor": [2, 3], "shape": [10, 20]},
-}  # fmt: skip
+}
 
 
 REFUSED = ("ImageSize", "blur", "normalize")
@@ -294,9 +271,9 @@ WHOLE_LEVELS = (
 def test_every_operation(name: str, datatype: str, color_format: ColorFormat) -> None:
     def setup(datatype: str) -> Any:
         steps = [
-            {"operation": "Resize", "dest_width": 32, "dest_height": 26, "name": "other"},
+            {"operation": "Resize", "dest_width": 60, "dest_height": 40, "name": "other"},
             {"operation": "brightness_fixed", "brightness": 0.8, "name": "before"},
-            output(name, **WRITTEN.get(name, {}), dtype=datatype, layout="NCHW"),
+            output(name, **WRITTEN[name], dtype=datatype, layout="NCHW"),
         ]
         return setup_for(steps, color_format=color_format)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.pictures import jpeg
+from support.rocal_operations import EXAMPLES
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
@@ -19,71 +20,6 @@ from rocserve.backends.rocal.pipeline import RANDOM_OPERATIONS, Layout, parse_pi
 from rocserve.backends.rocal.plan import OutputFormat, output_extents
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
-
-NORMALISATION = {"mean": [20], "std_dev": [0.5]}
-
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "Resize": {"dest_width": 24, "dest_height": 17},
-    "ResizeMirrorNormalize": {"dest_width": 24, "dest_height": 17, **NORMALISATION},
-    "CropMirrorNormalize": {"crop_width": 20, "crop_height": 15, **NORMALISATION},
-    "CropFixed": {"crop_width": 20, "crop_height": 15, "crop_pos_x": 3, "crop_pos_y": 4},
-    "CropResizeFixed": {
-        "dest_width": 24,
-        "dest_height": 17,
-        "area": 0.5,
-        "aspect_ratio": 1.1,
-        "x_center_drift": 0.5,
-        "y_center_drift": 0.5,
-    },
-    "ResizeCropMirrorFixed": {"dest_width": 24, "dest_height": 17, "crop_w": 30, "crop_h": 20},
-    "ImageSize": {},
-    "resize": {"resize_longer": 32, "interpolation_type": "CUBIC"},
-    "resize_mirror_normalize": {"resize_shorter": 20, "max_size": [32]},
-    "crop": {"crop": [15, 20]},
-    "center_crop": {"crop_h": 15, "crop_w": 20},
-    "crop_mirror_normalize": {"crop": [15, 20], "mean": [20], "std": [0.5], "mirror": 0},
-    "resize_crop": {
-        "resize_width": 24,
-        "resize_height": 17,
-        "crop_area_factor": 0.5,
-        "crop_aspect_ratio": 1.1,
-        "x_drift": 0.5,
-        "y_drift": 0.5,
-    },
-    "resize_crop_mirror": {"resize_width": 24, "resize_height": 17},
-    "roi_resize": {
-        "resize_width": 24,
-        "resize_height": 17,
-        "roi_w": 30,
-        "roi_h": 20,
-        "roi_pos_x": 5,
-        "roi_pos_y": 2,
-    },
-    "flip": {"horizontal": 1},
-    "transpose": {"perm": [1, 0, 2]},
-    "rotate": {"angle": 15},
-    "warp_affine": {"matrix": [1, 0, 0.1, 0, 1, 3], "dest_width": 50, "dest_height": 30},
-    "fish_eye": {},
-    "lens_correction": {"camera_matrix": [40, 30, 40, 20], "distortion_coeffs": [0.1, 0, 0, 0, 0]},
-    "brightness": {"brightness": 1.1, "brightness_shift": 4},
-    "brightness_fixed": {"brightness": 0.9},
-    "contrast": {"contrast": 1.2, "contrast_center": 128},
-    "exposure": {"exposure": 0.25},
-    "gamma_correction": {"gamma": 1.8},
-    "color_temp": {"adjustment_value": 20},
-    "hue": {"hue": 40},
-    "saturation": {"saturation": 1.3},
-    "color_twist": {"hue": 10, "saturation": 0.8},
-    "blur": {},
-    "pixelate": {"pixelate_percent": 75},
-    "vignette": {"vignette": 2},
-    "blend": {"inputs": ["turned", "decoded"], "ratio": 0.6},
-    "normalize": {"axes": [0, 1]},
-    "slice": {"anchor": [5, 6], "shape": [20, 30]},
-    "copy": {},
-    "nop": {},
-}
-"""Keys for one use of each operation, on an image of 60 x 40 pixels (which the decoder makes 120 x 80)."""
 
 BEFORE: dict[str, dict[str, Any]] = {"blend": {"operation": "flip", "vertical": 1, "name": "turned"}}
 """What stands before an operation."""
