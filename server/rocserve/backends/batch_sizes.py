@@ -4,13 +4,13 @@ next size of the list and its results are sliced; one above the largest is run i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rocserve.core.errors import internal, invalid_argument
+from rocserve.core.errors import invalid_argument
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 """By tensor; the rows of a batch along the first dimension."""
@@ -74,52 +74,3 @@ def pieces(rows: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
     if rest:
         parts.append(Piece(whole * largest, rest, next(size for size in sizes if size >= rest)))
     return tuple(parts)
-
-
-def run_in_pieces(
-    inputs: Arrays,
-    sizes: Sequence[int],
-    run: Callable[[Arrays], Arrays],
-    pad_with_first_row: bool = True,
-) -> Arrays:
-    """The outputs of a batch, run as `pieces` says.
-
-    Args:
-        inputs: at least one, all with the same number of rows.
-        sizes: ascending, not empty.
-        run: the model, at the batch size that its inputs have; C-contiguous inputs in, all outputs with as many rows.
-            Its outputs must stay as they are while it runs again.
-        pad_with_first_row: pad with copies of the first row, which the model takes for sure, else with zeros.
-
-    Raises:
-        ServeError: INTERNAL; an output has not as many rows as the inputs. And whatever `run` raises.
-    """
-    rows = len(next(iter(inputs.values())))
-    results = [_run_piece(inputs, piece, run, pad_with_first_row) for piece in pieces(rows, sizes)]
-    if len(results) == 1:
-        return results[0]
-    return {name: np.concatenate([result[name] for result in results]) for name in results[0]}
-
-
-def _run_piece(inputs: Arrays, piece: Piece, run: Callable[[Arrays], Arrays], pad_with_first_row: bool) -> Arrays:
-    outputs = run({name: _padded(array, piece, pad_with_first_row) for name, array in inputs.items()})
-    for name, output in outputs.items():
-        if output.shape[:1] != (piece.batch_size,):
-            raise internal(
-                f"output '{name}' has shape {list(output.shape)} for a batch of {piece.batch_size}; its first dimension"
-                " must be the batch"
-            )
-    if piece.rows == piece.batch_size:
-        return outputs
-    return {name: output[: piece.rows] for name, output in outputs.items()}
-
-
-def _padded(array: np.ndarray[Any, Any], piece: Piece, with_first_row: bool) -> np.ndarray[Any, Any]:
-    rows = array[piece.start : piece.start + piece.rows]
-    if piece.rows == piece.batch_size:
-        return rows
-    padded = np.empty((piece.batch_size, *array.shape[1:]), array.dtype)
-    padded[: piece.rows] = rows
-    # Objects are text, for which there is no zero.
-    padded[piece.rows :] = rows[:1] if with_first_row or array.dtype == np.object_ else 0
-    return padded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from rocserve.backends.batch_sizes import (
     default_batch_sizes,
     parse_batch_sizes,
     pieces,
-    run_in_pieces,
 )
+from rocserve.backends.onnx.runs import SizedRun
 from rocserve.core.errors import ServeError, StatusCode
 
 
@@ -70,14 +71,18 @@ def test_pieces(rows: int, sizes: tuple[int, ...], expected: list[Piece]) -> Non
 
 
 class Doubling:
-    """A model that doubles and remembers what it was given."""
+    """A session that doubles and remembers what it was given."""
 
     def __init__(self) -> None:
         self.given: list[np.ndarray[Any, Any]] = []
 
-    def __call__(self, inputs: Arrays) -> Arrays:
+    def __call__(self, wanted: Sequence[str], inputs: Arrays) -> Sequence[np.ndarray[Any, Any]]:
         self.given.append(inputs["X"])
-        return {"Y": inputs["X"] * 2}
+        return [inputs["X"] * 2]
+
+
+def run(session: Doubling, sizes: Sequence[int], batch: np.ndarray[Any, Any], first: bool = True) -> Any:
+    return SizedRun(dict.fromkeys(sizes, session), first)(["Y"], {"X": batch})[0]
 
 
 @pytest.mark.parametrize("rows", range(1, 12))
@@ -85,29 +90,29 @@ class Doubling:
 def test_rows_do_not_depend_on_how_they_run(rows: int, first: bool) -> None:
     model = Doubling()
     batch = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) + 1
-    outputs = run_in_pieces({"X": batch}, (1, 2, 4), model, pad_with_first_row=first)
-    np.testing.assert_array_equal(outputs["Y"], batch * 2)
+    np.testing.assert_array_equal(run(model, (1, 2, 4), batch, first), batch * 2)
     assert {len(given) for given in model.given} <= {1, 2, 4}
     assert all(given.flags.c_contiguous for given in model.given)
 
 
 def test_what_padding_holds() -> None:
     model = Doubling()
-    run_in_pieces({"X": np.array([[5, 6], [7, 8], [9, 9]])}, (4,), model)
+    run(model, (4,), np.array([[5, 6], [7, 8], [9, 9]]))
     assert model.given[-1].tolist() == [[5, 6], [7, 8], [9, 9], [5, 6]]
-    run_in_pieces({"X": np.array([[5, 6]])}, (2,), model, pad_with_first_row=False)
+    run(model, (2,), np.array([[5, 6]]), first=False)
     assert model.given[-1].tolist() == [[5, 6], [0, 0]]
-    run_in_pieces({"X": np.array([["a"]], dtype=np.object_)}, (2,), model, pad_with_first_row=False)
+    run(model, (2,), np.array([["a"]], dtype=np.object_), first=False)
     assert model.given[-1].tolist() == [["a"], ["a"]]
 
 
 def test_a_batch_of_one_of_the_sizes_is_not_copied() -> None:
     model = Doubling()
     batch = np.ones((4, 2))
-    run_in_pieces({"X": batch}, (2, 4), model)
+    run(model, (2, 4), batch)
     assert np.shares_memory(model.given[-1], batch)
 
 
 def test_an_output_without_the_batch_is_refused() -> None:
+    one_row = SizedRun({4: lambda wanted, inputs: [inputs["X"][:1]]}, pad_with_first_row=True)
     with pytest.raises(ServeError, match=r"output 'Y' has shape \[1, 2\] for a batch of 4"):
-        run_in_pieces({"X": np.ones((3, 2))}, (4,), lambda inputs: {"Y": inputs["X"][:1]})
+        one_row(["Y"], {"X": np.ones((3, 2))})

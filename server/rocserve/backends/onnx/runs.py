@@ -13,8 +13,9 @@ import numpy as np
 import onnxruntime
 
 from rocserve.backends.base import Batch
-from rocserve.backends.batch_sizes import Arrays, run_in_pieces
+from rocserve.backends.batch_sizes import Piece, pieces
 from rocserve.core.datatypes import DataType
+from rocserve.core.errors import internal
 from rocserve.core.requests import Signature
 
 Array = np.ndarray[Any, Any]
@@ -103,17 +104,36 @@ class SizedRun:
     """Sessions that each take one batch size; batches are padded and cut to them."""
 
     def __init__(self, runs: Mapping[int, Run], pad_with_first_row: bool) -> None:
+        """`pad_with_first_row`: pad with copies of the first row, which the model takes for sure, else with zeros."""
         self._runs = runs
         self._sizes = tuple(sorted(runs))
         self._pad_with_first_row = pad_with_first_row
 
     def __call__(self, wanted: Sequence[str], inputs: Mapping[str, Array]) -> Sequence[Array]:
-        def run(piece: Arrays) -> Arrays:
-            rows = len(next(iter(piece.values())))
-            return dict(zip(wanted, self._runs[rows](wanted, piece), strict=True))
+        rows = len(next(iter(inputs.values())))
+        results = [self._run_piece(wanted, inputs, piece) for piece in pieces(rows, self._sizes)]
+        return results[0] if len(results) == 1 else [np.concatenate(parts) for parts in zip(*results, strict=True)]
 
-        outputs = run_in_pieces(inputs, self._sizes, run, self._pad_with_first_row)
-        return [outputs[name] for name in wanted]
+    def _run_piece(self, wanted: Sequence[str], inputs: Mapping[str, Array], piece: Piece) -> Sequence[Array]:
+        given = {name: self._padded(array, piece) for name, array in inputs.items()}
+        outputs = self._runs[piece.batch_size](wanted, given)
+        for name, output in zip(wanted, outputs, strict=True):
+            if output.shape[:1] != (piece.batch_size,):
+                raise internal(
+                    f"output '{name}' has shape {list(output.shape)} for a batch of {piece.batch_size}; its first"
+                    " dimension must be the batch"
+                )
+        return [output[: piece.rows] for output in outputs]
+
+    def _padded(self, array: Array, piece: Piece) -> Array:
+        rows = array[piece.start : piece.start + piece.rows]
+        if piece.rows == piece.batch_size:
+            return rows
+        padded = np.empty((piece.batch_size, *array.shape[1:]), array.dtype)
+        padded[: piece.rows] = rows
+        # Objects are text, for which there is no zero.
+        padded[piece.rows :] = rows[:1] if self._pad_with_first_row or array.dtype == np.object_ else 0
+        return padded
 
 
 def _array(value: Any) -> Array:
