@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rocserve.backends.migraphx.serving.background import BackgroundSizes
+from rocserve.backends.migraphx.serving.model import BackgroundSizes
 from rocserve.core.errors import unavailable
 
 LOG = logging.getLogger("test")

@@ -168,7 +168,6 @@ class TestPlan:
             {"picture": (size, 2, 4, 6), "bias": (size, 2)} for size in (1, 2)
         ]
         assert [tensor.shape for tensor in plan.inputs] == [(-1, 4, 6, 2), (-1, 2)]
-        assert all(tensor.may_be_nhwc for tensor in (*plan.inputs, *plan.outputs))
         assert [tensor.name for tensor in plan.outputs] == ["brighter", "doubled"]
         assert plan.recipes[0].source.kind is SourceKind.TENSORFLOW
         assert plan.recipes[0].output_names == ("brighter", "doubled")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,15 +10,16 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes
 from rocserve.backends.migraphx.calibration import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions
-from rocserve.backends.migraphx.model_files.graph import GraphTensor, ModelGraph
+from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, ModelGraph
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
-from rocserve.backends.migraphx.planning.tensor_shapes import BatchDimension, InputShapes, Shape, find_batch_dimension
 from rocserve.cache.digests import file_digest
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
+
+Shape = tuple[int, ...]
 
 _IMAGE_RANK = 4
 """Tensors of so many dimensions have a layout."""
@@ -26,7 +27,7 @@ _IMAGE_RANK = 4
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """An input or output, as clients see it."""
+    """An input or output, as clients see it: of a TensorFlow graph images are NHWC, but NCHW to the program."""
 
     name: str
     datatype: DataType | None
@@ -34,8 +35,6 @@ class PlannedTensor:
     shape: Shape | None
     """Batch dimension included, as -1. Of an input all else is known; of an output -1 also stands for what the model
     leaves open, and None for a shape of which it says nothing: the program tells."""
-    may_be_nhwc: bool = False
-    """Of a TensorFlow graph: where it has four dimensions it is NHWC to clients, but NCHW to the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def plan_programs(
         )
     largest = LARGEST_WITHOUT_CONFIGURATION if model.config.has_open_batch else model.config.max_batch_size
     batch = find_batch_dimension(graph.inputs, graph.outputs) if largest else None
-    if batch is not None and batch.baked and model.config.max_batch_size == 0:
+    if batch and model.config.max_batch_size == 0:
         batch = None
     shapes = InputShapes(model.config, serving.input_shapes, batch is not None).resolve(graph.inputs)
     first = ProgramRecipe(
@@ -95,19 +94,15 @@ def plan_programs(
         output_names=output_names,
         calibration_digest=calibration_digest(options, model.model_folder),
     )
-    reorders = kind is SourceKind.TENSORFLOW
     return ProgramPlan(
         recipes=_recipes(first, serving, batch, largest, shapes),
         inputs=tuple(
             PlannedTensor(
-                tensor.name,
-                tensor.datatype,
-                shapes[tensor.name] if batch is None else (-1, *shapes[tensor.name]),
-                reorders,
+                tensor.name, tensor.datatype, shapes[tensor.name] if batch is None else (-1, *shapes[tensor.name])
             )
             for tensor in graph.inputs
         ),
-        outputs=tuple(_planned_output(tensor, batch, reorders) for tensor in graph.outputs),
+        outputs=tuple(_planned_output(tensor, batch) for tensor in graph.outputs),
         batches=batch is not None,
         weight_bytes=graph.weight_bytes,
     )
@@ -146,7 +141,7 @@ def _check_dynamic_batch(model: str, options: CompileOptions, kind: SourceKind) 
 def _recipes(
     first: ProgramRecipe,
     serving: ServingOptions,
-    batch: BatchDimension | None,
+    batch: int | None,
     largest: int,
     shapes: Mapping[str, Shape],
 ) -> tuple[ProgramRecipe, ...]:
@@ -158,7 +153,7 @@ def _recipes(
                 first,
                 largest_batch=largest,
                 input_shapes=_program_shapes(first, shapes, 1),
-                rebatched=batch.baked > 0,
+                rebatched=batch > 0,
             ),
         )
     return tuple(
@@ -166,7 +161,7 @@ def _recipes(
             first,
             batch_size=size,
             input_shapes=_program_shapes(first, shapes, size),
-            rebatched=batch.baked not in (0, size),
+            rebatched=batch not in (0, size),
         )
         for size in serving.batch_sizes or default_batch_sizes(largest)
     )
@@ -188,8 +183,136 @@ def to_nchw(shape: Shape) -> Shape:
     return (rows, channels, height, width)
 
 
-def _planned_output(tensor: GraphTensor, batch: BatchDimension | None, reorders: bool) -> PlannedTensor:
+def _planned_output(tensor: GraphTensor, batch: int | None) -> PlannedTensor:
     if tensor.dims is None:
-        return PlannedTensor(tensor.name, tensor.datatype, None, reorders)
+        return PlannedTensor(tensor.name, tensor.datatype, None)
     shape = tuple(dim if isinstance(dim, int) else -1 for dim in tensor.dims)
-    return PlannedTensor(tensor.name, tensor.datatype, shape if batch is None else (-1, *shape[1:]), reorders)
+    return PlannedTensor(tensor.name, tensor.datatype, shape if batch is None else (-1, *shape[1:]))
+
+
+def find_batch_dimension(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> int | None:
+    """The number that the file has baked in for the first dimension of every input and output, where that counts a
+    batch's rows; 0 = it is left open. None for a model whose tensors share no first dimension: it cannot batch."""
+    leads = [_lead(tensor.dims) for tensor in inputs]
+    if not leads or None in leads:
+        return None
+    numbers = {lead for lead in leads if isinstance(lead, int)}
+    if not numbers:
+        fits = all(isinstance(_lead(output.dims), str) for output in outputs)
+        return 0 if fits else None
+    baked = numbers.pop()
+    if numbers or not all(isinstance(lead, int) for lead in leads):
+        return None
+    fits = all(isinstance(lead, str) or lead == baked for lead in (_lead(output.dims) for output in outputs))
+    return baked if fits else None
+
+
+def _lead(dims: Dims | None) -> int | str | None:
+    """The first dimension; None for a scalar. A tensor of which nothing is known may have any."""
+    if dims is None:
+        return ""
+    return dims[0] if dims else None
+
+
+class InputShapes:
+    """Finds the numbers for one model; dimensions of one name have one number."""
+
+    def __init__(self, config: ModelConfig, given: Mapping[str, Shape], batches: bool) -> None:
+        """
+        Args:
+            given: the parameter `input_shapes`.
+            batches: whether the first dimension is the batch, which has no number here.
+        """
+        self._model = config.name
+        self._configured = {
+            entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs
+        }
+        self._given = given
+        self._batches = batches
+
+    def resolve(self, inputs: Sequence[GraphTensor]) -> dict[str, Shape]:
+        """By input; without the batch dimension.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT; a dimension has no number, or two.
+        """
+        names = [tensor.name for tensor in inputs]
+        for name in self._given:
+            if name not in names:
+                raise self._wrong(f"'input_shapes' names '{name}', but the model's inputs are {', '.join(names)}")
+        known = {tensor.name: self._known(tensor) for tensor in inputs}
+        numbers: dict[str, int] = {}
+        for tensor in inputs:
+            for symbol, number in zip(self._own_dims(tensor) or (), known[tensor.name], strict=False):
+                if not (isinstance(symbol, str) and symbol and isinstance(number, int)):
+                    continue
+                if numbers.setdefault(symbol, number) != number:
+                    raise self._wrong(
+                        f"dimension '{symbol}' is {numbers[symbol]} in one input and {number} in '{tensor.name}';"
+                        " make 'input_shapes' agree"
+                    )
+        return {tensor.name: self._completed(tensor, known[tensor.name], numbers) for tensor in inputs}
+
+    def _own_dims(self, tensor: GraphTensor) -> Dims | None:
+        """The model's, without the batch dimension."""
+        return tensor.dims[1:] if self._batches and tensor.dims is not None else tensor.dims
+
+    def _known(self, tensor: GraphTensor) -> Dims:
+        """The model's dims, with what is said about those that are left open."""
+        dims = self._own_dims(tensor)
+        given = self._given.get(tensor.name)
+        configured = self._configured.get(tensor.name)
+        if dims is None:
+            if given is None and configured is None:
+                raise self._wrong(
+                    f"input '{tensor.name}' has no shape in the model file; give it one: parameter 'input_shapes'"
+                    f' "{tensor.name}: 3x224x224"'
+                )
+            return given if given is not None else tuple(dim if dim > 0 else "" for dim in configured or ())
+        if given is not None:
+            return self._checked(tensor, dims, given)
+        if configured is None or len(configured) != len(dims):
+            # Where the configuration contradicts the model, the server says so when it completes it.
+            return dims
+        return tuple(
+            number if isinstance(dim, str) and number > 0 else dim for dim, number in zip(dims, configured, strict=True)
+        )
+
+    def _checked(self, tensor: GraphTensor, dims: Dims, given: Shape) -> Dims:
+        if len(given) != len(dims) or any(
+            isinstance(dim, int) and dim != number for dim, number in zip(dims, given, strict=True)
+        ):
+            without = " (without the batch dimension)" if self._batches else ""
+            raise self._wrong(
+                f"'input_shapes' gives input '{tensor.name}' {_shown(given)}, but the model has {_shown(dims)}"
+                f"{without}; only dimensions that it leaves open can be chosen"
+            )
+        return given
+
+    def _completed(self, tensor: GraphTensor, dims: Dims, numbers: Mapping[str, int]) -> Shape:
+        shape: list[int] = []
+        for axis, dim in enumerate(dims):
+            number = numbers.get(dim) if isinstance(dim, str) else dim
+            if number is None:
+                raise self._open(tensor, axis + self._batches, str(dim))
+            shape.append(number)
+        return tuple(shape)
+
+    def _open(self, tensor: GraphTensor, axis: int, symbol: str) -> ServeError:
+        named = f" ('{symbol}')" if symbol else ""
+        example = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in self._own_dims(tensor) or ())
+        batch = ""
+        if axis == 0:
+            batch = "; if it is the batch, set max_batch_size instead"
+        return self._wrong(
+            f"dimension {axis}{named} of input '{tensor.name}' is left open by the model, and MIGraphX compiles fixed"
+            f" shapes only: give it a number in the configuration's dims or in parameter 'input_shapes'"
+            f' "{tensor.name}: {example}"{batch}'
+        )
+
+    def _wrong(self, text: str) -> ServeError:
+        return invalid_argument(f"model '{self._model}': {text}")
+
+
+def _shown(dims: Dims) -> str:
+    return "[" + ", ".join(str(dim) or "?" for dim in dims) + "]"

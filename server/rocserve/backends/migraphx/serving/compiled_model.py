@@ -12,12 +12,11 @@ from pathlib import Path
 from rocserve.backends.migraphx.binding.interface import Dimension, DimensionRange, MigraphxError, Program, shape_text
 from rocserve.backends.migraphx.planning.memory import check_memory, compiled_memory, planned_memory
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan, plan_programs
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import ProgramAbout
-from rocserve.backends.migraphx.serving.background import BackgroundSizes
 from rocserve.backends.migraphx.serving.compile_context import CompileContext
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor, program_layout, varies_with_values
-from rocserve.backends.migraphx.serving.model import MigraphxModel
+from rocserve.backends.migraphx.serving.model import BackgroundSizes, MigraphxModel
 from rocserve.backends.migraphx.serving.programs import (
     DynamicRunner,
     ExactRunner,
@@ -136,7 +135,7 @@ class _Compiled:
             program,
             [tensor.name for tensor in self._plan.inputs],
             [tensor.name for tensor in self._plan.outputs],
-            nhwc=any(tensor.may_be_nhwc for tensor in self._plan.inputs),
+            nhwc=recipe.source.kind is SourceKind.TENSORFLOW,
         )
         if self._plan.batches:
             layout.check_batch(1 if recipe.largest_batch else recipe.batch_size, self._name)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
 
 from rocserve.backends.base import Batch, BatchResult
 from rocserve.backends.migraphx.binding.interface import MigraphxError
-from rocserve.backends.migraphx.serving.background import BackgroundSizes
 from rocserve.backends.migraphx.serving.compile_context import CompileContext
 from rocserve.backends.migraphx.serving.programs import ProgramRunner
-from rocserve.core.errors import internal
+from rocserve.core.errors import ServeError, internal
 from rocserve.core.requests import Signature
 
 
@@ -76,3 +77,92 @@ class MigraphxModel:
         self._last_facts = self.properties
         self._background = None
         del self._runner
+
+
+THREAD_NAME = "batch sizes"
+
+
+class BackgroundSizes:
+    """Has one batch size after the other compiled and put into service; one that fails leaves the others be.
+
+    It has a thread of its own, because a compile takes minutes while the worker's main thread listens to the server and
+    the other one answers batches.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        prepare: Callable[[int, Callable[[str], None]], None],
+        cancel: Callable[[], None],
+        report: Callable[[str], None],
+        log: logging.Logger,
+    ) -> None:
+        """
+        Args:
+            prepare: compiles a size, loads it and puts it into service; says through its second argument how far it is.
+            cancel: ends a `prepare` that is under way, with whatever exception, and those to come. From any thread.
+            report: tells the server what goes on; "" = nothing any more.
+        """
+        self._sizes = sizes
+        self._prepare = prepare
+        self._cancel = cancel
+        self._report = report
+        self._log = log
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+
+    def start(self) -> None:
+        if self._sizes:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Call it off; returns when the thread has ended."""
+        self._stopping.set()
+        self._cancel()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until all sizes are in service or have failed."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        failures: dict[int, str] = {}
+        for index, size in enumerate(self._sizes):
+            if self._stopping.is_set():
+                return
+            try:
+                self._prepare(size, self._reporter(index))
+            except Exception as error:
+                # Anything: the sizes that are there go on serving.
+                if self._stopping.is_set():
+                    return
+                failures[size] = self._explained(size, error)
+        if not self._stopping.is_set():
+            self._report(_without(failures))
+
+    def _reporter(self, index: int) -> Callable[[str], None]:
+        """Puts before each text which sizes are yet missing."""
+        missing = f"serving; batch sizes still to come: {', '.join(map(str, self._sizes[index:]))}"
+
+        def report(text: str) -> None:
+            self._report(f"{missing}; {text}" if text else missing)
+
+        report("")
+        return report
+
+    def _explained(self, size: int, error: Exception) -> str:
+        if isinstance(error, ServeError):
+            self._log.warning("batch size %d is not in service: %s", size, error.text)
+            return error.text
+        self._log.error("batch size %d is not in service", size, exc_info=error)
+        return str(error) or type(error).__name__
+
+
+def _without(failures: Mapping[int, str]) -> str:
+    """All sizes that failed before the first reason, since readers cut long texts."""
+    if len(failures) == 1:
+        ((size, reason),) = failures.items()
+        return f"serving without batch size {size}: {reason}"
+    reasons = "; ".join(f"batch size {size}: {reason}" for size, reason in failures.items())
+    return f"serving without batch sizes {', '.join(map(str, failures))}: {reasons}" if failures else ""
