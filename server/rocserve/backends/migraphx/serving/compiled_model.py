@@ -113,12 +113,14 @@ class _Compiled:
             cached.release()
 
     def _check_outputs(self, about: ProgramAbout) -> None:
-        """Raises: ServeError: UNAVAILABLE, outputs may be others than the model's file says."""
+        """Raises: ServeError: UNAVAILABLE, outputs may be others than the model's file says, and ONNX Runtime may take
+        over."""
         config = self._context.model.config
-        has_choice = config.backend == "onnx" and config.parameters.get("engine", "") in ("", "auto")
+        if config.backend != "onnx" or config.parameters.get("engine", "") not in ("", "auto"):
+            return
         for planned, output in zip(self._plan.outputs, about.outputs, strict=False):
             # Of batches `check_batch` tells.
-            if has_choice and not self._plan.batches and varies_with_values(about.inputs, output):
+            if not self._plan.batches and varies_with_values(about.inputs, output):
                 raise unavailable(
                     f"the shape of output '{planned.name}' depends on the values of the inputs, of which MIGraphX takes"
                     " some wrongly (such as negative axes) and does not survive others; set parameter 'engine' to"
@@ -127,7 +129,7 @@ class _Compiled:
             if planned.shape is not None and not _agree(output.shape, planned.shape):
                 raise unavailable(
                     f"MIGraphX gives output '{planned.name}' the shape {shape_text(output.shape)}, but the model's file"
-                    f" says {shape_text(planned.shape)}; let ONNX Runtime run the model (parameter 'engine')"
+                    f" says {shape_text(planned.shape)}; set parameter 'engine' to \"migraphx\" to have it all the same"
                 )
 
     def _layout(self, program: Program, recipe: ProgramRecipe) -> ProgramLayout:
