@@ -21,17 +21,9 @@ from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
-from rocserve.backends.onnx.runs import (
-    PlacedRun,
-    Run,
-    SizedRun,
-    bytes_array,
-    is_on_cpu,
-    placed_run,
-    session_run,
-    text_array,
-)
+from rocserve.backends.onnx.runs import PlacedRun, Run, SizedRun, is_on_cpu, placed_run, session_run
 from rocserve.backends.onnx.signature import has_single_rows, session_signature, with_open_batch
+from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import ModelConfig

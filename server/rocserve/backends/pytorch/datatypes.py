@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rocserve.backends.onnx.runs import bytes_of_text, text_of_bytes
+from rocserve.backends.onnx.strings import bytes_of_text, text_of_bytes
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.tensors import Tensor, octets
