@@ -4,7 +4,7 @@ A flag of tritonserver whose subject this version does not serve is refused with
 subject off.
 """
 
+from rocserve.flags.reading import FlagError as FlagError
 from rocserve.flags.reading import add_serve_flags as add_serve_flags
 from rocserve.flags.reading import settings_again as settings_again
 from rocserve.flags.reading import settings_from as settings_from
-from rocserve.flags.tls import FlagError as FlagError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,121 @@ from rocserve.backends.registry import discover_backends
 from rocserve.cache.private_folder import cache_directory
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.arguments import add_flags, filled, for_argparse
-from rocserve.flags.tls import FlagError, check_tls
-from rocserve.flags.unserved import UNSERVED, WITHOUT_EFFECT, refuse_unserved
 from rocserve.observability.tracing.options import trace_options
 from rocserve.repository.single_model import find_single_model, model_endings
-from rocserve.settings import ControlMode, RepositorySettings, RestrictedProtocols, ServerSettings
+from rocserve.settings import (
+    ControlMode,
+    GrpcSettings,
+    HttpSettings,
+    RepositorySettings,
+    RestrictedProtocols,
+    ServerSettings,
+)
+from rocserve.settings.flag import boolean
 from rocserve.settings.repository import repository
+
+
+class FlagError(Exception):
+    """The command line cannot be served; the text says why and what to do."""
+
+
+def check_tls(settings: ServerSettings) -> None:
+    """Raises: FlagError."""
+    ports = [part for part in (settings.grpc, settings.http, settings.metrics) if part.allow]
+    _check_certificates(
+        settings.grpc,
+        is_used=any(port.use_ssl or port.use_ssl_mutual for port in ports),
+        checks_clients=any(port.use_ssl_mutual for port in ports),
+    )
+    if not settings.allow_mixed_tls:
+        _check_mixture("gRPC", "grpc", settings.grpc, "HTTP", "http", settings.http)
+        _check_mixture("HTTP", "http", settings.http, "gRPC", "grpc", settings.grpc)
+
+
+def _check_certificates(grpc: GrpcSettings, is_used: bool, checks_clients: bool) -> None:
+    files = {"server-cert": grpc.server_cert, "server-key": grpc.server_key, "root-cert": grpc.root_cert}
+    for name, path in files.items():
+        if path is not None and not path.is_file():
+            raise FlagError(f"--grpc-{name}={path}: there is no such file")
+    if is_used and not (grpc.server_cert and grpc.server_key):
+        raise FlagError("TLS needs --grpc-server-cert and --grpc-server-key, which are for all ports")
+    if checks_clients and not grpc.root_cert:
+        raise FlagError(
+            "--grpc-use-ssl-mutual, --http-use-ssl-mutual and --metrics-use-ssl-mutual need --grpc-root-cert to check"
+            " clients' certificates against"
+        )
+
+
+def _check_mixture(
+    locked: str,
+    locked_flag: str,
+    locked_port: GrpcSettings | HttpSettings,
+    other: str,
+    flag: str,
+    port: GrpcSettings | HttpSettings,
+) -> None:
+    """Who locks one port takes the other, which serves the same, easily for locked."""
+    if not (locked_port.allow and locked_port.use_ssl_mutual) or not port.allow or port.use_ssl_mutual:
+        return
+    if not _is_loopback(port.address):
+        raise FlagError(
+            f"--{locked_flag}-use-ssl-mutual admits to {locked} only clients that show a certificate, but {other} at"
+            f" {port.address}:{port.port} would serve the same to anybody. Choose: --{flag}-use-ssl-mutual (with the"
+            f" same certificates), --{flag}-address=127.0.0.1, --allow-{flag}=false, or --allow-mixed-tls where that"
+            " is meant"
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+UNSERVED = {
+    "allow-vertex-ai": ("The Vertex AI front end", ("vertex-ai-address", "vertex-ai-port")),
+    "allow-sagemaker": ("The SageMaker front end", ("sagemaker-address", "sagemaker-port")),
+}
+"""Parts of tritonserver that this version lacks: by the flag that switches one, its name and its other flags."""
+
+WITHOUT_EFFECT: tuple[str, ...] = (
+    "backend-directory",
+    "buffer-manager-thread-count",
+    "cuda-memory-pool-byte-size",
+    "cuda-virtual-address-size",
+    "enable-peer-access",
+    "grpc-infer-allocation-pool-size",
+    "grpc-infer-thread-count",
+    "grpc-max-response-pool-size",
+    "min-supported-compute-capability",
+    "model-load-gpu-limit",
+    "model-load-retry-count",
+    "pinned-memory-pool-byte-size",
+    "repoagent-directory",
+)
+"""They tune parts of tritonserver that have no counterpart here; charts and scripts give them, so they are taken."""
+
+
+def refuse_unserved(given: dict[str, Sequence[str]]) -> None:
+    """Raises: FlagError: a flag's subject is not served, and it does not switch it off."""
+    for switch, (subject, flags) in UNSERVED.items():
+        if switch in given:
+            value = given[switch][-1]
+            try:
+                is_on = boolean(value)
+            except ValueError as error:
+                raise FlagError(f"argument --{switch}: {error}") from None
+            if is_on:
+                raise FlagError(
+                    f"--{switch}={value}: {subject} is not served by this version;"
+                    f" leave the flag out or write --{switch}=false"
+                )
+            continue
+        for name in given.keys() & flags:
+            raise FlagError(
+                f"--{name}: {subject} is not served by this version; leave the flag out, or write --{switch}=false"
+            )
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +139,9 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         " it, a model folder, or a repository of models, also by its URL (s3://, gs://, as://, hf://, https://)",
     )
     add_flags(parser, ServerSettings(), "server")
-    for subject in UNSERVED:
-        for name in (subject.switch, *subject.flags):
-            if name:
-                parser.add_argument(f"--{name}", dest=f"unserved.{name}", action="append", help=argparse.SUPPRESS)
+    for switch, (_, flags) in UNSERVED.items():
+        for name in (switch, *flags):
+            parser.add_argument(f"--{name}", dest=f"unserved.{name}", action="append", help=argparse.SUPPRESS)
     for name in WITHOUT_EFFECT:
         parser.add_argument(f"--{name}", dest=f"ignored.{name}", action="append", help=argparse.SUPPRESS)
 
