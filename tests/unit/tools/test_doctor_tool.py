@@ -20,9 +20,9 @@ from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor import software
-from rocserve.tools.doctor.engines import target_fault
 from rocserve.tools.doctor.machine import Finding, State, examine_machine
 from rocserve.tools.doctor.trial import TINY_ONNX, WEIGHTS, TrialJob, TrialResult
+from rocserve.tools.doctor.verb import target_fault
 
 pytestmark = pytest.mark.long
 

@@ -12,7 +12,7 @@ from rocserve.core.errors import ServeError
 from rocserve.tools.measuring.rounds import LatencySummary, summarise
 from rocserve.tools.tune.config_text import ServingChoice, with_choice
 from rocserve.tools.tune.plot import draw
-from rocserve.tools.tune.recommendation import Measurement, front, knee, recommend, setting
+from rocserve.tools.tune.sweep import Measurement, front, knee, recommend, setting
 
 pytestmark = pytest.mark.long
 

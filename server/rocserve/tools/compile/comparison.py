@@ -18,8 +18,7 @@ from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.serving.layout import migraphx_name
 from rocserve.core.errors import ServeError, unavailable
-from rocserve.tools.differences import Array, Difference
-from rocserve.tools.measuring.comparing import Candidate, Compared, Comparison
+from rocserve.tools.measuring.comparing import Array, Candidate, Compared, Comparison, Difference
 from rocserve.tools.measuring.files import random_inputs, save_inputs
 from rocserve.tools.measuring.messages import MigraphxPrograms
 from rocserve.tools.measuring.rounds import LatencySummary, Timing

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,19 +18,153 @@ from rich.table import Table
 from rich.text import Text
 
 import rocserve
+from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.host import Host
+from rocserve.backends.installed import is_installed
+from rocserve.backends.migraphx.configuration.options import Target
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX
+from rocserve.backends.migraphx.installation import (
+    INSTALL_LINES,
+    MigraphxInstallation,
+    find_installation,
+    python_command,
+)
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs
+from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.program_cache import open_cache
+from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
+from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
 from rocserve.cache.private_folder import cache_directory
 from rocserve.core.errors import ServeError
+from rocserve.core.plain import to_json
+from rocserve.jobs.messages import JobError
+from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
-from rocserve.tools.doctor.engines import EngineExamination
 from rocserve.tools.doctor.machine import Finding, State, examine_machine
 from rocserve.tools.doctor.software import examine_software
+from rocserve.tools.doctor.trial import TrialJob, TrialResult
 from rocserve.tools.printing import console_on, say, show_folded, size
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.running import tool_log
 from rocserve.tools.verb import Verb
+
+_SECTION = "engines"
+_NO_FILE = "cannot open shared object file"
+_LIMIT = "--timeout-secs"
+
+
+class EngineExamination:
+    def __init__(
+        self, settings: EngineSettings, timeout_seconds: float, report: Callable[[str], None], log: logging.Logger
+    ) -> None:
+        """`timeout_seconds`: of each trial. `report` takes what goes on, a line each."""
+        self._settings = settings
+        self._timeout_seconds = timeout_seconds
+        self._report = report
+        self._log = log
+
+    def findings(self) -> Iterator[Finding]:
+        if is_installed("onnxruntime"):
+            yield self._tried("ONNX Runtime", "onnx", ONNXRUNTIME.module, {"engine": "cpu"})
+        else:
+            yield Finding(_SECTION, "ONNX Runtime", State.ABSENT, "not installed")
+        yield from self._migraphx()
+        yield from self._rocal()
+
+    def _migraphx(self) -> Iterator[Finding]:
+        try:
+            installation = find_installation(self._settings)
+        except ServeError as error:
+            # What is named is meant to be there.
+            state = State.BROKEN if self._settings.migraphx_root else State.ABSENT
+            yield Finding(_SECTION, "MIGraphX", state, error.text, f"MIGraphX (for AMD GPUs): {INSTALL_LINES}")
+            return
+        yield Finding(_SECTION, "MIGraphX is in", State.FACT, _place(installation))
+        runner = JobRunner(migraphx_jobs(installation), self._report, self._log)
+        try:
+            library = runner.run(LibraryJob(), LibraryResult, timeout_seconds=self._timeout_seconds, limit_name=_LIMIT)
+        except ServeError as error:
+            yield Finding(_SECTION, "MIGraphX", State.BROKEN, error.text, "MIGraphX is there, but cannot be loaded")
+            return
+        text = f"{library.version or 'of unknown version'}, reached by {library.binding}"
+        yield Finding(_SECTION, "MIGraphX", State.FACT, text)
+        for target in Target:
+            yield self._target(target, library.targets[target.value], installation)
+
+    def _target(self, target: Target, fault: str, installation: MigraphxInstallation) -> Finding:
+        if fault:
+            return target_fault(target, fault)
+        name = _target_name(target)
+        gpus = visible_gpus() if target is Target.GPU else ()
+        if target is Target.GPU and not gpus:
+            return Finding(_SECTION, name, State.ABSENT, "installed, but there is no GPU that this process may use")
+        device = gpus[0] if gpus else None
+        environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
+        return self._tried(
+            name, "onnx", MIGRAPHX.module, {"target": target.value}, device, python_command(installation), environment
+        )
+
+    def _rocal(self) -> Iterator[Finding]:
+        (engine,) = BACKEND.engines
+        if is_installed("cv2"):
+            yield self._tried("rocAL's CPU engine", "rocal", engine.module, {"engine": "cpu"})
+        else:
+            yield Finding(_SECTION, "rocAL's CPU engine", State.ABSENT, "cv2 is not installed")
+        if is_installed(ROCAL_MODULE):
+            yield self._tried("rocAL", "rocal", engine.module, {"engine": "rocal"})
+        else:
+            yield Finding(_SECTION, "rocAL", State.ABSENT, f"the Python module {ROCAL_MODULE} is not installed")
+
+    def _tried(
+        self,
+        name: str,
+        kind: str,
+        engine: str,
+        parameters: Mapping[str, str],
+        device: int | None = None,
+        python: Sequence[str] = (sys.executable,),
+        environment: Mapping[str, str] | None = None,
+    ) -> Finding:
+        self._report(f"{name}: trying a tiny model")
+        with TemporaryDirectory(prefix="rocserve-doctor-") as folder:
+            # A cache of its own: the trial is to compile, and to leave nothing behind.
+            settings = EngineSettings(f"{folder}/cache", self._settings.cache_bytes, self._settings.migraphx_root)
+            try:
+                result = JobRunner(JobEngine(name, python=tuple(python)), self._report, self._log).run(
+                    TrialJob(kind, engine, folder, parameters, device, settings),
+                    TrialResult,
+                    timeout_seconds=self._timeout_seconds,
+                    environment=environment or {},
+                    limit_name=_LIMIT,
+                )
+            except JobError as error:
+                return Finding(_SECTION, name, State.BROKEN, error.text, f"{name} does not work; see its line above")
+        return Finding(_SECTION, name, State.WORKS, f"a tiny model, right answer, {result.seconds:.2f} s with loading")
+
+
+def target_fault(target: Target, fault: str) -> Finding:
+    """Tells a target that is not installed from one that is and cannot be loaded, by MIGraphX's words."""
+    own_library = f"libmigraphx_{target.value}.so"
+    name = _target_name(target)
+    if fault.partition(own_library)[2].startswith(f": {_NO_FILE}"):
+        return Finding(_SECTION, name, State.ABSENT, f"{own_library} is not installed")
+    advice = f"{name}: a library that {own_library} needs is missing or of another version (ldd on it shows which)"
+    return Finding(_SECTION, name, State.BROKEN, fault, advice)
+
+
+def _target_name(target: Target) -> str:
+    return f"MIGraphX on {target.value}"
+
+
+def _place(installation: MigraphxInstallation) -> str:
+    places = [installation.library or "no C library"]
+    if installation.module_folder:
+        places.append(f"Python module in {installation.module_folder}")
+    if installation.loader:
+        places.append("started with its own C library")
+    return f"{', '.join(places)} (found by {installation.origin})"
+
 
 _STYLES = {State.FACT: "", State.WORKS: "green", State.ABSENT: "yellow", State.BROKEN: "red"}
 _WORDS = {State.FACT: "", State.WORKS: "works", State.ABSENT: "absent", State.BROKEN: "BROKEN"}
@@ -41,6 +177,16 @@ class DoctorOptions:
     json: bool = flag(False, SWITCH, "print JSON")
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """As JSON has it."""
+
+    rocserve: str
+    """The version."""
+    broken: int
+    findings: tuple[Finding, ...]
+
+
 def run_doctor(options: DoctorOptions) -> int:
     """Print what is found; the exit status, 1 when something that is installed does not work."""
     out, settings = console_on(), options.engines
@@ -51,7 +197,7 @@ def run_doctor(options: DoctorOptions) -> int:
         findings = [*examine_machine(Host()), *examine_software(), *_cache(settings), *tried]
     broken = sum(finding.state is State.BROKEN for finding in findings)
     if options.json:
-        say(out, json.dumps({"rocserve": rocserve.__version__, "broken": broken, "findings": _plain(findings)}))
+        say(out, to_json(Report(rocserve.__version__, broken, tuple(findings))).decode())
     else:
         _print(findings, broken, out)
     return 1 if broken else 0
@@ -82,19 +228,6 @@ def _cache(settings: EngineSettings) -> Iterator[Finding]:
 def _disk(path: Path) -> Finding:
     usage = shutil.disk_usage(path)
     return Finding("cache", "disk", State.FACT, f"{size(usage.free)} of {size(usage.total)} free")
-
-
-def _plain(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    return [
-        {
-            "section": finding.section,
-            "name": finding.name,
-            "state": finding.state.value,
-            "text": finding.text,
-            "advice": finding.advice,
-        }
-        for finding in findings
-    ]
 
 
 def _print(findings: Sequence[Finding], broken: int, out: Console) -> None:

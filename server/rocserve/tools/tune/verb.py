@@ -24,8 +24,7 @@ from rocserve.tools.printing import complain, say, show, table
 from rocserve.tools.progress import ToolProgress
 from rocserve.tools.running import run_on_model
 from rocserve.tools.tune.config_text import ServingChoice, config_path, write_choice
-from rocserve.tools.tune.recommendation import Measurement, Recommendation, recommend, setting
-from rocserve.tools.tune.sweep import Sweep, sweep
+from rocserve.tools.tune.sweep import Measurement, Recommendation, Sweep, recommend, setting, sweep
 from rocserve.tools.verb import Verb
 
 _MARK = "<- recommended"
