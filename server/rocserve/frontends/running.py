@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from rocserve.frontends.grpc.inference import InferenceHandlers
     from rocserve.frontends.grpc.server import GrpcServer
     from rocserve.frontends.http.listener import HttpListener
-    from rocserve.frontends.metrics.endpoint import MetricsEndpoint
     from rocserve.frontends.processes.process import FrontEndParts
     from rocserve.frontends.processes.supervisor import FrontEndProcesses
     from rocserve.plane.guest_loop import GuestLoop
@@ -76,7 +75,7 @@ class FrontEnds:
         self._log = log
         self.ports: dict[str, int] = {}
         """Of the parts that listen, by their settings' names."""
-        self._metrics: MetricsEndpoint | None = None
+        self._metrics: HttpListener | None = None
         self._http: HttpListener | None = None
         self._guest: GuestLoop | None = None
         """HTTP's loop."""
@@ -186,23 +185,21 @@ class FrontEnds:
             return ()
         from rocserve.frontends.http.listener import most_descriptors
         from rocserve.frontends.http.protocol import ConnectionLimits
-        from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
+        from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 
         limits = ConnectionLimits(
             write_seconds=self._settings.write_timeout_seconds,
             most=MOST_CONNECTIONS,
             most_descriptors=most_descriptors(),
         )
-        endpoint = MetricsEndpoint(
-            settings.address,
-            settings.port,
+        listener = metrics_listener(
             self._served.write_metrics,
             limits,
             self._log.getChild("metrics"),
             tls_context(self._settings.grpc, settings, "metrics", self._log),
         )
-        port = self.ports["metrics"] = await endpoint.start()
-        self._metrics = endpoint
+        port = self.ports["metrics"] = await listener.start("metrics", "metrics", settings.address, settings.port)
+        self._metrics = listener
         return (f"Started Metrics Service at {settings.address}:{port}",)
 
     async def _start_http(self) -> Sequence[str]:

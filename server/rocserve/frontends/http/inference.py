@@ -19,7 +19,6 @@ from rocserve.frontends.http.body import (
     response_encoding,
 )
 from rocserve.frontends.http.errors import JSON, PLAIN, error_response, not_allowed
-from rocserve.frontends.http.form_data import form_boundary, form_parts
 from rocserve.frontends.http.infer_request import (
     InferRequestReader,
     InferText,
@@ -36,7 +35,7 @@ from rocserve.frontends.http.infer_response import (
 )
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.protocol import Request, Response
-from rocserve.frontends.http.raw_request import form_request, raw_request
+from rocserve.frontends.http.raw_request import form_boundary, form_parts, form_request, raw_request
 from rocserve.frontends.http.responders import HttpParts, HttpResponder, Outcome, request_deadline
 from rocserve.plane.loop import TimerHandle
 from rocserve.services.forwarded_headers import HeaderForwarding

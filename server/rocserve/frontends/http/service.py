@@ -6,13 +6,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.certificates import tls_context
-from rocserve.frontends.http.cross_origin import CrossOrigin
 from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed, not_found
 from rocserve.frontends.http.generate import GenerateHandler
 from rocserve.frontends.http.inference import InferHandler
@@ -39,6 +38,32 @@ from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.method import Method, SlowMethod
 from rocserve.services.restrictions import Restriction
 from rocserve.settings import ServerSettings
+
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, HEAD, POST",
+    "Access-Control-Allow-Headers": "*",
+    "Access-Control-Max-Age": "600",
+}
+_EXPOSED = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length", "Vary": "Origin"}
+
+
+class CrossOrigin:
+    """Adds CORS's headers to answers. Cookies and passwords that a browser has of the server are not asked for."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._origins = frozenset(origins)
+
+    def answer(self, request: Request) -> bool:
+        """Whether the request was a browser's question what it may ask, which is answered then."""
+        origin = request.headers.get("origin")
+        if origin is None or not self._origins.intersection((origin, "*")):
+            return False
+        request.answer_headers = {"Access-Control-Allow-Origin": origin, **_EXPOSED}
+        if request.method != "OPTIONS" or "access-control-request-method" not in request.headers:
+            return False
+        request.respond(Response(200, b"", "text/plain", _PREFLIGHT))
+        return True
+
 
 _REMEMBERED_PATHS = 1024
 _TLS_BYTES = 320 << 10

@@ -17,45 +17,26 @@ MOST_CONNECTIONS = 64
 """Monitoring asks a few times a minute."""
 
 
-class MetricsEndpoint:
-    """All calls are made on the loop; the text is written on another thread."""
+def metrics_listener(
+    write_metrics: Callable[[], str],
+    limits: ConnectionLimits,
+    log: logging.Logger,
+    tls: ssl.SSLContext | None = None,
+) -> HttpListener:
+    """Serves what `write_metrics` gives, which is called on another thread."""
 
-    def __init__(
-        self,
-        address: str,
-        port: int,
-        write_metrics: Callable[[], str],
-        limits: ConnectionLimits,
-        log: logging.Logger,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._address = address
-        self._port = port
-        self._write_metrics = write_metrics
-        self._log = log
-        self._listener = HttpListener(lambda request: request.run(self._answer(request)), log, limits, tls)
-
-    async def start(self) -> int:
-        """Listen; returns the port.
-
-        Raises:
-            OSError: it cannot be listened on; the error's text says where and what to do.
-        """
-        return await self._listener.start("metrics", "metrics", self._address, self._port)
-
-    async def stop(self) -> None:
-        await self._listener.stop()
-
-    async def _answer(self, request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         if request.path.rstrip("/") != _PATH:
             return _text(404, f"there is only {_PATH}\n")
         if request.method not in ("GET", "HEAD"):
             return _text(405, "only GET and HEAD\n", {"Allow": "GET, HEAD"})
-        try:
-            return _text(200, await asyncio.to_thread(self._write_metrics))
-        except Exception:
-            self._log.exception("the metrics could not be written")
-            return _text(500, "the server's log says why\n")
+        return _text(200, await asyncio.to_thread(write_metrics))
+
+    def failure(request: Request, error: Exception) -> Response:
+        log.error("the metrics could not be written", exc_info=error)
+        return _text(500, "the server's log says why\n")
+
+    return HttpListener(lambda request: request.run(answer(request)), log, limits, tls, failure)
 
 
 def _text(status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:

@@ -159,8 +159,8 @@ class MachineMetrics:
             return []
 
 
-def _single(name: str, text: str, value: float) -> MetricFamily:
-    return MetricFamily(name, "gauge", text, (Sample({}, value),))
+def _single(name: str, text: str, value: float, kind: str = "gauge") -> MetricFamily:
+    return MetricFamily(name, kind, text, (Sample({}, value),))
 
 
 def _number(value: Any) -> float | None:
@@ -200,11 +200,10 @@ def memory_families(memory: RequestMemory) -> Iterable[MetricFamily]:
         "Bytes of requests that come in, wait and run, and of answers that are not yet read",
         (Sample({"kind": "request"}, use.request_bytes), Sample({"kind": "answer"}, use.answer_bytes)),
     )
-    yield MetricFamily(
+    yield _single(
         "rocserve_request_memory_limit_bytes",
-        "gauge",
         "What requests and answers may take (--max-request-memory)",
-        (Sample({}, memory.limit_bytes),),
+        memory.limit_bytes,
     )
     yield MetricFamily(
         "rocserve_request_memory_refusals_total",
@@ -231,18 +230,15 @@ def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
         return
     counts = residents.counts
 
-    def family(name: str, kind: str, text: str, value: float) -> MetricFamily:
-        return MetricFamily(name, kind, text, (Sample({}, value),))
-
-    yield family("rocserve_models_registered", "gauge", "Model versions that come and go", residents.registered)
-    yield family("rocserve_models_resident", "gauge", "Of those, how many are loaded", residents.resident())
-    yield family("rocserve_model_loads_total", "counter", "How often one was loaded", counts.loads)
-    yield family("rocserve_model_load_failures_total", "counter", "How often a load failed", counts.failed_loads)
+    yield _single("rocserve_models_registered", "Model versions that come and go", residents.registered)
+    yield _single("rocserve_models_resident", "Of those, how many are loaded", residents.resident())
+    yield _single("rocserve_model_loads_total", "How often one was loaded", counts.loads, "counter")
+    yield _single("rocserve_model_load_failures_total", "How often a load failed", counts.failed_loads, "counter")
     yield MetricFamily(
         "rocserve_model_unloads_total",
         "counter",
         "How often one was unloaded, to make room or because nobody asked for it",
         (Sample({"reason": "room"}, counts.unloads_for_room), Sample({"reason": "idle"}, counts.unloads_of_idle)),
     )
-    yield family("rocserve_cold_requests_total", "counter", "Requests that waited for a load", counts.cold_requests)
-    yield family("rocserve_cold_seconds_total", "counter", "How long they have waited in all", counts.cold_seconds)
+    yield _single("rocserve_cold_requests_total", "Requests that waited for a load", counts.cold_requests, "counter")
+    yield _single("rocserve_cold_seconds_total", "How long they have waited in all", counts.cold_seconds, "counter")
