@@ -220,8 +220,7 @@ class FrontEnds:
             )
         else:
             from rocserve.frontends.http.large_bodies import LargeBodies
-            from rocserve.frontends.http.models import ServedModels
-            from rocserve.frontends.http.responders import HttpParts
+            from rocserve.frontends.http.responders import HttpParts, ServedModels
             from rocserve.frontends.http.service import start_http
             from rocserve.plane.guest_loop import GuestLoop
 

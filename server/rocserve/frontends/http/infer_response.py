@@ -111,8 +111,6 @@ def infer_body(response: InferResponse, form: AnswerForm) -> list[Buffer]:
 
 def takes_long(response: InferResponse, form: AnswerForm) -> bool:
     """Whether so much has to be written as JSON that it is better done beside the event loop."""
-    if form.is_all_binary:
-        return False
     told = (head for head in response.head.outputs if not (head.name in form.shared or form.is_binary(head.name)))
     return sum(math.prod(head.shape) for head in told) > MANY_ELEMENTS
 

@@ -149,7 +149,8 @@ class InferCall(HttpResponder):
                 body = await bodies.read(self.request, self, self._limit)
             else:
                 body = await bodies.read_compressed(self.request, self)
-            length = self._json_length(len(body))
+            length = bodies.json_length(self._json_header, len(body))
+            self._refusal_type = JSON
             if length > LARGE_JSON and self._boundary is None:
                 parse = partial(parse_infer_text, self._model, len(body) - length)
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
@@ -174,16 +175,11 @@ class InferCall(HttpResponder):
         header = self._json_header
         return header is None or len(header) > 6 or not header.isdecimal()
 
-    def _json_length(self, nbytes: int) -> int:
-        """Of a body of so many bytes; raises as BodyReader.json_length does."""
-        length = self._parts.bodies.json_length(self._json_header, nbytes)
-        self._refusal_type = JSON
-        return length
-
     def _read(self, body: Buffer) -> InferRequest:
         """Raises: ServeError, HttpError."""
         handler = self._handler
-        length = self._json_length(len(body))
+        length = self._parts.bodies.json_length(self._json_header, len(body))
+        self._refusal_type = JSON
         if self._boundary is not None:
             parts = form_parts(body, self._boundary)
             return form_request(parts, self._config, self._version, handler.heads)
@@ -254,7 +250,7 @@ class InferCall(HttpResponder):
             elif (
                 "accept-encoding" in request.headers
                 or sum(map(len, outcome.data)) > _ONE_PIECE
-                or takes_long(outcome, self._form)
+                or (not self._form.is_all_binary and takes_long(outcome, self._form))
             ):
                 request.run(self._send(detached(outcome)))
                 return

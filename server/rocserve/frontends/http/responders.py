@@ -6,20 +6,52 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, invalid_argument
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.infer_response import detached
 from rocserve.frontends.http.large_bodies import LargeBodies
-from rocserve.frontends.http.models import Models
 from rocserve.frontends.http.protocol import Request
 from rocserve.scheduling.batch import send_copied
 from rocserve.services.inference import Inference
 from rocserve.services.method import Method
 from rocserve.services.observation import ClientResponder, RequestOrigin
 from rocserve.settings import HttpSettings
+
+
+class Models(Protocol):
+    """The configurations of the models that are served."""
+
+    def find(self, name: str, version: str) -> ModelConfig | None:
+        """Of the version that a request names; None = ask.
+
+        Raises:
+            ServeError: there is none ready.
+        """
+
+    async def ask(self, name: str, version: str) -> ModelConfig:
+        """The same, of the server; raises as `find` does."""
+
+
+class ServedModels:
+    """Those of this process."""
+
+    def __init__(self, tables: ServingTableHolder) -> None:
+        self._tables = tables
+
+    def find(self, name: str, version: str) -> ModelConfig:
+        """See Models."""
+        return self._tables.table.find(name, version).config
+
+    async def ask(self, name: str, version: str) -> ModelConfig:
+        """See Models."""
+        return self.find(name, version)
+
 
 BACKLOG_LIMIT_BYTES = 256 << 20
 """Of responses that a client does not fetch."""
