@@ -151,23 +151,3 @@ def test_the_image_is_passed_on(name: str, as_float: bool) -> None:
     image = make(name).run(Image(PIXELS, 4, 6), as_float=as_float)
     assert (image.pixels.shape, image.valid_height, image.valid_width) == (PIXELS.shape, 4, 6)
     np.testing.assert_array_equal(image.valid, PIXELS[:4, :6])
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "text"),
-    [
-        ("blend", {}, "key 'ratio' is missing"),
-        ("blend", {"ratio": 0.5}, "key 'inputs' is missing"),
-        ("normalize", {}, "key 'axes' is missing"),
-        ("normalize", {"axes": [3]}, "a list of 1, 2 or 3 axes, each 0, 1 or 2"),
-        ("normalize", {"axes": [0], "mean": [1]}, "must be given both or neither"),
-        ("normalize", {"axes": [0], "mean": [1, 2, 3], "stddev": [1]}, r"only where 'axes' is \[0, 1\]"),
-        ("normalize", {"axes": [0, 1], "mean": [1], "stddev": [0]}, "each a number above 0"),
-        ("slice", {"anchor": [0, 0]}, "key 'shape' is missing"),
-        ("slice", {"anchor": [-1, 0], "shape": [1, 1]}, r"places in pixels, \[top, left\], each a size"),
-        ("slice", {"anchor": [0, 0], "shape": [1, 1], "out_of_bounds_policy": "WRAP"}, 'one of "ERROR", "PAD"'),
-    ],
-)
-def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(PipelineError, match=text):
-        make(name, **keys)

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from support.rocal_operations import Array, assert_rounded, make, picture, result
 
-from rocserve.backends.rocal.schema import PipelineError
-
 
 def reference(
     pixels: Array, degrees: float = 0, saturation: float = 1, brightness: float = 1, contrast: float = 0
@@ -76,28 +74,3 @@ def test_no_saturation_is_the_largest_level_in_grey() -> None:
 def test_colour_twist_adds_its_contrast(keys: dict[str, Any], expected: dict[str, Any]) -> None:
     given = result(make("color_twist", **keys), colours())
     assert_rounded(given, reference(colours(), **expected))
-
-
-@pytest.mark.parametrize("name", ["hue", "saturation", "color_twist"])
-def test_floats_are_the_whole_levels(name: str) -> None:
-    operation = make(name, **({"hue": 12.5} if name == "hue" else {}))
-    np.testing.assert_array_equal(result(operation, colours(), as_float=True), result(operation, colours()))
-
-
-@pytest.mark.parametrize("name", ["hue", "saturation", "color_twist"])
-def test_grey_images_are_refused(name: str) -> None:
-    with pytest.raises(PipelineError, match=rf"\({name}\) needs colour"):
-        make(name, channels=1, **({"hue": 12.5} if name == "hue" else {}))
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "text"),
-    [
-        ("hue", {}, "key 'hue' is missing"),
-        ("saturation", {"saturation": -1}, "'saturation' must be a number of 0 or more"),
-        ("color_twist", {"hue": "red"}, "'hue' must be a number, not \"red\""),
-    ],
-)
-def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(PipelineError, match=text):
-        make(name, **keys)

@@ -120,23 +120,3 @@ def test_roi_resize_stretches_a_part(interpolation: str, as_float: bool) -> None
     # The next operation sees as much as the part had, up to the result's size.
     assert (image.valid_height, image.valid_width) == (9, 12)
     assert operation.extent(ResultExtent.whole(Extent(23, 31))) == ResultExtent(Extent(30, 12), Extent(9, 12))
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "text"),
-    [
-        ("resize_crop", {"resize_width": 3, "resize_height": 3}, "key 'crop_area_factor' is missing"),
-        ("roi_resize", {"resize_width": 3, "resize_height": 3}, "key 'roi_w' is missing"),
-        ("roi_resize", {"resize_width": 0}, "'resize_width' must be a size in pixels, a whole number from 1 to 65535"),
-        (
-            "crop_mirror_normalize",
-            {"crop": [3, 3], "std": [0]},
-            "'std' must be a list of 1 or 3 numbers, none of them 0",
-        ),
-        ("crop_mirror_normalize", {"crop": [3, 3], "crop_pos_x": 2}, "'crop_pos_x' must be a fraction"),
-        ("center_crop", {"crop": [3]}, "'crop' must be a list of 0, 2 or 3 sizes in pixels"),
-    ],
-)
-def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(PipelineError, match=text):
-        make(name, **keys)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from support.rocal_operations import Array, assert_rounded, make, picture, result
 from support.rocal_reference import run_pipeline
-
-from rocserve.backends.rocal.schema import PipelineError
 
 SIZES = [(1, 1), (2, 3), (5, 10), (4, 16), (7, 27), (3, 40)]
 
@@ -68,22 +65,3 @@ def test_vignette_darkens_by_distance(height: int, width: int, strength: float, 
         shade = math.exp(-0.25 * strength * distance / radius**2)
         expected[row, column, channel] = pixels[row, column, channel] * shade
     assert_rounded(result(make("vignette", channels, vignette=strength), pixels), expected)
-
-
-@pytest.mark.parametrize("name", ["blur", "pixelate", "vignette"])
-def test_floats_are_the_whole_levels(name: str) -> None:
-    pixels = picture(9, 14)
-    np.testing.assert_array_equal(result(make(name), pixels, as_float=True), result(make(name), pixels))
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "text"),
-    [
-        ("pixelate", {"pixelate_percent": 100}, "must be a percentage of 0 or more, below 100, not 100"),
-        ("vignette", {"vignette": -0.1}, "'vignette' must be a number of 0 or more"),
-        ("blur", {"window": 3}, "unknown key 'window'"),
-    ],
-)
-def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(PipelineError, match=text):
-        make(name, **keys)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from support.rocal_operations import Array, assert_rounded, make, picture, result
 
 from rocserve.backends.rocal.image import Extent, Image, ResultExtent
-from rocserve.backends.rocal.schema import PipelineError
 
 SIZES = [(1, 1), (2, 3), (9, 8), (12, 21), (16, 16)]
 Place = tuple[np.float32, np.float32]
@@ -180,21 +178,3 @@ def test_of_a_padded_image_the_valid_part_is_turned_and_all_is_handed_on() -> No
     np.testing.assert_array_equal(turned.pixels[:8, :9], result(operation, picture(8, 9)))
     size = Extent(10, 12)
     assert operation.extent(ResultExtent(size, Extent(None, None))) == ResultExtent(size, size)
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "text"),
-    [
-        ("rotate", {}, "key 'angle' is missing"),
-        ("rotate", {"angle": 3, "interpolation_type": "CUBIC"}, 'must be one of "LINEAR", "NEAREST_NEIGHBOR"'),
-        ("warp_affine", {"matrix": [1, 0, 0, 0, 1]}, "'matrix' must be a list of 6 numbers"),
-        ("warp_affine", {"matrix": [1, 0, 0, 0, 1, "x"]}, "a list of 6 numbers, each a number"),
-        ("flip", {"horizontal": 2}, "'horizontal' must be true or false, or 1 or 0, not 2"),
-        ("flip", {"horizontal": 1.0}, "'horizontal' must be true or false"),
-        ("transpose", {"perm": [2, 0, 1]}, r"'perm' must be \[1, 0, 2\] or \[0, 1, 2\], not \[2, 0, 1\]"),
-        ("transpose", {"perm": [1, 0]}, "'perm' must be a list of 3 axes"),
-    ],
-)
-def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(PipelineError, match=text):
-        make(name, **keys)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from support.rocal_operations import Array, make, picture, result
-
-from rocserve.backends.rocal.schema import PipelineError
 
 SIZES = [(1, 1), (4, 6), (24, 24), (31, 45)]
 
@@ -101,25 +98,3 @@ def test_a_lens_without_faults_changes_nothing_but_the_rims() -> None:
     pixels = picture(20, 30)
     operation = make("lens_correction", camera_matrix=[16, 8, 16, 8], distortion_coeffs=[0, 0, 0, 0, 0])
     np.testing.assert_array_equal(result(operation, pixels)[1:-1, 1:-1], pixels[1:-1, 1:-1])
-
-
-@pytest.mark.parametrize("name", ["fish_eye", "lens_correction"])
-def test_floats_are_the_whole_levels(name: str) -> None:
-    keys = (
-        {"camera_matrix": [20, 7, 20, 5], "distortion_coeffs": [0.1, 0, 0, 0, 0]} if name == "lens_correction" else {}
-    )
-    operation, pixels = make(name, **keys), picture(11, 15)
-    np.testing.assert_array_equal(result(operation, pixels, as_float=True), result(operation, pixels))
-
-
-@pytest.mark.parametrize(
-    ("keys", "text"),
-    [
-        ({}, "key 'camera_matrix' is missing"),
-        ({"camera_matrix": [1, 2, 3]}, r"must be a list of 4 numbers \[fx, cx, fy, cy\], not \[1, 2, 3\]"),
-        ({"camera_matrix": [0, 2, 3, 4], "distortion_coeffs": [0] * 5}, "fx and fy, .*, must not be 0"),
-    ],
-)
-def test_wrong_keys_are_told(keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(PipelineError, match=text):
-        make("lens_correction", **keys)

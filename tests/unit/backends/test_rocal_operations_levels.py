@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from support.rocal_operations import half_even, make, picture, result
 
-from rocserve.backends.rocal.schema import PipelineError
-
 LEVELS = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
 
 CASES: list[tuple[str, dict[str, Any], Callable[[int], int]]] = [
@@ -59,30 +57,3 @@ def test_colour_temperature_moves_the_first_and_the_last_channel(adjustment: int
             red, green, blue = (int(level) for level in pixels[row, column])
             expected = [half_even(red + adjustment), green, half_even(blue - adjustment)]
             assert given[row, column].tolist() == expected
-
-
-@pytest.mark.parametrize(("name", "keys", "formula"), CASES)
-def test_floats_are_the_whole_levels(name: str, keys: dict[str, Any], formula: Callable[[int], int]) -> None:
-    operation = make(name, **keys)
-    pixels = picture(3, 5)
-    np.testing.assert_array_equal(result(operation, pixels, as_float=True), result(operation, pixels))
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "text"),
-    [
-        ("brightness", {"brightness": 1}, "key 'brightness_shift' is missing"),
-        ("contrast", {"contrast": 1}, "key 'contrast_center' is missing"),
-        ("gamma_correction", {"gamma": -1}, "'gamma' must be a number of 0 or more, not -1"),
-        ("exposure", {"exposure": 99}, "'exposure' must be a number from -32 to 32, not 99"),
-        ("color_temp", {"adjustment_value": 0.5}, "must be a whole number from -65535 to 65535, not 0.5"),
-    ],
-)
-def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(PipelineError, match=text):
-        make(name, **keys)
-
-
-def test_colour_temperature_needs_colour() -> None:
-    with pytest.raises(PipelineError, match="needs colour"):
-        make("color_temp", channels=1)

@@ -1,4 +1,4 @@
-"""Every operation in a pipeline file, on a JPEG."""
+"""Every operation in a pipeline file, on a JPEG, and what wrong keys are told."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.pictures import jpeg
-from support.rocal_operations import EXAMPLES
+from support.rocal_operations import EXAMPLES, make, picture, result
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import PipelineEngine
 from rocserve.backends.rocal.image import Extent
 from rocserve.backends.rocal.operations import OPERATIONS
-from rocserve.backends.rocal.operations.base import Measurement
+from rocserve.backends.rocal.operations.base import Measurement, Operation, same_extent
 from rocserve.backends.rocal.pipeline import RANDOM_OPERATIONS, Layout, parse_pipeline
 from rocserve.backends.rocal.plan import OutputFormat, output_extents
 from rocserve.backends.rocal.schema import PipelineError
@@ -108,3 +108,85 @@ def test_random_operations_are_refused_as_random(name: str) -> None:
     )
     with pytest.raises(PipelineError, match=text):
         parse_pipeline(json.dumps(document), channels=3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, operation in OPERATIONS.items()
+        if isinstance(operation, Operation) and operation.extent is same_extent and name != "normalize"
+    ],
+)
+def test_floats_of_what_keeps_the_size_are_whole_levels(name: str) -> None:
+    operation = make(name, **EXAMPLES[name])
+    np.testing.assert_array_equal(result(operation, picture(11, 15), as_float=True), result(operation, picture(11, 15)))
+
+
+WRONG_SIZES: list[tuple[dict[str, Any], str]] = [
+    ({}, "the size must be given in one way: .*, not by none of these"),
+    ({"resize_width": 3, "resize_longer": 3}, "in one way: .*, not by resize_width and resize_longer"),
+    ({"resize_longer": 3, "resize_shorter": 3}, "in one way: .*, not by resize_longer and resize_shorter"),
+    ({"resize_width": 3, "max_size": [1, 2, 3]}, r"a list of 0, 1 or 2 sizes in pixels, \[width, height\], not"),
+    ({"resize_width": 3, "max_size": [-1]}, r"\[width, height\], each a size in pixels"),
+    ({"resize_width": 3, "scaling_mode": "MIN_MAX"}, 'one of "DEFAULT", "STRETCH"'),
+    ({"resize_width": 3, "interpolation_type": "AREA"}, 'one of "LINEAR", "NEAREST_NEIGHBOR", "CUBIC"'),
+    ({"resize_width": 3, "dest_width": 3}, "unknown key 'dest_width'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "text"),
+    [
+        *((name, *row) for name in ("resize", "resize_mirror_normalize") for row in WRONG_SIZES),
+        ("resize_crop", {"resize_width": 3, "resize_height": 3}, "key 'crop_area_factor' is missing"),
+        ("roi_resize", {"resize_width": 3, "resize_height": 3}, "key 'roi_w' is missing"),
+        ("roi_resize", {"resize_width": 0}, "'resize_width' must be a size in pixels, a whole number from 1 to 65535"),
+        ("crop_mirror_normalize", {"crop": [3, 3], "std": [0]}, "'std' must be a list of .*, none of them 0"),
+        ("crop_mirror_normalize", {"crop": [3, 3], "crop_pos_x": 2}, "'crop_pos_x' must be a fraction"),
+        ("center_crop", {"crop": [3]}, "'crop' must be a list of 0, 2 or 3 sizes in pixels"),
+        ("rotate", {}, "key 'angle' is missing"),
+        ("rotate", {"angle": 3, "interpolation_type": "CUBIC"}, 'must be one of "LINEAR", "NEAREST_NEIGHBOR"'),
+        ("warp_affine", {"matrix": [1, 0, 0, 0, 1]}, "'matrix' must be a list of 6 numbers"),
+        ("warp_affine", {"matrix": [1, 0, 0, 0, 1, "x"]}, "a list of 6 numbers, each a number"),
+        ("flip", {"horizontal": 2}, "'horizontal' must be true or false, or 1 or 0, not 2"),
+        ("flip", {"horizontal": 1.0}, "'horizontal' must be true or false"),
+        ("transpose", {"perm": [2, 0, 1]}, r"'perm' must be \[1, 0, 2\] or \[0, 1, 2\], not \[2, 0, 1\]"),
+        ("transpose", {"perm": [1, 0]}, "'perm' must be a list of 3 axes"),
+        ("lens_correction", {}, "key 'camera_matrix' is missing"),
+        (
+            "lens_correction",
+            {"camera_matrix": [1, 2, 3]},
+            r"a list of 4 numbers \[fx, cx, fy, cy\], not \[1, 2, 3\]",
+        ),
+        (
+            "lens_correction",
+            {"camera_matrix": [0, 2, 3, 4], "distortion_coeffs": [0] * 5},
+            "fx and fy, .*, must not be 0",
+        ),
+        ("brightness", {"brightness": 1}, "key 'brightness_shift' is missing"),
+        ("contrast", {"contrast": 1}, "key 'contrast_center' is missing"),
+        ("gamma_correction", {"gamma": -1}, "'gamma' must be a number of 0 or more, not -1"),
+        ("exposure", {"exposure": 99}, "'exposure' must be a number from -32 to 32, not 99"),
+        ("color_temp", {"adjustment_value": 0.5}, "must be a whole number from -65535 to 65535, not 0.5"),
+        ("hue", {}, "key 'hue' is missing"),
+        ("saturation", {"saturation": -1}, "'saturation' must be a number of 0 or more"),
+        ("color_twist", {"hue": "red"}, "'hue' must be a number, not \"red\""),
+        ("pixelate", {"pixelate_percent": 100}, "must be a percentage of 0 or more, below 100, not 100"),
+        ("vignette", {"vignette": -0.1}, "'vignette' must be a number of 0 or more"),
+        ("blur", {"window": 3}, "unknown key 'window'"),
+        ("blend", {}, "key 'ratio' is missing"),
+        ("blend", {"ratio": 0.5}, "key 'inputs' is missing"),
+        ("normalize", {}, "key 'axes' is missing"),
+        ("normalize", {"axes": [3]}, "a list of 1, 2 or 3 axes, each 0, 1 or 2"),
+        ("normalize", {"axes": [0], "mean": [1]}, "must be given both or neither"),
+        ("normalize", {"axes": [0], "mean": [1, 2, 3], "stddev": [1]}, r"only where 'axes' is \[0, 1\]"),
+        ("normalize", {"axes": [0, 1], "mean": [1], "stddev": [0]}, "each a number above 0"),
+        ("slice", {"anchor": [0, 0]}, "key 'shape' is missing"),
+        ("slice", {"anchor": [-1, 0], "shape": [1, 1]}, r"places in pixels, \[top, left\], each a size"),
+        ("slice", {"anchor": [0, 0], "shape": [1, 1], "out_of_bounds_policy": "WRAP"}, 'one of "ERROR", "PAD"'),
+    ],
+)
+def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
+    with pytest.raises(PipelineError, match=text):
+        make(name, **keys)

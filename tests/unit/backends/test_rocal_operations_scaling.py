@@ -11,7 +11,6 @@ import pytest
 from support.rocal_operations import Array, assert_rounded, make, picture, result
 
 from rocserve.backends.rocal.image import Extent, Image, ResultExtent
-from rocserve.backends.rocal.schema import PipelineError
 
 UNKNOWN = Extent(None, None)
 
@@ -188,22 +187,3 @@ def test_an_even_picture_stays_even(kernel: str) -> None:
     pixels = np.full((13, 19, 3), 201, dtype=np.uint8)
     operation = make("resize", resize_width=8, resize_height=30, interpolation_type=kernel)
     assert (result(operation, pixels) == 201).all()
-
-
-@pytest.mark.parametrize(
-    ("keys", "text"),
-    [
-        ({}, "the size must be given in one way: .*, not by none of these"),
-        ({"resize_width": 3, "resize_longer": 3}, "in one way: .*, not by resize_width and resize_longer"),
-        ({"resize_longer": 3, "resize_shorter": 3}, "in one way: .*, not by resize_longer and resize_shorter"),
-        ({"resize_width": 3, "max_size": [1, 2, 3]}, r"a list of 0, 1 or 2 sizes in pixels, \[width, height\], not"),
-        ({"resize_width": 3, "max_size": [-1]}, r"\[width, height\], each a size in pixels"),
-        ({"resize_width": 3, "scaling_mode": "MIN_MAX"}, 'one of "DEFAULT", "STRETCH"'),
-        ({"resize_width": 3, "interpolation_type": "AREA"}, 'one of "LINEAR", "NEAREST_NEIGHBOR", "CUBIC"'),
-        ({"resize_width": 3, "dest_width": 3}, "unknown key 'dest_width'"),
-    ],
-)
-@pytest.mark.parametrize("name", ["resize", "resize_mirror_normalize"])
-def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(PipelineError, match=text):
-        make(name, **keys)
