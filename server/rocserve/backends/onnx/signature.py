@@ -6,25 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
 
 _DATATYPES = {
-    "tensor(bool)": DataType.BOOL,
-    "tensor(uint8)": DataType.UINT8,
-    "tensor(uint16)": DataType.UINT16,
-    "tensor(uint32)": DataType.UINT32,
-    "tensor(uint64)": DataType.UINT64,
-    "tensor(int8)": DataType.INT8,
-    "tensor(int16)": DataType.INT16,
-    "tensor(int32)": DataType.INT32,
-    "tensor(int64)": DataType.INT64,
-    "tensor(float16)": DataType.FP16,
-    "tensor(bfloat16)": DataType.BF16,
-    "tensor(float)": DataType.FP32,
-    "tensor(double)": DataType.FP64,
+    **{f"tensor({name})": datatype for name, datatype in ONNX_DATATYPES.items()},
     "tensor(string)": DataType.BYTES,
 }
 

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.core.datatypes import DataType
+
+ONNX_DATATYPES: Mapping[str, DataType] = {
+    "bool": DataType.BOOL,
+    "uint8": DataType.UINT8,
+    "uint16": DataType.UINT16,
+    "uint32": DataType.UINT32,
+    "uint64": DataType.UINT64,
+    "int8": DataType.INT8,
+    "int16": DataType.INT16,
+    "int32": DataType.INT32,
+    "int64": DataType.INT64,
+    "float16": DataType.FP16,
+    "bfloat16": DataType.BF16,
+    "float": DataType.FP32,
+    "double": DataType.FP64,
+}
+"""By the names of onnx.proto, in lower case: those of numbers that KServe has, too."""
 
 Dims = tuple[int | str, ...]
 """Each a number, or the name of a dimension that is left open ("" where it has none)."""

@@ -15,8 +15,7 @@ import onnx
 
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
-from rocserve.backends.migraphx.model_files.graph import GraphTensor, ModelGraph
-from rocserve.core.datatypes import DataType
+from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES, GraphTensor, ModelGraph
 from rocserve.core.errors import ServeError, invalid_argument
 
 _LARGEST_FILE = (1 << 31) - 1
@@ -24,21 +23,7 @@ _LARGEST_FILE = (1 << 31) - 1
 
 _TYPES = onnx.TensorProto
 
-_DATATYPES: Mapping[int, DataType] = {
-    _TYPES.BOOL: DataType.BOOL,
-    _TYPES.UINT8: DataType.UINT8,
-    _TYPES.UINT16: DataType.UINT16,
-    _TYPES.UINT32: DataType.UINT32,
-    _TYPES.UINT64: DataType.UINT64,
-    _TYPES.INT8: DataType.INT8,
-    _TYPES.INT16: DataType.INT16,
-    _TYPES.INT32: DataType.INT32,
-    _TYPES.INT64: DataType.INT64,
-    _TYPES.FLOAT16: DataType.FP16,
-    _TYPES.BFLOAT16: DataType.BF16,
-    _TYPES.FLOAT: DataType.FP32,
-    _TYPES.DOUBLE: DataType.FP64,
-}
+_DATATYPES = {_TYPES.DataType.Value(name.upper()): datatype for name, datatype in ONNX_DATATYPES.items()}
 
 _BITS: Mapping[int, int] = {
     _TYPES.BOOL: 8, _TYPES.UINT8: 8, _TYPES.INT8: 8, _TYPES.UINT16: 16, _TYPES.INT16: 16, _TYPES.FLOAT16: 16,

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, Program, ProgramTensor
+from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
 
-_DATATYPES: Mapping[str, DataType] = {
-    "bool": DataType.BOOL,
-    "uint8": DataType.UINT8,
-    "uint16": DataType.UINT16,
-    "uint32": DataType.UINT32,
-    "uint64": DataType.UINT64,
-    "int8": DataType.INT8,
-    "int16": DataType.INT16,
-    "int32": DataType.INT32,
-    "int64": DataType.INT64,
-    "half": DataType.FP16,
-    "bf16": DataType.BF16,
-    "float": DataType.FP32,
-    "double": DataType.FP64,
-}
+_OWN_NAMES = {"float16": "half", "bfloat16": "bf16"}
+_DATATYPES = {_OWN_NAMES.get(name, name): datatype for name, datatype in ONNX_DATATYPES.items()}
+"""By MIGraphX's names, which are mostly ONNX's."""
 
 _IMAGE_DIMENSIONS = 4
 
