@@ -48,9 +48,9 @@ from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.single_model import find_single_model
 from rocserve.repository.summary import summary
 from rocserve.repository.version_loader import WorkerVersionLoader
-from rocserve.scheduling.cached_answers import ResponseCache
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
+from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory

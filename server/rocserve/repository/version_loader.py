@@ -33,12 +33,12 @@ from rocserve.repository.ensemble_warmup import warm_up_ensemble
 from rocserve.repository.lifecycle import LoadedVersion
 from rocserve.repository.version_wiring import VersionWiring, drained
 from rocserve.repository.version_workers import config_text, load_message, worker_group
-from rocserve.scheduling.cached_answers import CachedAnswers, ResponseCache
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.model_calls import ModelCallDispatcher
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
+from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
 from rocserve.scheduling.sequence.router import SequenceRouters
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler

@@ -31,140 +31,13 @@ from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
 
-
-class Drain:
-    """Counts what was taken and is not answered yet; its owner says when there may be nothing left."""
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.is_awaited = False
-        """Somebody waits to be told."""
-        self._on_drained: Callable[[], None] | None = None
-
-    def close(self, on_drained: Callable[[], None]) -> None:
-        """`on_drained` is to be called, once, when nothing is left."""
-        self._on_drained = on_drained
-        self.is_awaited = True
-
-    def report(self) -> bool:
-        """Tell whoever waits, where nothing runs any more; whether that was done."""
-        if self.running or self._on_drained is None:
-            return False
-        on_drained, self._on_drained = self._on_drained, None
-        self.is_awaited = False
-        on_drained()
-        return True
-
-
+_LOOK_SECONDS = 0.01
+"""The client of a request that has waited this long is asked after: whoever is served sooner never pays for it."""
 _FEW = 256
-
-
-class Alarm:
-    """Fires at the earliest of the times that it was given. It knows whom it calls only while it is set."""
-
-    def __init__(self, plane: PlaneLoop) -> None:
-        self._plane = plane
-        self._timer: tuple[float, TimerHandle] | None = None
-
-    @property
-    def is_set(self) -> bool:
-        return self._timer is not None
-
-    def set(self, when: float, on_fired: Callable[[], None]) -> None:
-        """`when` is time.monotonic() seconds; `on_fired` begins with `fired`."""
-        if self._timer is not None:
-            if self._timer[0] <= when:
-                return
-            self._timer[1].cancel()
-        self._timer = (when, self._plane.call_at(when, on_fired))
-
-    def fired(self) -> None:
-        """It may be set anew."""
-        self._timer = None
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer[1].cancel()
-            self._timer = None
-
-
-class Deadlines:
-    """Keeps the times at which requests expire, and an alarm for the next.
-
-    A request that has begun or was answered stays until its time, or until there are many like it.
-    """
-
-    def __init__(self, plane: PlaneLoop) -> None:
-        self.alarm = Alarm(plane)
-        self._heap: list[tuple[float, int, InferRequest]] = []
-        self._numbers = itertools.count()
-        self._most = _FEW
-
-    def add(self, when: float, entry: InferRequest, on_due: Callable[[], None]) -> bool:
-        """A request, and when it expires; `on_due` begins with `pop_due`. True: there are many, and it is time to call
-        `keep_only`."""
-        heapq.heappush(self._heap, (when, next(self._numbers), entry))
-        self.alarm.set(when, on_due)
-        return len(self._heap) > self._most
-
-    def keep_only(self, entries: Iterable[InferRequest]) -> None:
-        """Forget all but these."""
-        self._heap = [
-            (entry.expires_at, next(self._numbers), entry) for entry in entries if entry.expires_at is not None
-        ]
-        heapq.heapify(self._heap)
-        self._most = max(_FEW, 2 * len(self._heap))
-
-    def pop_due(self, now: float, on_due: Callable[[], None]) -> list[InferRequest]:
-        """Those whose time has come, and the alarm is set for the next; `now` is time.monotonic()."""
-        self.alarm.fired()
-        due: list[InferRequest] = []
-        while self._heap and self._heap[0][0] <= now:
-            when, _, entry = heapq.heappop(self._heap)
-            # A request may have been given another time.
-            if entry.expires_at == when:
-                due.append(entry)
-        if self._heap:
-            self.alarm.set(self._heap[0][0], on_due)
-        return due
-
+"""Requests whose times are kept without asking which of them still wait."""
 
 Refused = tuple[InferRequest, ServeError]
 """A request that is not to run, and why."""
-
-
-def refuse(entry: InferRequest, error: ServeError, statistics: ModelStatistics) -> None:
-    """Tell a request that has waited why it is not run."""
-    now = time.monotonic_ns()
-    if entry.trace is not None:
-        entry.trace.note(QUEUE_START, entry.queue_start_ns)
-    if error.code is StatusCode.CANCELLED:
-        statistics.record_cancellation(entry.queue_start_ns, now)
-    else:
-        statistics.record_rejection(entry.queue_start_ns, now)
-        statistics.note_failure(error.text)
-    responder = entry.responder
-    if isinstance(responder, OrderedResponder):
-        # It need not wait for the answers to others.
-        responder = responder.out_of_order()
-    responder.fail(error)
-
-
-def cancelled() -> ServeError:
-    """Its client has gone."""
-    return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")
-
-
-def not_handed_over(batch: FormedBatch, error: Exception, model_name: str, log: logging.Logger) -> ServeError:
-    """What the requests of a batch are told that could not be given to its worker. Called while the error is being
-    handled, which the log gets whole."""
-    prefix = request_prefix([entry.id for entry in batch.undropped])
-    log.exception("%sa batch of model '%s' could not be handed to its worker", prefix, model_name)
-    return internal(f"the batch could not be handed to the worker: {error}")
-
-
-_LOOK_SECONDS = 0.01
-"""The client of a request that has waited this long is asked after: whoever is served sooner never pays for it."""
 
 Work = tuple[Instance, FormedBatch]
 """A batch, and the instance that is to run it."""
@@ -432,3 +305,127 @@ class Scheduler(ABC):
     def _client_left(self, entry: InferRequest) -> None:
         self._leave(entry)
         self._mark()
+
+
+class Drain:
+    """Counts what was taken and is not answered yet; its owner says when there may be nothing left."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.is_awaited = False
+        """Somebody waits to be told."""
+        self._on_drained: Callable[[], None] | None = None
+
+    def close(self, on_drained: Callable[[], None]) -> None:
+        """`on_drained` is to be called, once, when nothing is left."""
+        self._on_drained = on_drained
+        self.is_awaited = True
+
+    def report(self) -> bool:
+        """Tell whoever waits, where nothing runs any more; whether that was done."""
+        if self.running or self._on_drained is None:
+            return False
+        on_drained, self._on_drained = self._on_drained, None
+        self.is_awaited = False
+        on_drained()
+        return True
+
+
+class Alarm:
+    """Fires at the earliest of the times that it was given. It knows whom it calls only while it is set."""
+
+    def __init__(self, plane: PlaneLoop) -> None:
+        self._plane = plane
+        self._timer: tuple[float, TimerHandle] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
+
+    def set(self, when: float, on_fired: Callable[[], None]) -> None:
+        """`when` is time.monotonic() seconds; `on_fired` begins with `fired`."""
+        if self._timer is not None:
+            if self._timer[0] <= when:
+                return
+            self._timer[1].cancel()
+        self._timer = (when, self._plane.call_at(when, on_fired))
+
+    def fired(self) -> None:
+        """It may be set anew."""
+        self._timer = None
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer[1].cancel()
+            self._timer = None
+
+
+class Deadlines:
+    """Keeps the times at which requests expire, and an alarm for the next.
+
+    A request that has begun or was answered stays until its time, or until there are many like it.
+    """
+
+    def __init__(self, plane: PlaneLoop) -> None:
+        self.alarm = Alarm(plane)
+        self._heap: list[tuple[float, int, InferRequest]] = []
+        self._numbers = itertools.count()
+        self._most = _FEW
+
+    def add(self, when: float, entry: InferRequest, on_due: Callable[[], None]) -> bool:
+        """A request, and when it expires; `on_due` begins with `pop_due`. True: there are many, and it is time to call
+        `keep_only`."""
+        heapq.heappush(self._heap, (when, next(self._numbers), entry))
+        self.alarm.set(when, on_due)
+        return len(self._heap) > self._most
+
+    def keep_only(self, entries: Iterable[InferRequest]) -> None:
+        """Forget all but these."""
+        self._heap = [
+            (entry.expires_at, next(self._numbers), entry) for entry in entries if entry.expires_at is not None
+        ]
+        heapq.heapify(self._heap)
+        self._most = max(_FEW, 2 * len(self._heap))
+
+    def pop_due(self, now: float, on_due: Callable[[], None]) -> list[InferRequest]:
+        """Those whose time has come, and the alarm is set for the next; `now` is time.monotonic()."""
+        self.alarm.fired()
+        due: list[InferRequest] = []
+        while self._heap and self._heap[0][0] <= now:
+            when, _, entry = heapq.heappop(self._heap)
+            # A request may have been given another time.
+            if entry.expires_at == when:
+                due.append(entry)
+        if self._heap:
+            self.alarm.set(self._heap[0][0], on_due)
+        return due
+
+
+def refuse(entry: InferRequest, error: ServeError, statistics: ModelStatistics) -> None:
+    """Tell a request that has waited why it is not run."""
+    now = time.monotonic_ns()
+    if entry.trace is not None:
+        entry.trace.note(QUEUE_START, entry.queue_start_ns)
+    if error.code is StatusCode.CANCELLED:
+        statistics.record_cancellation(entry.queue_start_ns, now)
+    else:
+        statistics.record_rejection(entry.queue_start_ns, now)
+        statistics.note_failure(error.text)
+    responder = entry.responder
+    if isinstance(responder, OrderedResponder):
+        # It need not wait for the answers to others.
+        responder = responder.out_of_order()
+    responder.fail(error)
+
+
+def cancelled() -> ServeError:
+    """Its client has gone."""
+    return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")
+
+
+def not_handed_over(batch: FormedBatch, error: Exception, model_name: str, log: logging.Logger) -> ServeError:
+    """What the requests of a batch are told that could not be given to its worker. Called while the error is being
+    handled, which the log gets whole."""
+    prefix = request_prefix([entry.id for entry in batch.undropped])
+    log.exception("%sa batch of model '%s' could not be handed to its worker", prefix, model_name)
+    return internal(f"the batch could not be handed to the worker: {error}")

@@ -10,8 +10,8 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.shared_heap import SharedHeap
-from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.queue import QueueFull
+from rocserve.scheduling.response_cache import CachedAnswers
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler
 

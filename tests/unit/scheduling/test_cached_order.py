@@ -12,7 +12,7 @@ from rocserve.core.model_config import DynamicBatching, ModelConfig, QueuePolicy
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
-from rocserve.scheduling.cached_answers import LARGEST_CACHED, CachedAnswers, ResponseCache
+from rocserve.scheduling.response_cache import LARGEST_CACHED, CachedAnswers, ResponseCache
 from rocserve.scheduling.served_version import ScheduledVersion
 
 HEAD = RequestHead("m", "", (InputHead("IN", "FP32", (1, 2)),))

@@ -26,8 +26,8 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, TensorHead
 from rocserve.core.validation import RequestPlan, RequestValidator
-from rocserve.scheduling.cached_answers import CachedAnswers, ResponseCache
 from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 
 FP32 = DataType.FP32
 

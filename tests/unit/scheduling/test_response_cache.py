@@ -5,7 +5,7 @@ from __future__ import annotations
 from rocserve.core.datatypes import DataType
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor
-from rocserve.scheduling.cached_answers import CachedResponse, ResponseCache, copied_response
+from rocserve.scheduling.response_cache import CachedResponse, ResponseCache, copied_response
 
 
 def entry(data: bytes) -> CachedResponse:

@@ -53,35 +53,6 @@ _ARRAY_TYPES = {
 }
 
 
-def raw_contents(contents: InferTensorContents, datatype: str, input_name: str, model_name: str) -> bytes:
-    """The elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when the elements are in a field of another datatype, or in two fields.
-    """
-    raw = b""
-    supplied = False
-    where = f"unexpected explicit tensor data for input tensor '{input_name}' for model '{model_name}'"
-    for field, elements in contents.ListFields():
-        if supplied:
-            raise invalid_argument(f"{where}, binary data was already supplied.")
-        supplied = True
-        held = _DATATYPES[field.name]
-        if datatype not in held:
-            raise invalid_argument(f"{where} of type '{held[0]}', expected datatype '{datatype}'")
-        if datatype == "BYTES":
-            raw = encode_bytes_elements(elements)
-        elif field.name in _AS_RAW:
-            # On the wire they stand as raw contents have them; what nobody knows stands behind them.
-            nbytes = len(elements) * np.dtype(_ARRAY_TYPES[datatype]).itemsize
-            start = len(length_prefix(field.number, nbytes))
-            raw = contents.SerializeToString()[start : start + nbytes]
-        else:
-            wide = np.fromiter(elements, dtype=_ARRAY_TYPES[held[0]], count=len(elements))
-            raw = wide.astype(_ARRAY_TYPES[datatype], copy=False).tobytes()
-    return raw
-
-
 LONGEST_REMEMBERED_HEAD = 4096
 """Bytes: it bounds the memory that clients can make the cache take."""
 
@@ -308,3 +279,32 @@ def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
             )
         data.append(found)
     return data
+
+
+def raw_contents(contents: InferTensorContents, datatype: str, input_name: str, model_name: str) -> bytes:
+    """The elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when the elements are in a field of another datatype, or in two fields.
+    """
+    raw = b""
+    supplied = False
+    where = f"unexpected explicit tensor data for input tensor '{input_name}' for model '{model_name}'"
+    for field, elements in contents.ListFields():
+        if supplied:
+            raise invalid_argument(f"{where}, binary data was already supplied.")
+        supplied = True
+        held = _DATATYPES[field.name]
+        if datatype not in held:
+            raise invalid_argument(f"{where} of type '{held[0]}', expected datatype '{datatype}'")
+        if datatype == "BYTES":
+            raw = encode_bytes_elements(elements)
+        elif field.name in _AS_RAW:
+            # On the wire they stand as raw contents have them; what nobody knows stands behind them.
+            nbytes = len(elements) * np.dtype(_ARRAY_TYPES[datatype]).itemsize
+            start = len(length_prefix(field.number, nbytes))
+            raw = contents.SerializeToString()[start : start + nbytes]
+        else:
+            wide = np.fromiter(elements, dtype=_ARRAY_TYPES[held[0]], count=len(elements))
+            raw = wide.astype(_ARRAY_TYPES[datatype], copy=False).tobytes()
+    return raw

@@ -38,35 +38,6 @@ _FIELDS = {
 }
 
 
-def typed_answer(response: InferResponse) -> ModelInferResponse:
-    """
-    Raises:
-        ServeError: UNIMPLEMENTED for a datatype without a field of its own.
-    """
-    head = response.head
-    message = ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
-    write_parameters(response.parameters, message.parameters)
-    for tensor in response.outputs:
-        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
-        if tensor.name not in response.in_shared_memory:
-            _fill(output.contents, tensor)
-    return message
-
-
-def _fill(contents: InferTensorContents, tensor: Tensor) -> None:
-    if tensor.datatype is DataType.BYTES:
-        elements = bytes_elements(tensor.data, tensor.element_count, tensor.name)
-        contents.bytes_contents.extend(bytes(element) for element in elements)
-        return
-    field = _FIELDS.get(tensor.datatype)
-    if field is None:
-        raise unimplemented(
-            f"output '{tensor.name}' is of datatype {tensor.datatype.value}, which has no typed contents; send the"
-            " inputs as raw_input_contents, and it comes as raw_output_contents"
-        )
-    getattr(contents, field).extend(tensor.numpy().ravel().tolist())
-
-
 _FINAL_RESPONSE = "triton_final_response"
 _ID = ModelInferResponse.ID_FIELD_NUMBER
 _RAW = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
@@ -198,3 +169,32 @@ def _parameters(values: Parameters) -> bytes:
 def _clean(text: str) -> str:
     """The text without lone surrogates (from undecodable file names), which protobuf refuses."""
     return text.encode(errors="replace").decode()
+
+
+def typed_answer(response: InferResponse) -> ModelInferResponse:
+    """
+    Raises:
+        ServeError: UNIMPLEMENTED for a datatype without a field of its own.
+    """
+    head = response.head
+    message = ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
+    write_parameters(response.parameters, message.parameters)
+    for tensor in response.outputs:
+        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
+        if tensor.name not in response.in_shared_memory:
+            _fill(output.contents, tensor)
+    return message
+
+
+def _fill(contents: InferTensorContents, tensor: Tensor) -> None:
+    if tensor.datatype is DataType.BYTES:
+        elements = bytes_elements(tensor.data, tensor.element_count, tensor.name)
+        contents.bytes_contents.extend(bytes(element) for element in elements)
+        return
+    field = _FIELDS.get(tensor.datatype)
+    if field is None:
+        raise unimplemented(
+            f"output '{tensor.name}' is of datatype {tensor.datatype.value}, which has no typed contents; send the"
+            " inputs as raw_input_contents, and it comes as raw_output_contents"
+        )
+    getattr(contents, field).extend(tensor.numpy().ravel().tolist())

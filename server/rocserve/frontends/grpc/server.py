@@ -50,28 +50,6 @@ from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes, received_b
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop
 
-
-def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:
-    """grpc.ServerCredentials that follow the files.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    reloader = CertificateReloader(files, "gRPC", log)
-    first = _configuration(reloader.first())
-
-    def fetch() -> Any:
-        renewed = reloader.renewed()
-        return None if renewed is None else _configuration(renewed)
-
-    return grpc.dynamic_ssl_server_credentials(first, fetch, files.root is not None)
-
-
-def _configuration(certificates: Certificates) -> Any:
-    pair = (certificates.private_key, certificates.certificate_chain)
-    return grpc.ssl_server_certificate_configuration([pair], certificates.root)
-
-
 MOST_EVENTS = 48
 """Of a turn: some 1 ms, after which the workers' answers have their turn."""
 OUTSTANDING_REQUESTS = MOST_EVENTS + 16
@@ -334,3 +312,24 @@ class GrpcServer:
             ServerStreamCall(self, event).open(stream_route)
             return
         refuse(event, StatusCode.UNIMPLEMENTED, unknown_method(name.decode(errors="replace")))
+
+
+def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:
+    """grpc.ServerCredentials that follow the files.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    reloader = CertificateReloader(files, "gRPC", log)
+    first = _configuration(reloader.first())
+
+    def fetch() -> Any:
+        renewed = reloader.renewed()
+        return None if renewed is None else _configuration(renewed)
+
+    return grpc.dynamic_ssl_server_credentials(first, fetch, files.root is not None)
+
+
+def _configuration(certificates: Certificates) -> Any:
+    pair = (certificates.private_key, certificates.certificate_chain)
+    return grpc.ssl_server_certificate_configuration([pair], certificates.root)

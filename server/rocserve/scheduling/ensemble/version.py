@@ -15,9 +15,9 @@ from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
-from rocserve.scheduling.cached_answers import CachedAnswers
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, StepHeads, labels_of
 from rocserve.scheduling.ensemble.run import EnsembleRun
+from rocserve.scheduling.response_cache import CachedAnswers
 from rocserve.scheduling.scheduler import Drain
 
 

@@ -21,60 +21,6 @@ from rocserve.core.validation import InputPlan, RequestPlan
 from rocserve.scheduling.sequence.table import SequenceRequest, Slot
 
 
-class SequenceResponder(ForwardingResponder):
-    """For models with states, and for those that may ask for the same request again."""
-
-    __slots__ = ("_keeper", "_on_ended", "request")
-
-    def __init__(
-        self,
-        responder: Responder,
-        request: SequenceRequest,
-        keeper: StateKeeper,
-        on_ended: Callable[[SequenceRequest], None],
-    ) -> None:
-        """`on_ended`: called when the request has its last answer, before that is sent."""
-        super().__init__(responder)
-        self.request: SequenceRequest | None = request
-        """None once it has its last answer."""
-        self._keeper = keeper
-        self._on_ended = on_ended
-
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        """See core.serving.Responder."""
-        request = self.request
-        if self._keeper.states and request is not None and request.states is not None and request.bare is not None:
-            try:
-                self._keeper.take(response.outputs, request.states)
-            except ServeError as error:
-                self.fail(error, final)
-                return
-            wanted = request.bare[1].outputs
-            outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
-            head = response.head
-            response = InferResponse.of(head.model_name, head.model_version, response.id, outputs, response.parameters)
-        if final:
-            self._note_end()
-        self._responder.send(response, final)
-
-    def end(self) -> None:
-        """See core.serving.Responder."""
-        self._note_end()
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        """See core.serving.Responder."""
-        if final:
-            self._note_end()
-        self._responder.fail(error, final)
-
-    def _note_end(self) -> None:
-        # It knows this: such a ring would keep the client's data until the next collection.
-        request, self.request = self.request, None
-        if request is not None:
-            self._on_ended(request)
-
-
 @dataclass(frozen=True, slots=True)
 class StateValue:
     """The value of one state."""
@@ -293,3 +239,57 @@ class _Nobody:
 
 
 NOBODY = _Nobody()
+
+
+class SequenceResponder(ForwardingResponder):
+    """For models with states, and for those that may ask for the same request again."""
+
+    __slots__ = ("_keeper", "_on_ended", "request")
+
+    def __init__(
+        self,
+        responder: Responder,
+        request: SequenceRequest,
+        keeper: StateKeeper,
+        on_ended: Callable[[SequenceRequest], None],
+    ) -> None:
+        """`on_ended`: called when the request has its last answer, before that is sent."""
+        super().__init__(responder)
+        self.request: SequenceRequest | None = request
+        """None once it has its last answer."""
+        self._keeper = keeper
+        self._on_ended = on_ended
+
+    def send(self, response: InferResponse, final: bool = True) -> None:
+        """See core.serving.Responder."""
+        request = self.request
+        if self._keeper.states and request is not None and request.states is not None and request.bare is not None:
+            try:
+                self._keeper.take(response.outputs, request.states)
+            except ServeError as error:
+                self.fail(error, final)
+                return
+            wanted = request.bare[1].outputs
+            outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
+            head = response.head
+            response = InferResponse.of(head.model_name, head.model_version, response.id, outputs, response.parameters)
+        if final:
+            self._note_end()
+        self._responder.send(response, final)
+
+    def end(self) -> None:
+        """See core.serving.Responder."""
+        self._note_end()
+        self._responder.end()
+
+    def fail(self, error: ServeError, final: bool = True) -> None:
+        """See core.serving.Responder."""
+        if final:
+            self._note_end()
+        self._responder.fail(error, final)
+
+    def _note_end(self) -> None:
+        # It knows this: such a ring would keep the client's data until the next collection.
+        request, self.request = self.request, None
+        if request is not None:
+            self._on_ended(request)

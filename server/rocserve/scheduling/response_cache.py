@@ -1,4 +1,4 @@
-"""The answers of one model version in the response cache: looked up before a request is scheduled, kept behind it."""
+"""The response cache, and the answers of one version in it: looked up before a request is scheduled, kept behind it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 
+LARGEST_CACHED = 32 << 20
+"""Bytes of the inputs of a request that is looked up, and of an answer that is kept: each takes as long to go through
+as others may wait, some 30 ms."""
+_DIGEST_BYTES = 32
+_LENGTH = struct.Struct("<Q")
 _ENTRY_BYTES = 256
 _TENSOR_BYTES = 256
 """About what an entry, and each of its tensors, takes beside the data."""
@@ -77,13 +82,6 @@ class ResponseCache:
         """Let go of all that `owner` has kept."""
         for key in [key for key in self._entries if key[0] == owner]:
             self._nbytes -= self._entries.pop(key).nbytes
-
-
-LARGEST_CACHED = 32 << 20
-"""Bytes of the inputs of a request that is looked up, and of an answer that is kept: each takes as long to go through
-as others may wait, some 30 ms."""
-_DIGEST_BYTES = 32
-_LENGTH = struct.Struct("<Q")
 
 
 class CachedAnswers:
