@@ -19,40 +19,8 @@ from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.processes.entries import (
-    ANSWER,
-    ANSWER_HEAD,
-    ANSWERS,
-    DETAILS,
-    ENDED,
-    ERROR,
-    EXIT,
-    FINAL,
-    FULL,
-    HEAD,
-    IN_TURN,
-    KEPT,
-    LEFT,
-    LENT,
-    MANY,
-    NONE,
-    ORIGINS,
-    OUTPUTS,
-    OUTPUTS_ENDED,
-    PACKED,
-    PLACED,
-    REFUSAL,
-    REFUSED,
-    REMEMBERED_HEADS,
-    REQUEST,
-    RINGS,
-    SINGLE,
-    UNUSED,
-    WATCH,
-    AnswerHead,
-    input_places,
-    write_head,
-)
+from rocserve.frontends.processes import entries
+from rocserve.frontends.processes.entries import AnswerHead, input_places, write_head
 from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, numbers, read
 from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
@@ -119,10 +87,10 @@ class RemoteInference:
         self._on_exit = on_exit
         self._heap = Heap.of_file(requests)
         self._answers_heap = HeapReader(answers)
-        ends = LinkEnd(own, RINGS, servers, RINGS)
+        ends = LinkEnd(own, entries.RINGS, servers, entries.RINGS)
         os.close(own)
         os.close(servers)
-        self._inbox = ends.readers[ANSWERS]
+        self._inbox = ends.readers[entries.ANSWERS]
         self._end = FrontLinkEnd(ends, self._heap, plane)
         self._end.ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
@@ -152,25 +120,27 @@ class RemoteInference:
             head = self._heads.get(request.head) or self._tell_head(request.head)
             details = write_details(request)
             origin = _origin_text(client) if self._tells_origins else b""
-            flags = (IN_TURN if request.in_turn else 0) | (SINGLE if client.takes_one else 0)
+            flags = (entries.IN_TURN if request.in_turn else 0) | (entries.SINGLE if client.takes_one else 0)
             places = head.places
             packed = places.packed(request.data) if places is not None else None
             if packed is None or places is None:
                 pieces, nbytes = framed(request.data)
                 place = self._end.place(pieces, nbytes)
             else:
-                flags, nbytes = flags | PACKED, places.end
+                flags, nbytes = flags | entries.PACKED, places.end
                 place = self._end.place(packed, nbytes, head.heap_number)
             if details or origin:
                 pieces, size = framed((details, origin))
-                self._end.post(ENTRY.pack(DETAILS, 0, 0, 0, self._end.place(pieces, size), size, 0))
+                self._end.post(ENTRY.pack(entries.DETAILS, 0, 0, 0, self._end.place(pieces, size), size, 0))
         except HeapFull as error:
             client.fail(error)
             return
         token = self._tokens.pop() if self._tokens else self._new_token()
         self._open[token] = (client, request.id)
         deadline_ns = int(request.deadline * 1e9) if request.deadline is not None else 0
-        self._end.post(ENTRY.pack(REQUEST, flags, 0, token, head.number | nbytes << 32, place, max(deadline_ns, 0)))
+        self._end.post(
+            ENTRY.pack(entries.REQUEST, flags, 0, token, head.number | nbytes << 32, place, max(deadline_ns, 0))
+        )
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         """No request could be made of what has come; its client has been told."""
@@ -178,14 +148,14 @@ class RemoteInference:
             told, wanted = error.text.encode(errors="replace"), find_id().encode(errors="replace")
             pieces, nbytes = framed((told, wanted))
             place = self._end.place(pieces, nbytes)
-            self._end.post(ENTRY.pack(REFUSED, 0, int(error.code), 0, place, nbytes, 0))
+            self._end.post(ENTRY.pack(entries.REFUSED, 0, int(error.code), 0, place, nbytes, 0))
 
     def _new_token(self) -> int:
         self._next_token += 1
         return self._next_token
 
     def _tell_head(self, head: RequestHead) -> _Head:
-        if len(self._heads) >= REMEMBERED_HEADS:
+        if len(self._heads) >= entries.REMEMBERED_HEADS:
             forgotten = self._heads.pop(next(iter(self._heads)))
             del self._heads_by_number[forgotten.number]
         pieces, nbytes = framed((write_head(head),))
@@ -193,7 +163,7 @@ class RemoteInference:
         self._told_heads += 1
         known = self._heads[head] = _Head(self._told_heads, input_places(head))
         self._heads_by_number[known.number] = known
-        self._end.post(ENTRY.pack(HEAD, 0, 0, self._told_heads, place, nbytes, 0))
+        self._end.post(ENTRY.pack(entries.HEAD, 0, 0, self._told_heads, place, nbytes, 0))
         return known
 
     # What comes
@@ -223,13 +193,13 @@ class RemoteInference:
 
     def poll(self) -> bool:
         """See Source."""
-        entries = self._inbox.take()
-        if not entries:
+        mail = self._inbox.take()
+        if not mail:
             if self._end.to_return:
                 self._end.flush()
             return False
         self._end.take_returns()
-        for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(entries):
+        for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(mail):
             try:
                 self._handle(kind, flags, count, number, a, b, c)
             except Exception:
@@ -237,10 +207,10 @@ class RemoteInference:
         return True
 
     def _handle(self, kind: int, flags: int, count: int, number: int, a: int, b: int, c: int) -> None:
-        if kind == ANSWER:
+        if kind == entries.ANSWER:
             self._answer(flags, count, number, a, b, c)
-        elif kind == ANSWER_HEAD:
-            if len(self._answer_heads) >= 2 * REMEMBERED_HEADS:
+        elif kind == entries.ANSWER_HEAD:
+            if len(self._answer_heads) >= 2 * entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
             (text,) = read(self._answers_heap.view(a, b), 1)
             told = from_json(AnswerHead, bytes(text))
@@ -248,32 +218,32 @@ class RemoteInference:
         elif kind == RETURN:
             for place in (a, b, c)[:count]:
                 self._end.give_back(place)
-        elif kind == WATCH:
+        elif kind == entries.WATCH:
             waiting = self._open.get(number)
             if waiting is not None:
                 client = waiting[0]
                 client.watch_cancellation(lambda: self._left(number, client))
-        elif kind == MANY:
+        elif kind == entries.MANY:
             waiting = self._open.get(number)
             if waiting is not None:
                 waiting[0].expect_many()
-        elif kind == LENT:
+        elif kind == entries.LENT:
             self._put_into(number, a, b)
-        elif kind == ENDED:
+        elif kind == entries.ENDED:
             self._known_heaps.discard(number)
             for head in self._heads.values():
                 if head.heap_number == number:
                     head.heap_number = 0
             self._end.end_heap(number)
-            self._end.post(ENTRY.pack(UNUSED, 0, 0, number, 0, 0, 0))
-        elif kind == OUTPUTS:
+            self._end.post(ENTRY.pack(entries.UNUSED, 0, 0, number, 0, 0, 0))
+        elif kind == entries.OUTPUTS:
             self._take_rings()
             self._output_heaps[number] = HeapReader(self._files.popleft())
-        elif kind == OUTPUTS_ENDED:
+        elif kind == entries.OUTPUTS_ENDED:
             self._output_heaps.pop(number).close()
-        elif kind == ORIGINS:
-            self._tells_origins = bool(flags & FINAL)
-        elif kind == EXIT:
+        elif kind == entries.ORIGINS:
+            self._tells_origins = bool(flags & entries.FINAL)
+        elif kind == entries.EXIT:
             self._on_exit()
 
     def _put_into(self, head_number: int, heap_number: int, share: int) -> None:
@@ -287,33 +257,33 @@ class RemoteInference:
             head.heap_number = heap_number
 
     def _answer(self, flags: int, count: int, token: int, head_number: int, place: int, nbytes: int) -> None:
-        final = bool(flags & FINAL)
+        final = bool(flags & entries.FINAL)
         client, request_id = self._open[token]
         if final:
             del self._open[token]
             self._tokens.append(token)
-        if flags & NONE:
+        if flags & entries.NONE:
             client.end()
             return
-        if flags & ERROR:
+        if flags & entries.ERROR:
             text = bytes(read(self._answers_heap.view(place, nbytes), 1)[0]).decode()
-            error = MemoryFull(text) if flags & FULL else ServeError(status_code(count), text)
-            error.is_refusal = bool(flags & REFUSAL)
+            error = MemoryFull(text) if flags & entries.FULL else ServeError(status_code(count), text)
+            error.is_refusal = bool(flags & entries.REFUSAL)
             error.retry_seconds = head_number / 1000
             client.fail(error, final)
             return
         told, places = self._answer_heads[head_number & 0xFFFFFFFF]
         data: Sequence[Buffer]
         heap, outputs = self._answers_heap, len(told.head.outputs)
-        if flags & PLACED:
+        if flags & entries.PLACED:
             heap = self._output_heaps[head_number >> 32]
             where = iter(numbers(2 * outputs).unpack(self._answers_heap.view(nbytes, 16 * outputs)))
             data = [heap.view(offset, size) for offset, size in zip(where, where, strict=True)]
-        elif flags & PACKED:
+        elif flags & entries.PACKED:
             data = PackedTensors(heap.view(place, nbytes), places)
         else:
             data = read(heap.view(place, nbytes), outputs)
-        slot = Slot(self._end.give_back, place, heap) if flags & KEPT else heap
+        slot = Slot(self._end.give_back, place, heap) if flags & entries.KEPT else heap
         response = InferResponse(
             told.head, request_id, data, told.parameters, told.in_shared_memory, told.is_typed, bool(count), slot
         )
@@ -322,7 +292,7 @@ class RemoteInference:
     def _left(self, token: int, client: ClientResponder) -> None:
         waiting = self._open.get(token)
         if waiting is not None and waiting[0] is client:
-            self._end.post(ENTRY.pack(LEFT, 0, 0, token, 0, 0, 0))
+            self._end.post(ENTRY.pack(entries.LEFT, 0, 0, token, 0, 0, 0))
 
 
 def _origin_text(client: ClientResponder) -> bytes:

@@ -18,40 +18,8 @@ from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.processes.entries import (
-    ANSWER,
-    ANSWER_HEAD,
-    DETAILS,
-    ENDED,
-    ERROR,
-    EXIT,
-    FINAL,
-    FULL,
-    HEAD,
-    HEAP_BYTES,
-    HEAP_SHIFT,
-    IN_TURN,
-    KEPT,
-    LEFT,
-    LENT,
-    MOST_HEAPS,
-    NONE,
-    ORIGINS,
-    OUTPUTS,
-    OUTPUTS_ENDED,
-    PACKED,
-    PLACED,
-    REFUSAL,
-    REFUSED,
-    REMEMBERED_HEADS,
-    REQUEST,
-    REQUESTS,
-    RINGS,
-    UNUSED,
-    AnswerHead,
-    input_places,
-    read_head,
-)
+from rocserve.frontends.processes import entries
+from rocserve.frontends.processes.entries import AnswerHead, input_places, read_head
 from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, numbers, read
 from rocserve.frontends.processes.remote_responder import RemoteResponder
 from rocserve.plane import anonymous_file, heap, link
@@ -66,7 +34,7 @@ from rocserve.workers.request_details import NO_DETAILS, read_details
 
 ATTACH = b"F"
 """With descriptors."""
-_OFFSET = (1 << HEAP_SHIFT) - 1
+_OFFSET = (1 << entries.HEAP_SHIFT) - 1
 _FOR_THE_FRONT = 5
 """Descriptors: its file of the link and the server's, its heap and the server's, and the page where the server says
 that it sleeps."""
@@ -100,9 +68,9 @@ class FrontLink:
         self._service = service
         self._on_gone = on_gone
         self._log = log
-        own, fronts = (link.create_file("rocserve:front", RINGS) for _ in range(2))
-        requests = heap.create_file("rocserve:requests", HEAP_BYTES)
-        self._heap = Heap("rocserve:answers", HEAP_BYTES)
+        own, fronts = (link.create_file("rocserve:front", entries.RINGS) for _ in range(2))
+        requests = heap.create_file("rocserve:requests", entries.HEAP_BYTES)
+        self._heap = Heap("rocserve:answers", entries.HEAP_BYTES)
         reading = anonymous_file.open_for_reading
         files = [
             fronts,
@@ -115,10 +83,10 @@ class FrontLink:
         send_with_descriptors(connection, ATTACH, files)
         self._requests_heap = HeapReader(reading(requests))
         reader = reading(fronts)
-        ends = LinkEnd(own, RINGS, reader, RINGS)
+        ends = LinkEnd(own, entries.RINGS, reader, entries.RINGS)
         for descriptor in (*files, own, reader):
             os.close(descriptor)
-        self._inbox = ends.readers[REQUESTS]
+        self._inbox = ends.readers[entries.REQUESTS]
         self._end = FrontLinkEnd(ends, self._heap, plane)
         self.give_back = self._end.give_back
         """A place in the front's heap that nobody reads any more. From any thread."""
@@ -167,13 +135,13 @@ class FrontLink:
             return False
         try:
             self._end.take_returns()
-            entries = self._inbox.take()
-            if not entries:
+            mail = self._inbox.take()
+            if not mail:
                 if self._end.to_return:
                     self._end.flush()
                 return False
-            for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(entries):
-                if kind == REQUEST:
+            for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(mail):
+                if kind == entries.REQUEST:
                     self._begin(flags, number, a & 0xFFFFFFFF, b, a >> 32, c)
                 else:
                     self._handle(kind, count, number, a, b)
@@ -183,24 +151,24 @@ class FrontLink:
         return True
 
     def _handle(self, kind: int, count: int, number: int, a: int, b: int) -> None:
-        if kind == HEAD:
-            if len(self._heads) >= 2 * REMEMBERED_HEADS:
+        if kind == entries.HEAD:
+            if len(self._heads) >= 2 * entries.REMEMBERED_HEADS:
                 del self._heads[next(iter(self._heads))]
             (text,) = read(self._requests_heap.view(a, b), 1)
             head = read_head(bytes(text))
             self._heads[number] = _Head(head, input_places(head))
             self.give_back(a)
-        elif kind == DETAILS:
+        elif kind == entries.DETAILS:
             details, origin = map(bytes, read(self._requests_heap.view(a, b), 2))
             self._details, self._origin = read_details(details), origin
             self.give_back(a)
-        elif kind == UNUSED:
+        elif kind == entries.UNUSED:
             del self._shares[number]
-        elif kind == LEFT:
+        elif kind == entries.LEFT:
             responder = self._open.get(number)
             if responder is not None:
                 responder.left()
-        elif kind == REFUSED:
+        elif kind == entries.REFUSED:
             told, wanted = map(bytes, read(self._requests_heap.view(a, b), 2))
             self.give_back(a)
             self._service.refuse(ServeError(StatusCode(count), told.decode(errors="replace")), wanted.decode)
@@ -220,13 +188,13 @@ class FrontLink:
         responder = self._open[token] = RemoteResponder(self, token, flags, place, self._origin)
         self._origin = b""
         data: Sequence[Buffer]
-        if place >> HEAP_SHIFT:
+        if place >> entries.HEAP_SHIFT:
             assert places is not None, "of a head that says no sizes"
-            share = self._shares[place >> HEAP_SHIFT]
+            share = self._shares[place >> entries.HEAP_SHIFT]
             offset = place & _OFFSET
             block = share.heap.reader.view(offset, nbytes)
             data = PlacedTensors(block, places, share.heap, offset, (share, responder))
-        elif flags & PACKED:
+        elif flags & entries.PACKED:
             assert places is not None, "of a head that says no sizes"
             data = PackedTensors(self._requests_heap.view(place, nbytes), places)
             self._lend(head_number, known)
@@ -237,7 +205,7 @@ class FrontLink:
             request_id,
             data,
             deadline_ns / 1e9 if deadline_ns else None,
-            bool(flags & IN_TURN),
+            bool(flags & entries.IN_TURN),
             sequence=sequence,
             data_owner=responder,
         )
@@ -255,12 +223,12 @@ class FrontLink:
             if share is None:
                 return
             number = next(self._heap_numbers)
-            if number >= MOST_HEAPS or not self._send_file(share.heap.open_for_writing()):
+            if number >= entries.MOST_HEAPS or not self._send_file(share.heap.open_for_writing()):
                 return
             self._shares[number] = share
             heap.on_closed[self] = functools.partial(self._heap_ended, heap, number)
         known.lent_heap = heap
-        self._end.post(ENTRY.pack(LENT, 0, 0, head_number, number, self._shares[number].number, 0))
+        self._end.post(ENTRY.pack(entries.LENT, 0, 0, head_number, number, self._shares[number].number, 0))
 
     def _send_file(self, descriptor: int) -> bool:
         """Whether it could be sent: the socket may be full, or the front be gone. Closes it here."""
@@ -277,7 +245,7 @@ class FrontLink:
             if known.lent_heap is heap:
                 known.lent_heap = None
         # Requests may be on their way whose inputs lie there.
-        self.tell(ENDED, number)
+        self.tell(entries.ENDED, number)
 
     # Answers. Those that come when the front has ended go nowhere.
 
@@ -290,26 +258,26 @@ class FrontLink:
             key = (response.head, tuple(response.in_shared_memory), response.is_typed)
         known = self._answer_heads.get(key) if not response.parameters else None
         number, places = known or self._tell_head(key, response)
-        flags, large = FINAL if final else 0, int(response.is_large)
+        flags, large = entries.FINAL if final else 0, int(response.is_large)
         packed = places.packed(response.data)
         if packed is None:
             packed, nbytes = framed(response.data)
         else:
-            flags, nbytes = flags | PACKED, places.end
+            flags, nbytes = flags | entries.PACKED, places.end
         if nbytes <= LARGEST_SHARED:
             self._end.post(
-                ENTRY.pack(ANSWER, flags, large, token, number, self._end.place_in_turn(packed, nbytes), nbytes)
+                ENTRY.pack(entries.ANSWER, flags, large, token, number, self._end.place_in_turn(packed, nbytes), nbytes)
             )
         elif (where := self._outputs_in_heap(response)) is not None:
             heap_number, table = where
             place = self._end.place_in_turn((table,), len(table))
             held = self._end.hold(response.slot)
-            flags = (flags | KEPT | PLACED) & ~PACKED
-            self._end.post(ENTRY.pack(ANSWER, flags, large, token, number | heap_number << 32, held, place))
+            flags = (flags | entries.KEPT | entries.PLACED) & ~entries.PACKED
+            self._end.post(ENTRY.pack(entries.ANSWER, flags, large, token, number | heap_number << 32, held, place))
         else:
             place, view = self._end.new_slot(nbytes)
             left_out = fill(view, packed, COPIED_AT_ONCE if response.is_large else nbytes)
-            entry = ENTRY.pack(ANSWER, flags | KEPT, large, token, number, place, nbytes)
+            entry = ENTRY.pack(entries.ANSWER, flags | entries.KEPT, large, token, number, place, nbytes)
             self._plane.work_off(self._post_written(entry, view, left_out, response))
         if final:
             self._open.pop(token, None)
@@ -342,24 +310,24 @@ class FrontLink:
                 return None
             self._output_heaps[heap] = number
             heap.on_closed[self] = functools.partial(self._outputs_ended, heap)
-            self.tell(OUTPUTS, number)
+            self.tell(entries.OUTPUTS, number)
         return number, numbers(len(found)).pack(*found)
 
     def _outputs_ended(self, heap: HeapReader) -> None:
-        self.tell(OUTPUTS_ENDED, self._output_heaps.pop(heap))
+        self.tell(entries.OUTPUTS_ENDED, self._output_heaps.pop(heap))
 
     def _tell_head(self, key: object, response: InferResponse) -> tuple[int, TensorPlaces]:
         self._told_heads += 1
         known = self._told_heads, TensorPlaces(response.head.outputs)
         if not response.parameters:
-            if len(self._answer_heads) >= REMEMBERED_HEADS:
+            if len(self._answer_heads) >= entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
             self._answer_heads[key] = known
         shared = tuple(response.in_shared_memory)
         text = to_json(AnswerHead(response.head, response.parameters, shared, response.is_typed))
         pieces, nbytes = framed((text,))
         place = self._end.place_in_turn(pieces, nbytes)
-        self._end.post(ENTRY.pack(ANSWER_HEAD, 0, 0, self._told_heads, place, nbytes, 0))
+        self._end.post(ENTRY.pack(entries.ANSWER_HEAD, 0, 0, self._told_heads, place, nbytes, 0))
         return known
 
     def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:
@@ -367,15 +335,15 @@ class FrontLink:
             return
         pieces, nbytes = framed((error.text.encode(errors="replace"),))
         place = self._end.place_in_turn(pieces, nbytes)
-        flags = ERROR | (FINAL if final else 0) | (REFUSAL if refused else 0)
-        flags |= FULL if isinstance(error, MemoryFull) else 0
+        flags = entries.ERROR | (entries.FINAL if final else 0) | (entries.REFUSAL if refused else 0)
+        flags |= entries.FULL if isinstance(error, MemoryFull) else 0
         retry_ms = round(1000 * error.retry_seconds)
-        self._end.post(ENTRY.pack(ANSWER, flags, int(error.code), token, retry_ms, place, nbytes))
+        self._end.post(ENTRY.pack(entries.ANSWER, flags, int(error.code), token, retry_ms, place, nbytes))
         if final:
             self._open.pop(token, None)
 
     def end(self, token: int) -> None:
-        self.tell(ANSWER, token, NONE | FINAL)
+        self.tell(entries.ANSWER, token, entries.NONE | entries.FINAL)
         self._open.pop(token, None)
 
     def tell(self, kind: int, token: int = 0, flags: int = 0) -> None:
@@ -384,10 +352,10 @@ class FrontLink:
 
     def want_origins(self, wanted: bool) -> None:
         """Whether requests are to tell where they come from."""
-        self.tell(ORIGINS, flags=FINAL if wanted else 0)
+        self.tell(entries.ORIGINS, flags=entries.FINAL if wanted else 0)
 
     def begin_exit(self) -> None:
-        self.tell(EXIT)
+        self.tell(entries.EXIT)
 
     # The end
 
