@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,46 +26,6 @@ from rocserve.repository.table import ModelTable
 from rocserve.settings import RepositorySettings
 
 
-@dataclass(slots=True)
-class _Group:
-    """The endpoints of one worker."""
-
-    names: dict[Hashable, str] = field(default_factory=dict)
-    """By the parameters that they were asked for with."""
-    next_number: int = 0
-
-
-class WorkerNames:
-    """Equal parameters mean the same endpoint, others a new one."""
-
-    def __init__(self, is_taken: Callable[[str], bool]) -> None:
-        """`is_taken`: whether a model of a repository has the name."""
-        self._is_taken = is_taken
-        self._groups: dict[str, _Group] = {}
-
-    def name(self, worker: str, parameters: Hashable) -> str:
-        """The endpoint's name, which it keeps until `forget`."""
-        group = self._groups.setdefault(worker, _Group())
-        name = group.names.get(parameters)
-        if name is None:
-            name = worker if not group.names else self._numbered(worker, group)
-            while self._is_taken(name):
-                name = self._numbered(worker, group)
-            group.names[parameters] = name
-        return name
-
-    def forget(self, worker: str, parameters: Hashable) -> None:
-        """The endpoint is no more. When it was the worker's last, its names begin anew."""
-        group = self._groups[worker]
-        group.names.pop(parameters)
-        if not group.names:
-            self._groups.pop(worker)
-
-    def _numbered(self, worker: str, group: _Group) -> str:
-        number, group.next_number = group.next_number, group.next_number + 1
-        return f"{worker}-{number}"
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerFile:
     path: Path
@@ -73,51 +34,34 @@ class WorkerFile:
     """The allowed folder that it is in, resolved; links may lead anywhere within it."""
 
 
-class WorkerFiles:
-    """Its method blocks on the disk: call it in a thread."""
+def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) -> WorkerFile:
+    """The first of the files that is there. A relative path is one within a repository. Blocks on the disk.
 
-    def __init__(self, repositories: Sequence[Path], allowed: Sequence[Path]) -> None:
-        """`allowed`: folders beside the repositories (--allow-worker-load)."""
-        self._repositories = tuple(repositories)
-        self._folders = tuple(dict.fromkeys((*repositories, *allowed)))
-
-    def find(self, candidates: Sequence[str]) -> WorkerFile:
-        """The first of the files that is there. A relative path is one within a repository.
-
-        Raises:
-            ServeError: PERMISSION_DENIED, it is in no allowed folder; NOT_FOUND, there is none of them.
-        """
-        for path in (path for candidate in candidates for path in self._places(candidate)):
-            found = self._allowed(path)
-            if found is None:
-                # Whether it is there is nobody's business.
-                raise ServeError(
-                    StatusCode.PERMISSION_DENIED,
-                    f"'{path}' is not in a model repository; put it there, or start the server with"
-                    " --allow-worker-load=FOLDER",
-                )
-            # A name that is too long is nobody's.
-            with suppress(OSError):
-                if found.path.is_file():
-                    return found
-        looked_for = ", ".join(candidates)
-        raise not_found(f"model file {candidates[0]} not found or can't be opened; looked for {looked_for}")
-
-    def _places(self, candidate: str) -> Iterable[Path]:
-        path = Path(candidate)
-        return [path] if path.is_absolute() else [root.absolute() / path for root in self._repositories]
-
-    def _allowed(self, path: Path) -> WorkerFile | None:
-        """None: it leads out of all folders that are allowed, by a link or by `..`."""
-        try:
+    Raises:
+        ServeError: PERMISSION_DENIED, it is in no folder whose files clients may name; NOT_FOUND, there is none.
+    """
+    folders = [folder.resolve() for folder in (*settings.roots, *settings.worker_load_folders)]
+    # With an absolute path nothing is left of the repository's.
+    paths = [root.absolute() / candidate for candidate in candidates for root in settings.roots]
+    for path in dict.fromkeys(paths):
+        found = None
+        # A link to itself is nowhere.
+        with suppress(OSError, RuntimeError):
             target = path.resolve()
-        except (OSError, RuntimeError):
-            return None
-        for folder in self._folders:
-            root = folder.resolve()
-            if target.is_relative_to(root):
-                return WorkerFile(target, root)
-        return None
+            found = next((WorkerFile(target, root) for root in folders if target.is_relative_to(root)), None)
+        if found is None:
+            # Whether it is there is nobody's business.
+            raise ServeError(
+                StatusCode.PERMISSION_DENIED,
+                f"'{path}' is not in a model repository; put it there, or start the server with"
+                " --allow-worker-load=FOLDER",
+            )
+        # A name that is too long is nobody's.
+        with suppress(OSError):
+            if found.path.is_file():
+                return found
+    looked_for = ", ".join(candidates)
+    raise not_found(f"model file {candidates[0]} not found or can't be opened; looked for {looked_for}")
 
 
 _STAGE = "_stage"
@@ -164,15 +108,15 @@ class WorkerEndpoints:
         log: logging.Logger,
     ) -> None:
         """`scanner`: of the repositories, whose models' names no endpoint takes."""
-        self._files = WorkerFiles(settings.roots, settings.worker_load_folders)
+        self._settings = settings
         self._scanner = scanner
         self._reader = reader
         self._table = table
         self._tables = tables
-        self._most = settings.most_endpoints
         self._log = log
-        self._names = WorkerNames(self._is_taken)
         self._endpoints: dict[str, _Endpoint] = {}
+        self._numbers: Counter[str] = Counter()
+        """By worker: how many names with a number it has given."""
 
     def has(self, name: str) -> bool:
         return name in self._endpoints
@@ -223,16 +167,32 @@ class WorkerEndpoints:
                 self._drop(endpoint)
 
     def _endpoint(self, worker: str, parameters: _Parameters, following: str) -> _Endpoint:
-        name = self._names.name(worker, parameters)
-        return self._endpoints.setdefault(name, _Endpoint(name, worker, parameters, following))
+        """Equal parameters mean the same endpoint, others a new one: it is named as the worker, and with a number behind
+        that where there is one."""
+        own = [endpoint for endpoint in self._endpoints.values() if endpoint.worker == worker]
+        for endpoint in own:
+            if endpoint.parameters == parameters:
+                return endpoint
+        if not own:
+            self._numbers.pop(worker, None)
+        name = self._numbered(worker) if own else worker
+        while self._is_taken(name):
+            name = self._numbered(worker)
+        self._endpoints[name] = endpoint = _Endpoint(name, worker, parameters, following)
+        return endpoint
+
+    def _numbered(self, worker: str) -> str:
+        self._numbers[worker] += 1
+        return f"{worker}-{self._numbers[worker] - 1}"
 
     async def _add(self, endpoint: _Endpoint, worker: Worker) -> None:
         """Under the endpoint's lock. Raises: ServeError."""
         try:
-            if sum(each.copies + each.is_growing for each in self._endpoints.values()) >= self._most:
+            most = self._settings.most_endpoints
+            if sum(each.copies + each.is_growing for each in self._endpoints.values()) >= most:
                 raise ServeError(
                     StatusCode.RESOURCE_EXHAUSTED,
-                    f"there are {self._most} endpoints, as many as there may be; unload one, or start the server with a"
+                    f"there are {most} endpoints, as many as there may be; unload one, or start the server with a"
                     " larger --max-amd-endpoints",
                 )
             endpoint.is_growing = True
@@ -262,7 +222,7 @@ class WorkerEndpoints:
 
     async def _serve(self, endpoint: _Endpoint, worker: Worker, copies: int) -> None:
         """Raises: ServeError."""
-        file = await asyncio.to_thread(self._files.find, worker.candidates())
+        file = await asyncio.to_thread(find_worker_file, worker.candidates(), self._settings)
         following = self._served(endpoint.next) if endpoint.next else None
         config = worker_config(endpoint.model, worker, file.path, copies, following)
         own = await asyncio.to_thread(self._reader.read_given, config, endpoint.model, file.path, file.root)
@@ -288,8 +248,7 @@ class WorkerEndpoints:
 
     def _drop(self, endpoint: _Endpoint) -> None:
         self._table.drop(endpoint.folder)
-        if self._endpoints.pop(endpoint.name, None) is not None:
-            self._names.forget(endpoint.worker, endpoint.parameters)
+        self._endpoints.pop(endpoint.name, None)
 
     def _is_taken(self, name: str) -> bool:
         taken = {*(scan.name for scan in self._scanner.latest.models.values()), *self._present()}
