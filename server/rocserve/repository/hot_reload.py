@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from rocserve.core.errors import ServeError, internal
 from rocserve.repository.content import ContentReader, ModelContent
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.retry import Failure, Retry, next_failure
+from rocserve.repository.retry import Failure, next_failure
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScan, RepositoryScanner
 from rocserve.repository.table import ModelTable
@@ -119,7 +119,7 @@ class _Reading:
     is_due: bool = False
     """It is being read, or is to be."""
     failure: Failure | None = None
-    retry: Retry | None = None
+    retry: asyncio.Task[None] | None = None
 
 
 class HotReload:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -67,57 +66,22 @@ def next_failure(
     return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)
 
 
-class Retry:
-    """A retry that is to come."""
-
-    __slots__ = ("_callback",)
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback: Callable[[], None] | None = callback
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._callback is None
-
-    def cancel(self) -> None:
-        """Without effect when it has come."""
-        self._callback = None
-
-    def run(self) -> None:
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()
-
-
 class Retries:
     """Bounds how many failed models are tried again in a time, over the whole server: a thousand broken folders must
-    not keep it from the good ones. All calls are made on the loop's thread."""
+    not keep it from the good ones."""
 
     def __init__(self, a_second: float = _RETRIES_A_SECOND, burst: int = _BURST) -> None:
         self._pause_seconds = 1 / a_second
         self._allowance = Allowance(burst, a_second)
-        self._due: deque[Retry] = deque()
-        self._is_waiting = False
+        self._turn = asyncio.Lock()
 
-    def add(self, pause_seconds: float, callback: Callable[[], None]) -> Retry:
-        """Call back after the pause, as soon as the retries that were due before allow it."""
-        retry = Retry(callback)
-        asyncio.get_running_loop().call_later(pause_seconds, self._take, retry)
-        return retry
+    def add(self, pause_seconds: float, callback: Callable[[], None]) -> asyncio.Task[None]:
+        """Call back after the pause, as soon as the retries that were due before allow it; unless it is cancelled."""
+        return asyncio.get_running_loop().create_task(self._run(pause_seconds, callback), name="retry")
 
-    def _take(self, retry: Retry) -> None:
-        self._due.append(retry)
-        if not self._is_waiting:
-            self._run()
-
-    def _run(self) -> None:
-        self._is_waiting = False
-        while self._due:
-            if self._due[0].is_cancelled:
-                self._due.popleft()
-            elif self._allowance.take():
-                self._due.popleft().run()
-            else:
-                self._is_waiting = True
-                asyncio.get_running_loop().call_later(self._pause_seconds, self._run)
-                return
+    async def _run(self, pause_seconds: float, callback: Callable[[], None]) -> None:
+        await asyncio.sleep(pause_seconds)
+        async with self._turn:
+            while not self._allowance.take():  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(self._pause_seconds)
+        callback()

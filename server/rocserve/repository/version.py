@@ -18,7 +18,7 @@ from rocserve.repository.lifecycle import BackgroundTasks, LoadedVersion, LoadVe
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.retry import Failure, Retries, Retry, RetryPolicy, next_failure
+from rocserve.repository.retry import Failure, Retries, RetryPolicy, next_failure
 from rocserve.repository.scan import ModelScan
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 
@@ -122,7 +122,7 @@ class ManagedVersion:
         """What the load that runs is at."""
         self._changed_scan: ModelScan | None = None
         """The scan whose files changed while they were loaded; the next one is waited for."""
-        self._retry: Retry | None = None
+        self._retry: asyncio.Task[None] | None = None
         self._retired: list[LoadedVersion] = []
         """What goes once the serving table offers it no more."""
         self._unloading = 0

@@ -167,8 +167,8 @@ class WorkerEndpoints:
                 self._drop(endpoint)
 
     def _endpoint(self, worker: str, parameters: _Parameters, following: str) -> _Endpoint:
-        """Equal parameters mean the same endpoint, others a new one: it is named as the worker, and with a number behind
-        that where there is one."""
+        """Equal parameters mean the same endpoint, others a new one: its name is the worker's, with a number behind it
+        where that is taken."""
         own = [endpoint for endpoint in self._endpoints.values() if endpoint.worker == worker]
         for endpoint in own:
             if endpoint.parameters == parameters:
