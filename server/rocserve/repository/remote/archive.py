@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 
 from rocserve.core.printable import printable_name
 from rocserve.core.remote_places import RemotePlace
+from rocserve.repository.remote.copy import Room
 from rocserve.repository.remote.object_store import CHUNK_BYTES, http_store, told
-from rocserve.repository.remote.objects import ObjectChanged, RemoteObject, StoreError, path_refusal
-from rocserve.repository.remote.room import Room
-from rocserve.repository.remote.source import Note, in_thread
+from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, StoreError, in_thread, path_refusal
 from rocserve.repository.scan import is_temporary
 
 

@@ -12,8 +12,7 @@ from urllib.parse import quote, urljoin
 
 from rocserve.core.remote_places import RemotePlace
 from rocserve.repository.remote.object_store import CHUNK_BYTES, http_store, told
-from rocserve.repository.remote.objects import ObjectChanged, RemoteObject
-from rocserve.repository.remote.source import Note, in_thread
+from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, in_thread
 
 _ANSWER_SECONDS = 20.0
 _SHA256_DIGITS = 64

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rocserve.config.model_folder import is_version_name
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.repository.remote.credentials import store_options
-from rocserve.repository.remote.objects import ObjectChanged, RemoteObject, StoreError
-from rocserve.repository.remote.source import Note, beside
+from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, StoreError, beside
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

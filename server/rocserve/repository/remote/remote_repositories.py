@@ -18,12 +18,11 @@ from rocserve.core.errors import ServeError
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.remote.archive import ArchiveSource
+from rocserve.repository.remote.copy import Room, use
 from rocserve.repository.remote.hub import HubSource
 from rocserve.repository.remote.object_store import BucketSource
-from rocserve.repository.remote.objects import WHOLE, StoreError
+from rocserve.repository.remote.objects import WHOLE, Source, StoreError, beside
 from rocserve.repository.remote.remote_repository import RemoteRepository
-from rocserve.repository.remote.room import Room, use
-from rocserve.repository.remote.source import Source, beside
 from rocserve.repository.version import VersionState
 from rocserve.settings import ControlMode, RepositorySettings
 

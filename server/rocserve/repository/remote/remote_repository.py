@@ -12,10 +12,18 @@ from pathlib import Path
 
 from rocserve.core.remote_places import RemotePlace
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.remote.copy import UnitCopy, recorded_units
-from rocserve.repository.remote.objects import WHOLE, ObjectChanged, RemoteObject, StoreError, Unit, arrange
-from rocserve.repository.remote.room import Room
-from rocserve.repository.remote.source import Source, beside, in_thread
+from rocserve.repository.remote.copy import Room, UnitCopy, recorded_units
+from rocserve.repository.remote.objects import (
+    WHOLE,
+    ObjectChanged,
+    RemoteObject,
+    Source,
+    StoreError,
+    Unit,
+    arrange,
+    beside,
+    in_thread,
+)
 
 _UNITS_AT_ONCE = 8
 _ATTEMPTS = 5

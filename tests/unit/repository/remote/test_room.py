@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rocserve.repository.remote.copy import Room, use
 from rocserve.repository.remote.objects import StoreError
-from rocserve.repository.remote.room import Room, use
 
 
 def home(folder: Path, name: str, size: int, used: float) -> Path:
