@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -156,16 +156,13 @@ class Inspection:
     migraphx: str
     place: str
     """"target gpu (gfx90a)"."""
-    precision: str
-    weight_bytes: int | None
-    """As the model's file has them; None of a .mxr."""
     programs: tuple[ProgramFacts, ...]
-    mxr: MxrFile | None
+    precision: str = ""
+    weight_bytes: int | None = None
+    """As the model's file has them; None of a .mxr."""
+    mxr: MxrFile | None = None
     refusal: str = ""
     """Why a server would not run the .mxr here, and what to do; "" = it would, if it does not crash."""
-
-    def json(self) -> str:
-        return to_json(self).decode()
 
 
 def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
@@ -173,73 +170,48 @@ def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
     Raises:
         ServeError: MIGraphX cannot be had here, or cannot read or compile the model.
     """
+    file = model.source.model_file
     with ToolProgress() as progress:
         context = ToolContext(model, progress.report, log)
-        if model.source.model_file.suffix == ".mxr":
-            return _inspect_mxr(context)
+        of_all = (model.source.name, str(file), context.library.version, context.place)
+        if file.suffix == ".mxr":
+            program = _program_facts(context, file.name, file.name, file)
+            return Inspection(*of_all, (program,), mxr=read_mxr(file), refusal=_refusal(context, file))
         plan = context.plan()
         progress.steps(len(plan.recipes))
         programs = []
         for recipe in plan.recipes:
             programs.append(_inspect_recipe(context, recipe, [output.name for output in plan.outputs]))
             progress.done()
-    return Inspection(
-        model=model.source.name,
-        file=str(model.source.model_file),
-        migraphx=context.library.version,
-        place=context.place,
-        precision=context.options.precision.value,
-        weight_bytes=plan.weight_bytes,
-        programs=tuple(programs),
-        mxr=None,
-    )
+    return Inspection(*of_all, tuple(programs), context.options.precision.value, plan.weight_bytes)
 
 
 def _inspect_recipe(context: ToolContext, recipe: ProgramRecipe, output_names: Sequence[str]) -> ProgramFacts:
-    title = recipe.title
-    name = f"{title} of model '{context.model.source.name}'"
-    read = _inspected(context, InspectJob(name, recipe=recipe))
+    name = f"{recipe.title} of model '{context.model.source.name}'"
+    read = _inspected(context, InspectJob(name, recipe=recipe)).text
     program = context.program(recipe).program
-    made = _inspected(context, InspectJob(name, program_file=str(program.path)))
-    before = summarise_program(read.text)
+    return replace(
+        _program_facts(context, recipe.title, name, program.path, output_names, read),
+        compile_seconds=program.about.compile_seconds,
+    )
+
+
+def _program_facts(
+    context: ToolContext, title: str, name: str, file: Path, output_names: Sequence[str] = (), before_text: str = ""
+) -> ProgramFacts:
+    """Of a compiled program's file. `before_text`: the print of what it was compiled from."""
+    made = _inspected(context, InspectJob(name, program_file=str(file)))
+    before = summarise_program(before_text) if before_text else None
     return ProgramFacts(
         title=title,
         inputs=_facts(made.parameters, ()),
         outputs=_facts(made.outputs, output_names),
-        file_bytes=program.size_bytes,
-        compile_seconds=program.about.compile_seconds,
-        before=before,
-        after=summarise_program(made.text, frozenset(plain_counts(before))),
-        before_text=read.text,
-        after_text=made.text,
-    )
-
-
-def _inspect_mxr(context: ToolContext) -> Inspection:
-    file = context.model.source.model_file
-    mxr = read_mxr(file)
-    made = _inspected(context, InspectJob(file.name, program_file=str(file)))
-    facts = ProgramFacts(
-        title=file.name,
-        inputs=_facts(made.parameters, ()),
-        outputs=_facts(made.outputs, ()),
         file_bytes=file.stat().st_size,
         compile_seconds=None,
-        before=None,
-        after=summarise_program(made.text),
-        before_text="",
+        before=before,
+        after=summarise_program(made.text, frozenset(plain_counts(before)) if before else frozenset()),
+        before_text=before_text,
         after_text=made.text,
-    )
-    return Inspection(
-        model=context.model.source.name,
-        file=str(file),
-        migraphx=context.library.version,
-        place=context.place,
-        precision="",
-        weight_bytes=None,
-        programs=(facts,),
-        mxr=mxr,
-        refusal=_refusal(context, file),
     )
 
 
@@ -284,7 +256,7 @@ def inspect(model: ToolModel, options: InspectOptions, out: Console, log: loggin
     """Raises: ServeError: MIGraphX cannot be had here, or cannot read or compile the model."""
     inspection = inspect_model(model, log)
     if options.json:
-        say(out, inspection.json())
+        say(out, to_json(inspection).decode())
         return
     _print_head(inspection, out)
     first, *others = inspection.programs
