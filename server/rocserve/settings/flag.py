@@ -128,8 +128,9 @@ def scoped_setting(text: str) -> tuple[str, str, str]:
     return ("", *setting(text))
 
 
-def setting_of(form: str, shown: str) -> Kind:
-    """`scope,name=value`, without which it makes no sense. `form`: what the error shows."""
+def setting_of(form: str, shown: str = "") -> Kind:
+    """`scope,name=value`, without which it makes no sense. `form`: what the error shows, and the help where `shown` is
+    empty."""
 
     def read(text: str) -> tuple[str, str, str]:
         scope, _, rest = text.partition(",")
@@ -138,7 +139,7 @@ def setting_of(form: str, shown: str) -> Kind:
             raise ValueError(f"expected {form}, got '{text}'")
         return scope, name, value
 
-    return Kind(shown, read)
+    return Kind(shown or form, read)
 
 
 def regular_expression(text: str) -> str:

@@ -43,7 +43,8 @@ DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
 """--backend-config's setting that says what max_batch_size becomes where a model can batch and nothing is said."""
 _MOST_SPIN = 100_000
 """Looks; some 0.3 s, in which a CPU does nothing else."""
-_MOST_FRONT_ENDS_OF_A_FLAG = 64
+_MOST_FRONT_ENDS_ASKED = 64
+"""Processes of a protocol that --front-ends may ask for: more is a slip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,7 @@ class ServerSettings:
     )
     front_ends: int | None = flag(
         None,
-        number("N", 0, most=_MOST_FRONT_ENDS_OF_A_FLAG),
+        number("N", 0, most=_MOST_FRONT_ENDS_ASKED),
         "processes that serve gRPC, and as many that serve HTTP; 0 = the server itself does (default 0 with up to 4"
         " CPUs, else one for 3 of them, at most 16)",
     )
@@ -352,7 +353,7 @@ class ServerSettings:
     )
     host_policies: tuple[tuple[str, str, str], ...] = flag(
         (),
-        setting_of("POLICY,SETTING=VALUE", "POLICY,SETTING=VALUE"),
+        setting_of("POLICY,SETTING=VALUE"),
         "where the instances of a host policy run: gpu_0,numa-node=0 or gpu_0,cpu-cores=0-3; repeatable",
         repeatable=True,
         name="host-policy",
