@@ -175,8 +175,9 @@ def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
         context = ToolContext(model, progress.report, log)
         of_all = (model.source.name, str(file), context.library.version, context.place)
         if file.suffix == ".mxr":
+            mxr = read_mxr(file)
             program = _program_facts(context, file.name, file.name, file)
-            return Inspection(*of_all, (program,), mxr=read_mxr(file), refusal=_refusal(context, file))
+            return Inspection(*of_all, (program,), mxr=mxr, refusal=_refusal(context, file))
         plan = context.plan()
         progress.steps(len(plan.recipes))
         programs = []
