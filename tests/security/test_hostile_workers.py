@@ -48,7 +48,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.workers.entries import CALL, DONE, ENTRY, LAYOUT, RESULT, RESULTS
 from rocserve.workers.messages import Progress, Unload, encode_frame
-from rocserve.workers.request_service import RequestService
+from rocserve.workers.model_service import RequestService
 
 
 def descriptors():

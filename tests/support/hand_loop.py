@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from rocserve.plane.timers import TimerHandle, TimerQueue
+from rocserve.plane.loop import TimerHandle, TimerQueue
 
 
 class HandLoop:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
-from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.timers import NEVER, TimerHandle
+from rocserve.plane.loop import NEVER, PlaneLoop, TimerHandle
 
 _Result = TypeVar("_Result")
 _Arguments = TypeVarTuple("_Arguments")

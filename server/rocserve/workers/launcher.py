@@ -30,9 +30,8 @@ from rocserve.workers.messages import (
     Spawned,
     SpawnFailed,
 )
-from rocserve.workers.process import WorkerProcess, kill
+from rocserve.workers.process import WorkerProcess, WorkerSession, kill
 from rocserve.workers.resource_watch import ResourceWatch
-from rocserve.workers.session import WorkerSession
 from rocserve.workers.worker_output import WorkerOutput
 from rocserve.workers.zygote_link import KeptWorkers, ZygoteLink, ZygoteProcess
 

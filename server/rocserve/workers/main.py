@@ -3,7 +3,7 @@
 Over its reception it gets the sockets of a session for each version: one to control it, and one for each instance. A
 session's thread talks on the control socket and loads and warms up the model; then each instance has a thread that
 takes batches and answers them (engines release the GIL while they compute, or have one instance only). With a model
-that sees each request for itself it is the other way round, see `request_service.py`.
+that sees each request for itself it is the other way round, see RequestService.
 
 The session of a process that has one runs on the main thread, and the process ends with it. Should the server die it
 stays, with its model: what was under way is dropped, and the next server hands it the sockets of another session, for
@@ -52,9 +52,7 @@ from rocserve.workers.messages import (
     decode_message,
     encode_frame,
 )
-from rocserve.workers.model_service import ModelService
-from rocserve.workers.request_service import RequestService
-from rocserve.workers.tensor_service import TensorService
+from rocserve.workers.model_service import ModelService, RequestService, TensorService
 from rocserve.workers.worker_end import error_text
 
 _SERVER_LOG = "rocserve"

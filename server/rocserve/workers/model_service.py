@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
 from pathlib import Path
 
-from rocserve.backends.base import LoadedModel, ModelSource, model_properties
-from rocserve.backends.request_model import RequestModel
+from rocserve.backends.base import Batch, Execution, LoadedModel, ModelSource, model_executions, model_properties
+from rocserve.backends.request_model import (
+    Answer,
+    ModelRequest,
+    ModelResponse,
+    RequestModel,
+    RequestModelSource,
+    Result,
+)
+from rocserve.core.custom_metrics import MetricChanges
+from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.requests import Signature
+from rocserve.core.tensors import Tensor
+from rocserve.workers.back_channel import BackChannel, BatchedResponder
+from rocserve.workers.batch_inputs import BatchGatherer, details_of, request_inputs, separate
 from rocserve.workers.messages import Load, WarmUp
-from rocserve.workers.worker_end import ServerGone, error_text
+from rocserve.workers.request_details import NO_DETAILS, read_details
+from rocserve.workers.result_writer import NO_ROOM, ResultWriter
+from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
+from rocserve.workers.worker_end import (
+    OutgoingResult,
+    ReceivedBatch,
+    ReceivedRequest,
+    ServerGone,
+    WorkerEnd,
+    error_result,
+    error_text,
+)
 
 
 class ModelService(ABC):
-    """A loaded model and what serves it. All calls come on the worker's main thread."""
+    """A loaded model and what serves it. All calls come on its session's thread."""
 
     batches_at_once = 1
     """See Loaded."""
@@ -91,3 +122,357 @@ def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:
         settings=load.settings,
         report=report,
     )
+
+
+class TensorService(ModelService):
+    """A model that computes on tensors. Each instance has a thread; they share the model."""
+
+    def __init__(
+        self, load: Load, instances: Sequence[socket.socket], report: Callable[[str], None], log: logging.Logger
+    ) -> None:
+        """`report`: see backends.base.ModelSource.
+
+        Raises:
+            ServeError or any exception: the model cannot be loaded.
+        """
+        self._instances = instances
+        self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
+        super().__init__(self._model, load, log)
+        self._config = load.config
+        self._is_alone = len(instances) == 1 and not load.shares_process
+        self.batches_at_once = len(model_executions(self._model))
+
+    def warm_up(self, message: WarmUp) -> None:
+        """See ModelService."""
+        samples = warm_up_batches(message.config, self._model_folder)
+        self._model.warm_up([with_ragged_shapes(sample, message.config) for sample in samples])
+        self._config = message.config
+
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
+        """See ModelService."""
+        ends = [WorkerEnd(connection, self._is_alone) for connection in self._instances]
+        threads = [
+            threading.Thread(
+                target=copy_context().run, args=(self._execute, end), name=f"instance {index}", daemon=True
+            )
+            for index, end in enumerate(ends)
+        ]
+        for thread in threads:
+            thread.start()
+        ready()
+        is_wanted = wait_for_end()
+        for end in ends:
+            end.stop(is_wanted)
+        for thread in threads:
+            thread.join()
+        return is_wanted
+
+    def renew(self, instances: Sequence[socket.socket]) -> None:
+        """See ModelService."""
+        self._instances = instances
+
+    def _execute(self, end: WorkerEnd) -> None:
+        self._run_instance(lambda: TensorExecutor(end, self._model, self._config, self._log).run())
+        end.close()
+
+
+class TensorExecutor:
+    """Takes the batches of one instance, has the engine run them, and sends the results. One thread."""
+
+    def __init__(self, end: WorkerEnd, model: LoadedModel, config: ModelConfig, log: logging.Logger) -> None:
+        self._end = end
+        self._log = log
+        self._free = deque(
+            BatchLane(end, model.signature, config, execution, log) for execution in model_executions(model)
+        )
+        self._running: deque[BatchLane] = deque()
+        """In the order of their batches, in which these are answered."""
+        self._engine_free_ns = 0
+        """When the engine ended its last batch."""
+
+    def run(self) -> None:
+        """Until the server closes the connection, or `stop`. Raises: ServerGone."""
+        try:
+            # What is done when it has been started is answered before the next is asked for.
+            work_on = self._work_on if len(self._free) > 1 else None
+            for batch in self._end.batches(work_on):
+                if batch.is_grouped:
+                    while self._running:
+                        self._finish_first()
+                    self._run_each(batch)
+                    continue
+                lane = self._free.popleft()
+                self._running.append(lane)
+                lane.start(batch)
+                while not self._free:
+                    self._finish_first()
+        finally:
+            # What is in memory is the engine's until then.
+            for lane in self._running:
+                lane.drop()
+
+    def _work_on(self) -> bool:
+        """See WorkerEnd.batches."""
+        while self._running:
+            if not self._running[0].is_done:
+                return True
+            self._finish_first()
+        return False
+
+    def _finish_first(self) -> None:
+        lane = self._running.popleft()
+        self._free.append(lane)
+        self._engine_free_ns = lane.finish(self._engine_free_ns)
+
+    def _run_each(self, received: ReceivedBatch) -> None:
+        """Each request for itself: one that fails leaves the others alone."""
+        results: list[OutgoingResult] = []
+        kept: list[object] = []
+        for request in received.requests:
+            try:
+                kept += self._free[0].run_one(request, results)
+            except BaseException as error:
+                results.append(error_result(serve_error(error, self._log)))
+        self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results, kept)
+
+
+class BatchLane:
+    """Takes one batch after the other from its inputs to its result, beside other lanes of the instance."""
+
+    def __init__(
+        self,
+        end: WorkerEnd,
+        signature: Signature,
+        config: ModelConfig,
+        execution: Execution,
+        log: logging.Logger,
+    ) -> None:
+        self._end = end
+        self._execution = execution
+        self._gatherer = BatchGatherer(end.inputs, config, execution.input_memory)
+        self._writer = ResultWriter(end, signature, config.max_batch_size > 0)
+        self._log = log
+        self._received: ReceivedBatch
+        self._batch: Batch | None = None
+        self._input_end = 0
+        self._error: BaseException | None = None
+
+    def start(self, received: ReceivedBatch) -> None:
+        """Have the engine begin with a batch."""
+        self._received, self._error = received, None
+        self._input_end = received.taken_ns
+        try:
+            batch = self._batch = self._gatherer.batch(received.requests)
+            self._writer.make_room(batch)
+            self._input_end = time.monotonic_ns()
+            self._execution.start(batch)
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `finish` would not wait."""
+        return self._error is not None or self._execution.is_done
+
+    def finish(self, engine_free_ns: int) -> int:
+        """Wait for the batch and send its result; when the engine ended it, by time.monotonic_ns().
+
+        Args:
+            engine_free_ns: when it ended the one before.
+        """
+        writer, end = self._writer, self._end
+        input_end = output_start = max(self._input_end, engine_free_ns)
+        try:
+            if self._error is not None:
+                raise self._error
+            assert self._batch is not None
+            result = self._execution.result()
+            output_start = time.monotonic_ns()
+            results: list[OutgoingResult] = []
+            writer.write(results, self._batch, result)
+            end.finish(self._received, (input_end, output_start), results, result.kept)
+        except BaseException as error:
+            end.fail(self._received, (input_end, output_start), serve_error(error, self._log))
+        finally:
+            writer.give_up_room()
+            self._batch = self._error = None
+        return output_start
+
+    def run_one(self, request: ReceivedRequest, results: list[OutgoingResult]) -> Sequence[object]:
+        """Add the result of a request of a group; what it keeps (see BatchResult)."""
+        batch = self._gatherer.batch([request])
+        batch.room = NO_ROOM
+        self._execution.start(batch)
+        result = self._execution.result()
+        self._writer.write(results, batch, result)
+        return result.kept
+
+    def drop(self) -> None:
+        """Wait for the batch; its result is nobody's."""
+        with suppress(Exception):
+            self._execution.result()
+        self._writer.give_up_room()
+
+
+class RequestService(ModelService):
+    """A model that sees each request for itself: one instance, all of it on the worker's main thread.
+
+    Users' models may load what works only on the thread that loaded it, or on the main thread, so initialize, execute
+    and finalize all run there. A second thread waits for the end on the control socket, a third reads the back channel.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        connection: socket.socket,
+        report: Callable[[str], None],
+        send_metrics: Callable[[MetricChanges], None],
+        log: logging.Logger,
+    ) -> None:
+        """`report`: see backends.base.ModelSource; `send_metrics`: see backends.request_model.RequestModelSource.
+
+        Raises:
+            ServeError or any exception: the model cannot be loaded.
+        """
+        self._end = WorkerEnd(connection)
+        self._back = BackChannel(self._end, log)
+        self._back.start()
+        source = RequestModelSource(
+            model_source(load, report), load.config_json, self._back, load.plan.instance_name, send_metrics
+        )
+        self._model: RequestModel = importlib.import_module(load.engine).load(source)
+        super().__init__(self._model, load, log)
+
+    def warm_up(self, message: WarmUp) -> None:
+        """See ModelService."""
+        self._model.initialize(message.config, message.config_json)
+        for batch in warm_up_batches(message.config, self._model_folder):
+            for answer in self._run_sample(batch):
+                if isinstance(answer, ServeError):
+                    raise answer
+
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
+        """See ModelService."""
+        is_wanted = True
+
+        def stop() -> None:
+            nonlocal is_wanted
+            is_wanted = wait_for_end()
+            self._end.stop(is_wanted)
+
+        control = threading.Thread(target=stop, name="control", daemon=True)
+        control.start()
+        ready()
+        self._run_instance(self._run_batches)
+        # Where the server is gone, the connection may have told of it first.
+        control.join()
+        return is_wanted
+
+    def renew(self, instances: Sequence[socket.socket]) -> None:
+        """See ModelService."""
+        self._back.stop()
+        self._end.close()
+        self._end = WorkerEnd(instances[0])
+        self._back.renew(self._end)
+        self._back.start()
+
+    def _run_sample(self, batch: Batch) -> Iterator[Result | None]:
+        """The last answer to each request of a sample; one that is wanted again has run for once."""
+        responders = [_SampleResponder() for _ in batch.request_sizes]
+        requests = [
+            ModelRequest(inputs, batch.requested_outputs, responder)
+            for inputs, responder in zip(separate(batch), responders, strict=True)
+        ]
+        answers = self._model.execute(requests)
+        for answer, responder in zip(answers, responders, strict=True):
+            yield answer if answer is not None else responder.wait()
+
+    def _run_batches(self) -> None:
+        for batch in self._end.batches():
+            self._run_batch(batch)
+
+    def _run_batch(self, received: ReceivedBatch) -> None:
+        input_end = output_start = received.taken_ns
+        responders: list[BatchedResponder] = []
+        try:
+            requests = [self._request(each, responders) for each in received.requests]
+            input_end = output_start = time.monotonic_ns()
+            together = [[request] for request in requests] if received.is_grouped else [requests]
+            answers = [answer for batch in together for answer in self._run(batch)]
+            output_start = time.monotonic_ns()
+            settled = [responder.settle(answer) for answer, responder in zip(answers, responders, strict=True)]
+            results = self._back.responses.results(settled)
+        except BaseException as error:
+            for responder in responders:
+                responder.claim()
+            self._end.fail(received, (input_end, max(output_start, input_end)), serve_error(error, self._log))
+            return
+        kept = [answer.slot for answer in settled if isinstance(answer, ModelResponse) and answer.slot is not None]
+        self._end.finish(received, (input_end, output_start), results, kept)
+
+    def _request(self, received: ReceivedRequest, responders: list[BatchedResponder]) -> ModelRequest:
+        """A request on memory of its own, which may be kept and written to.
+
+        What answers it is appended to `responders`, also where this fails.
+        """
+        responder = self._back.open_request(received.number)
+        responders.append(responder)
+        layout, heap = received.form.layout, self._end.inputs
+        inputs = {
+            head.name: Tensor(*head, bytearray(content))
+            for head, content in zip(layout.inputs, request_inputs(received, heap), strict=True)
+        }
+        for head in layout.references:
+            inputs[head.name] = Tensor(*head, References(inputs[head.name].data))
+        details = read_details(details_of(received, heap)) if received.details_bytes else NO_DETAILS
+        return ModelRequest(
+            inputs,
+            layout.requested_outputs,
+            responder,
+            details.request_id,
+            details.correlation_id,
+            details.flags,
+            layout.priority,
+            layout.timeout_microseconds,
+            layout.parameters,
+            received.number,
+            details.trace_context,
+            layout.may_stay,
+        )
+
+    def _run(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
+        """What the model gives, an error for each request where it raises."""
+        token = begin_requests(tuple([request.id for request in requests]))
+        try:
+            answers = self._model.execute(requests)
+            if len(answers) != len(requests):
+                raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} requests")
+        except BaseException as error:
+            told = serve_error(error, self._log)
+            return [told] * len(requests)
+        finally:
+            end_requests(token)
+        return answers
+
+
+class _SampleResponder:
+    """Takes the answers to one request of a warm-up sample."""
+
+    is_cancelled = False
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._answer: Answer | None = None
+
+    def send(self, answer: Answer | None, final: bool) -> None:
+        if self._ended.is_set():
+            raise RuntimeError("the final response to this request has been sent before")
+        # An error is what counts, wherever it stands among the responses.
+        if not isinstance(self._answer, ServeError):
+            self._answer = answer
+        if final:
+            self._ended.set()
+
+    def wait(self) -> Answer | None:
+        self._ended.wait()
+        return self._answer

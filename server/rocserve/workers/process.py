@@ -1,4 +1,5 @@
-"""The server's side of one worker process: its end, and why."""
+"""The server's side of a worker process: its end, and why. Its sessions, one for each model version in it: what is said
+on their control sockets, and their instances."""
 
 from __future__ import annotations
 
@@ -7,15 +8,35 @@ import contextlib
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
 
+from rocserve.core.custom_metrics import MetricChanges
+from rocserve.core.errors import ServeError, internal
+from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.workers.control_groups import ControlGroup
+from rocserve.workers.instance import Instance
+from rocserve.workers.messages import (
+    ALONE,
+    LONGEST_TEXT,
+    MOST_SOCKETS,
+    SHARED,
+    ControlMessage,
+    FrameReader,
+    Load,
+    Loaded,
+    LoadFailed,
+    Progress,
+    Unload,
+    Verbosity,
+    WarmedUp,
+    WarmUp,
+    encode_frame,
+    status_code,
+)
 from rocserve.workers.worker_output import WorkerOutput
 
-if TYPE_CHECKING:
-    from rocserve.workers.session import WorkerSession
-
-STATUS_WAIT_SECONDS = 1.0
+_STATUS_WAIT_SECONDS = 1.0
 """A worker that has closed its socket is about to end; if it does not, it is ended."""
 
 
@@ -82,7 +103,7 @@ class WorkerProcess:
     async def wait_killed(self) -> None:
         """Until it has ended, after `kill`."""
         try:
-            async with asyncio.timeout(STATUS_WAIT_SECONDS):
+            async with asyncio.timeout(_STATUS_WAIT_SECONDS):
                 await self._exited.wait()
         except TimeoutError:
             self.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
@@ -103,7 +124,7 @@ class WorkerProcess:
         """It talks nonsense, or not at all: kill it."""
         self._broken = reason
         self.kill()
-        self._status_timer = self._loop.call_later(STATUS_WAIT_SECONDS, self.has_exited, None)
+        self._status_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def zygote_gone(self) -> None:
         """Nobody will tell of its end any more, nor end what it leaves behind: watch for it."""
@@ -164,3 +185,231 @@ def _describe(wait_status: int | None) -> str:
         return "its exit status is not known"
     code = os.waitstatus_to_exitcode(wait_status)
     return f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
+
+
+_READ_BYTES = 64 * 1024
+_READS = 16
+"""At once; then it is the turn of others."""
+_TURN_SECONDS = 0.005
+"""A worker whose messages took longer than this waits before more are read, ..."""
+_WAIT_PER_TURN = 9
+"""... this many times what they took: it has at most a tenth of the loop."""
+
+
+class WorkerSession:
+    """A process that has one session ends with it; of one that several share, with the last. Lives on the asyncio
+    loop."""
+
+    def __init__(self, process: WorkerProcess, instances: Sequence[Instance]) -> None:
+        """Hands the sockets over by the process' reception.
+
+        Raises:
+            ServeError: INTERNAL, these are more instances than can be handed over.
+            OSError: no descriptor can be had.
+        """
+        if len(instances) >= MOST_SOCKETS:
+            raise internal(f"a worker can have {MOST_SOCKETS - 1} instances, not {len(instances)}")
+        self._control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        peers = [peer, *(instance.take_peer() for instance in instances)]
+        # A process that has ended takes nothing; its control socket tells.
+        with contextlib.suppress(OSError):
+            files = [each.fileno() for each in peers]
+            send_with_descriptors(
+                process.reception, SHARED if process.group_name else ALONE, files, socket.MSG_DONTWAIT
+            )
+        for each in peers:
+            each.close()
+        if not process.group_name:
+            process.reception.close()
+        self.process = process
+        self.instances = instances
+        self._control.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._frames = FrameReader()
+        self._on_progress: Callable[[Progress | MetricChanges], None] | None = None
+        self._reply: asyncio.Future[ControlMessage] | None = None
+        """Of the message that is under way."""
+        self._verbosity: Verbosity | None = None
+        """What it has not been told yet."""
+        self._is_unloading = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._control, self._on_readable)
+        process.sessions.append(self)
+        if process.has_ended:
+            self.end()
+
+    # Control messages
+
+    def set_verbose(self, verbose: bool) -> None:
+        """Have it write details to the log, or none, from now on. While it loads, once it has loaded."""
+        self._verbosity = Verbosity(verbose)
+        self._tell_verbosity()
+
+    def _tell_verbosity(self) -> None:
+        message = self._verbosity
+        if message is None or self._reply is not None or self._ended.is_set():
+            return
+        self._verbosity = None
+        # A worker that reads nothing is past caring for its log.
+        with contextlib.suppress(OSError):
+            self._control.send(encode_frame(message), socket.MSG_DONTWAIT)
+
+    async def load(self, message: Load, on_progress: Callable[[Progress | MetricChanges], None]) -> Loaded:
+        """`on_progress` is called with all that the engine and the model tell, now and as long as the session lives.
+
+        Raises:
+            ServeError: the reason why it cannot be loaded, in the engine's words.
+        """
+        self._on_progress = on_progress
+        reply = await self._ask(message, "loading")
+        if not isinstance(reply, Loaded):
+            raise _failure(reply)
+        return reply
+
+    async def warm_up(self, message: WarmUp) -> None:
+        """Its instances take batches afterwards. Raises: ServeError, as `load`."""
+        reply = await self._ask(message, "warming up")
+        if not isinstance(reply, WarmedUp):
+            raise _failure(reply)
+        for instance in self.instances:
+            instance.open()
+
+    async def unload(self, grace_seconds: float) -> None:
+        """End it after the batches that it has; `kill` it when that takes longer than `grace_seconds`."""
+        self._is_unloading = True
+        for instance in self.instances:
+            instance.stop_taking()
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._send(Unload())
+                await self._ended.wait()
+        except (TimeoutError, OSError):
+            pass
+        finally:
+            self.kill()
+        if not self.process.takes_sessions:
+            await self.process.wait_killed()
+
+    async def _ask(self, message: ControlMessage, doing: str) -> ControlMessage:
+        """The worker's reply to a message.
+
+        Raises:
+            ServeError: INTERNAL, it ended without one.
+        """
+        reply: asyncio.Future[ControlMessage] = self._loop.create_future()
+        self._reply = reply
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            with contextlib.suppress(OSError):
+                await self._send(message)
+            await asyncio.wait((reply, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done() or reply.exception() is not None:
+                # Its control socket closes a moment before its exit status is known.
+                await asyncio.wait((ended,), timeout=_STATUS_WAIT_SECONDS)
+                raise internal(f"worker ended while {doing} ({self.process.reason}){self.process.last_words}")
+            return reply.result()
+        finally:
+            reply.cancel()
+            ended.cancel()
+            self._reply = None
+            self._tell_verbosity()
+            self._close_control()
+
+    async def _send(self, message: ControlMessage) -> None:
+        await self._loop.sock_sendall(self._control, encode_frame(message))
+
+    def _on_readable(self) -> None:
+        """Take what the worker has written, or some of it where that is much."""
+        began = time.monotonic()
+        try:
+            for _ in range(_READS):
+                piece = self._control.recv(_READ_BYTES)
+                if not piece:
+                    break
+                for message in self._frames.take(piece):
+                    self._received(message)
+                if time.monotonic() - began > _TURN_SECONDS and not self._ended.is_set():
+                    self._read_later((time.monotonic() - began) * _WAIT_PER_TURN)
+                    return
+            else:
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        except ValueError as error:
+            self.instance_broken(f"its control message cannot be read: {str(error)[:LONGEST_TEXT]}")
+        self._loop.remove_reader(self._control)
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(EOFError("the worker closed its control socket"))
+        elif not self._is_unloading:
+            self.instance_broken("it closed its control socket")
+        elif self.process.group_name:
+            self.end()
+
+    def _read_later(self, seconds: float) -> None:
+        self._loop.remove_reader(self._control)
+        self._pause = self._loop.call_later(seconds, self._loop.add_reader, self._control, self._on_readable)
+
+    def _received(self, message: ControlMessage) -> None:
+        """Raises: ValueError: it is none of a worker's."""
+        match message:
+            case Progress(text, properties):
+                message = Progress(text[:LONGEST_TEXT], properties)
+            case LoadFailed(code, reason):
+                message = LoadFailed(code, reason[:LONGEST_TEXT])
+            case Loaded() | WarmedUp() | MetricChanges():
+                pass
+            case _:
+                raise ValueError(f"a {type(message).__name__}, which only the server says")
+        if isinstance(message, Progress | MetricChanges):
+            if self._on_progress is not None:
+                self._on_progress(message)
+        elif self._reply is not None and not self._reply.done():
+            self._reply.set_result(message)
+
+    # Its end
+
+    async def wait(self) -> None:
+        """Until it has ended."""
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        """End it at once. A process that others share goes on, and lets go of the model when it is done with the batch
+        in hand."""
+        if self.process.group_name:
+            self.end()
+        if self.process.sessions in ([], [self]):
+            self.process.kill()
+
+    def instance_broken(self, reason: str) -> None:
+        """An instance has ended without the worker's end being known (yet)."""
+        if not self._ended.is_set() and not self._is_unloading and self._kill_timer is None:
+            self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.process.break_off, reason)
+
+    def end(self) -> None:
+        """Its process has ended, or nobody wants it any more."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        for timer in (self._pause, self._kill_timer):
+            if timer is not None:
+                timer.cancel()
+        # The worker may have answered before it ended.
+        self._on_readable()
+        self._on_progress = None
+        self._loop.remove_reader(self._control)
+        self.process.sessions.remove(self)
+        self._close_control()
+
+    def _close_control(self) -> None:
+        if self._ended.is_set() and self._reply is None:
+            self._control.close()
+
+
+def _failure(reply: object) -> ServeError:
+    if isinstance(reply, LoadFailed):
+        return ServeError(status_code(reply.code), reply.reason)
+    return internal(f"the worker answered with {type(reply).__name__}")

@@ -20,8 +20,7 @@ from rocserve.core.requests import Signature
 from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.instance import Instance
 from rocserve.workers.messages import LaunchOptions, Load, Progress, WarmUp, WorkerPlan
-from rocserve.workers.process import WorkerProcess
-from rocserve.workers.session import WorkerSession
+from rocserve.workers.process import WorkerProcess, WorkerSession
 
 if TYPE_CHECKING:
     from rocserve.workers.group import WorkerGroup

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.python_models import outputs, request, serving_source
 
-from rocserve.backends.python import model_module
+from rocserve.backends.python import engine
 from rocserve.core.errors import ServeError, StatusCode
 
 CONFIG = """
@@ -126,7 +126,7 @@ for forbidden in (call.exec, lambda: pb_utils.get_model_dir()):
     except (pb_utils.TritonModelException, AttributeError) as error:
         print(error)
 """
-    folder = Path(model_module.__file__).with_name("spawned")
+    folder = Path(engine.__file__).with_name("spawned")
     lines = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.append({str(folder)!r})\n{program}"],
         capture_output=True,

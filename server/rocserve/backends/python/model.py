@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from rocserve.backends.python.abandoned import AbandonedRequests
-from rocserve.backends.python.event_loop import EventLoop
-from rocserve.backends.python.faults import exception_text, fault_text
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
 from rocserve.backends.python.pb_utils.response import InferenceResponse
 from rocserve.backends.python.pb_utils.response_sender import RequestAnswers
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_device_tensor, wrap_tensor
-from rocserve.backends.python.server_log import keep_server_log
-from rocserve.backends.request_model import RESCHEDULED, Answer, ModelRequest, ModelResponse, Result
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelRequest, ModelResponse, RequestResponder, Result
 from rocserve.core import tensors as core
 from rocserve.core.device_references import DEVICE_PROPERTY, References
 from rocserve.core.errors import ServeError, internal
@@ -31,6 +30,102 @@ from rocserve.core.requests import Signature
 
 if TYPE_CHECKING:
     from rocserve.backends.device_tensors import DeviceTensors, SharedTensor
+
+
+class EventLoop:
+    """A loop on a thread of its own, so that coroutines go on while `execute` takes further requests."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Start the coroutine; the loop starts with the first."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="event loop", daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        """Stop the loop; what has not ended is cancelled."""
+        if self._loop is None or self._thread is None:
+            return
+        self._closing = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop = self._thread = None
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        self._run_until_closed(loop)
+        pending = asyncio.all_tasks(loop)
+        for task in pending:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    def _run_until_closed(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            try:
+                loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt):
+                # asyncio lets these end the loop, too; only then would their coroutine's future hear of them.
+                if self._closing:
+                    return
+
+
+class AbandonedRequests:
+    """Takes dropped requests from garbage collections and answers them on a thread of its own.
+
+    A garbage collection may come while the same thread holds a lock that answering needs; SimpleQueue's `put` is made
+    for that, and the thread is there to take from it.
+    """
+
+    def __init__(self, model_name: str, decoupled: bool) -> None:
+        self._model_name = model_name
+        self._decoupled = decoupled
+        self._dropped: SimpleQueue[tuple[RequestResponder, bool] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def take(self, responder: RequestResponder, had_response: bool) -> None:
+        """From a garbage collection."""
+        self._dropped.put((responder, had_response))
+
+    def watch(self) -> None:
+        """Start the thread. Called once a request may be dropped: when `execute` has left one unanswered."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="abandoned requests", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Answer what has been dropped, and end the thread."""
+        self.watch()
+        assert self._thread is not None
+        self._dropped.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (dropped := self._dropped.get()) is not None:
+            self._end(*dropped)
+
+    def _end(self, responder: RequestResponder, had_response: bool) -> None:
+        try:
+            if self._decoupled or had_response:
+                # A client of Triton does not notice that the final flag never came; here it need not wait either.
+                _LOG.warning(
+                    "model '%s' let go of a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
+                    self._model_name,
+                )
+                responder.send(None, True)
+            else:
+                responder.send(internal(f"model '{self._model_name}' let go of a request without a response"), True)
+        except RuntimeError:
+            pass  # It was answered meanwhile, as when its worker gives up.
+
 
 _LOG = logging.getLogger(__name__)
 _IS_CLOSED = attrgetter("is_closed")
@@ -260,3 +355,41 @@ class PythonModel:
         _LOG.error("model '%s' failed to process its request(s)", name, exc_info=error)
         text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
         return internal(f"Failed to process the request(s) for model '{name}', message: {text}")
+
+
+def exception_text(error: BaseException) -> str:
+    """As Python's last line of a traceback: the type and what it says."""
+    if isinstance(error, ServeError):
+        return error.text
+    try:
+        text = str(error).strip()
+    except Exception:
+        text = "<exception str() failed>"  # Python's words in a traceback.
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def fault_text(error: BaseException, model_folder: Path) -> str:
+    """The exception's type and text and the last line of the model's own code that it came from."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({_relative(error.filename, model_folder)}, line {error.lineno})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).is_relative_to(model_folder):
+            place = f"{_relative(frame.filename, model_folder)}, line {frame.lineno}"
+            return f"{exception_text(error)} ({place}, in {frame.name})"
+    return exception_text(error)
+
+
+def _relative(filename: str, model_folder: Path) -> str:
+    path = Path(filename)
+    return str(path.relative_to(model_folder)) if path.is_relative_to(model_folder) else filename
+
+
+def keep_server_log() -> None:
+    """Switch the server's own loggers on again.
+
+    A model that configures logging for itself by dictConfig or fileConfig switches off every logger that there is,
+    unless it thinks of `disable_existing_loggers`. Its own lines by pb_utils.Logger would be lost as well.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "rocserve" and isinstance(logger, logging.Logger):
+            logger.disabled = False

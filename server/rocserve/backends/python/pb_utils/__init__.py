@@ -6,21 +6,18 @@ from pathlib import Path
 from types import ModuleType
 
 from rocserve.backends.python.pb_utils import (
-    bytes_tensors,
+    calls,
     datatypes,
     errors,
     logger,
-    memory,
     metrics,
     model_configuration,
-    model_control,
     request,
     response,
     response_sender,
     tensor,
 )
-from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
-from rocserve.backends.python.pb_utils.lookup import get_input_tensor_by_name, get_output_tensor_by_name
+from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.core.custom_metrics import MetricKind
 
 MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
@@ -30,39 +27,39 @@ _SAME_FOR_ALL_MODELS = (
     tensor.Tensor,
     response.InferenceResponse,
     response_sender.InferenceResponseSender,
-    ResponseIterator,
+    calls.ResponseIterator,
     errors.TritonError,
     errors.TritonModelException,
     logger.Logger,
-    memory.InferenceTrace,
-    memory.MemoryType,
-    memory.PreferredMemory,
+    request.InferenceTrace,
+    request.MemoryType,
+    request.PreferredMemory,
     metrics.Metric,
     MetricKind,
     model_configuration.ModelConfig,
     model_configuration.get_input_config_by_name,
     model_configuration.get_output_config_by_name,
     model_configuration.using_decoupled_model_transaction_policy,
-    model_control.load_model,
-    model_control.unload_model,
-    model_control.is_model_ready,
+    calls.load_model,
+    calls.unload_model,
+    calls.is_model_ready,
     datatypes.triton_to_numpy_type,
     datatypes.numpy_to_triton_type,
     datatypes.triton_string_to_numpy,
-    bytes_tensors.serialize_byte_tensor,
-    bytes_tensors.deserialize_bytes_tensor,
-    get_input_tensor_by_name,
-    get_output_tensor_by_name,
+    tensor.serialize_byte_tensor,
+    tensor.deserialize_bytes_tensor,
+    request.get_input_tensor_by_name,
+    request.get_output_tensor_by_name,
 )
 _CONSTANTS = {
     "TRITON_STRING_TO_NUMPY": datatypes.TRITON_STRING_TO_NUMPY,
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": request.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": request.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
-    "TRITONSERVER_RESPONSE_COMPLETE_FINAL": response_sender.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    "TRITONSERVER_REQUEST_RELEASE_ALL": request.TRITONSERVER_REQUEST_RELEASE_ALL,
-    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": request.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    "TRITONSERVER_MEMORY_CPU": memory.MemoryType.TRITONSERVER_MEMORY_CPU,
-    "TRITONSERVER_MEMORY_GPU": memory.MemoryType.TRITONSERVER_MEMORY_GPU,
+    **request.MemoryType.__members__,
+    **{
+        name: value
+        for module in (request, response_sender)
+        for name, value in vars(module).items()
+        if name.startswith("TRITONSERVER_")
+    },
 }
 
 

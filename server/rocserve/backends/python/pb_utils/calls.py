@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -169,3 +169,21 @@ def _set_soon(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], result
         loop.call_soon_threadsafe(set_result)
     except RuntimeError:
         pass  # The model has closed the loop.
+
+
+_ADVICE = "models cannot control the server's models in this version; use the server's repository API instead"
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Raises: TritonModelException, always."""
+    raise TritonModelException(f"Failed to load model: {model_name}: {_ADVICE}")
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Raises: TritonModelException, always."""
+    raise TritonModelException(f"Failed to unload model: {model_name}: {_ADVICE}")
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Raises: TritonModelException, always."""
+    raise TritonModelException(f"Failed to check model readiness: {model_name}: {_ADVICE}")

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import enum
 
-from rocserve.backends.python.pb_utils.text import as_text
 from rocserve.core.errors import ServeError, StatusCode
+
+
+def as_text(value: str | bytes, what: str) -> str:
+    """
+    Raises:
+        TypeError: it is neither; `what` says what it was to be.
+        UnicodeDecodeError: the bytes are no UTF-8.
+    """
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, got {type(value).__name__}")
+    return value
 
 
 class TritonModelException(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 
-from rocserve.backends.python.pb_utils.text import as_text
+from rocserve.backends.python.pb_utils.errors import as_text
 
 _LOG = logging.getLogger("rocserve.model")
 

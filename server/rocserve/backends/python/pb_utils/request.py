@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
-from rocserve.backends.python.pb_utils.errors import TritonModelException
-from rocserve.backends.python.pb_utils.memory import InferenceTrace, PreferredMemory
-from rocserve.backends.python.pb_utils.parameters import checked_parameters, parameters_text
-from rocserve.backends.python.pb_utils.response import InferenceResponse
+from rocserve.backends.python.pb_utils.errors import TritonModelException, as_text
+from rocserve.backends.python.pb_utils.response import InferenceResponse, checked_parameters, parameters_text
 from rocserve.backends.python.pb_utils.response_sender import InferenceResponseSender, RequestAnswers
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_tensor
-from rocserve.backends.python.pb_utils.text import as_text
 from rocserve.backends.request_model import ModelCall, ModelRequest
 from rocserve.core import tensors as core
+
+
+class MemoryType(enum.Enum):
+    TRITONSERVER_MEMORY_CPU = 0
+    TRITONSERVER_MEMORY_GPU = 1
+
+
+class PreferredMemory:
+    """Where a model would like the outputs of a call."""
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        if not isinstance(preferred_memory_type, MemoryType):
+            raise TypeError(
+                "preferred_memory_type must be TRITONSERVER_MEMORY_CPU or TRITONSERVER_MEMORY_GPU, got"
+                f" {type(preferred_memory_type).__name__}"
+            )
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """The trace of a request, for the requests to other models that it leads to."""
+
+    def __init__(self, number: int = 0, context: str = "") -> None:
+        self.number = number
+        """Of the request; 0 = none that the model received."""
+        self._context = context
+
+    def get_context(self) -> str | None:
+        """The W3C trace context in JSON, to hand on to other services; None where there is none."""
+        return self._context or None
+
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -227,3 +257,19 @@ def received_request(
     received._trace = None
     received._answers = answers
     return received
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The request's input of that name; None when there is none, as for an optional input that is left out."""
+    for tensor in inference_request._inputs:
+        if tensor._tensor.name == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The response's output of that name; None when there is none."""
+    for tensor in inference_response._tensors:
+        if tensor._tensor.name == name:
+            return tensor
+    return None

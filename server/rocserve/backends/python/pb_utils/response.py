@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -11,12 +12,31 @@ from rocserve.backends.python.pb_utils.errors import (
     from_serve_error,
     to_serve_error,
 )
-from rocserve.backends.python.pb_utils.parameters import checked_parameters, parameters_text
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_tensor
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core import tensors as core
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import NO_PARAMETERS, Parameters
+from rocserve.core.requests import NO_PARAMETERS, Parameters, ParameterValue
+
+
+def checked_parameters(parameters: dict[str, Any]) -> dict[str, ParameterValue]:
+    """
+    Raises:
+        TritonModelException: a key is no str, or a value no bool, int or str.
+    """
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect dict, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, bool | int | str):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+    return dict(parameters)
+
+
+def parameters_text(parameters: Parameters) -> str:
+    """As Triton writes them: without spaces, and text as it is."""
+    return json.dumps(dict(parameters), separators=(",", ":"), ensure_ascii=False)
 
 
 class InferenceResponse:
