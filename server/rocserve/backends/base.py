@@ -7,6 +7,7 @@ server reads only that. An engine's module is imported in a worker, where its `l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -257,6 +258,38 @@ class SequentialExecution:
     def result(self) -> BatchResult:
         """See Execution."""
         return self._results.pop()
+
+
+_LOOK_SECONDS = 0.0001
+"""For how long whoever looks whether a thread is done leaves the GIL to it; what comes meanwhile waits as long."""
+
+
+class ThreadedExecution:
+    """An execution of a model that lets go of the GIL as it runs: by a thread, so that another batch is gathered
+    meanwhile."""
+
+    def __init__(self, model: LoadedModel, thread: ThreadPoolExecutor) -> None:
+        """`thread`: of all executions of the model, whose batches run one after the other."""
+        self._execute = model.execute
+        self._thread = thread
+        self._running: Future[BatchResult]
+
+    def input_memory(self, rows: int) -> Mapping[str, memoryview]:
+        """See Execution."""
+        return {}
+
+    def start(self, batch: Batch) -> None:
+        """See Execution."""
+        self._running = self._thread.submit(self._execute, batch)
+
+    @property
+    def is_done(self) -> bool:
+        """See Execution."""
+        return bool(wait((self._running,), _LOOK_SECONDS).done)
+
+    def result(self) -> BatchResult:
+        """See Execution."""
+        return self._running.result()
 
 
 def model_executions(model: LoadedModel) -> Sequence[Execution]:

@@ -12,8 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.models import add_sub, graph, identity
+from support.waiting import wait_until
 
-from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.base import Batch, LoadedModel, ModelSource, ThreadedExecution
 from rocserve.backends.onnx import backend
 from rocserve.backends.onnx.opener import session_options
 from rocserve.backends.parameters import usable_cpus
@@ -55,6 +56,23 @@ def test_add_sub(model_source: SourceMaker) -> None:
     np.testing.assert_array_equal(outputs["OUTPUT0"], left + right)
     np.testing.assert_array_equal(outputs["OUTPUT1"], left - right)
     assert set(model.execute(batch_of("OUTPUT1", INPUT0=left, INPUT1=right)).outputs) == {"OUTPUT1"}
+
+
+def test_two_batches_beside_each_other_have_their_own_results(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", add_sub()))
+    rows = np.arange(48, dtype=np.int32).reshape(3, 16)
+    with ThreadPoolExecutor(1) as thread:
+        one, other = (ThreadedExecution(model, thread) for _ in range(2))
+        for turn in range(20):
+            one.start(batch_of("OUTPUT0", INPUT0=rows, INPUT1=rows + turn))
+            other.start(batch_of("OUTPUT0", INPUT0=rows, INPUT1=rows[:, : turn % 16]))
+            wait_until(lambda: one.is_done)
+            np.testing.assert_array_equal(one.result().outputs["OUTPUT0"], 2 * rows + turn)
+            with pytest.raises(ServeError) as raised:
+                other.result()
+            assert raised.value.code is StatusCode.INVALID_ARGUMENT
+            assert other.is_done
+    model.close()
 
 
 def test_a_batch_of_1_in_the_file_is_run_row_by_row_where_the_configuration_batches(model_source: SourceMaker) -> None:

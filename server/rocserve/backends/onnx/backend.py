@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as engine_errors
 
-from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
+from rocserve.backends.base import Batch, BatchResult, Execution, LoadedModel, ModelSource, ThreadedExecution
 from rocserve.backends.batch_memory import rows_that_fit
 from rocserve.backends.migraphx.configuration.accelerator import PARAMETERS
 from rocserve.backends.onnx import BACKEND
@@ -33,6 +34,9 @@ from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
 
+_BATCHES_ON_GPU = 2
+"""Of an instance at once: one is gathered while the other runs."""
+
 
 def load(model: ModelSource) -> LoadedModel:
     """Parameters: those of `providers` and `session`, and for a provider that compiles each shape `batch_sizes`,
@@ -47,7 +51,11 @@ def load(model: ModelSource) -> LoadedModel:
     if foreign:
         _LOG.warning("%s", warning(model.name, foreign))
     try:
-        return _load(model, plan)
+        opened = _load(model, plan)
+        if plan.on_gpu:
+            thread = ThreadPoolExecutor(1, "batches")
+            opened.executions = [ThreadedExecution(opened, thread) for _ in range(_BATCHES_ON_GPU)]
+        return opened
     except ServeError as error:
         if not plan.providers or not plan.accepts_cpu:
             raise
@@ -59,7 +67,7 @@ def load(model: ModelSource) -> LoadedModel:
     return on_cpu
 
 
-def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
+def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     require_model(model.model_file)
     weights = find_external_weights(model)
     plan = with_caches(model, plan, weights)
@@ -85,7 +93,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> LoadedModel:
     return opened
 
 
-def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> LoadedModel:
+def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> OnnxModel:
     """A model whose `provider` compiles each shape: a session for each batch size, all opened before the first request.
 
     Such a provider keeps one program a session and compiles anew when another shape comes, so a session is only ever
@@ -133,6 +141,7 @@ class OnnxModel:
             placed: the way for large outputs, where there is one.
         """
         self.properties = properties
+        self.executions: Sequence[Execution] = ()
         self._run = run
         self._placed = placed
         self._signature = signature
@@ -187,6 +196,7 @@ class OnnxModel:
         return BatchResult(dict(zip(wanted, results, strict=True)))
 
     def close(self) -> None:
+        self.executions = ()
         del self._run
         self._placed = None
 
