@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def load(model: ModelSource) -> LoadedModel:
             is to run it is not there or does not start.
     """
     plan = plan_providers(model, onnxruntime.get_available_providers())
-    foreign = left_alone(model.config, compiles_shapes=plan.compiling is not None)
+    foreign = left_alone(model.config, has_sizes=plan.compiling is not None or plan.on_gpu)
     if foreign:
         _LOG.warning("%s", warning(model.name, foreign))
     try:
@@ -86,6 +87,10 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
         _LOG.info("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
         run = SizedRun({1: session_run(session, signature)}, pad_with_first_row=True)
         return OnnxModel(run, with_open_batch(signature), model.config, session_facts(session))
+    if plan.on_gpu and not ragged_batching(model.config):
+        # For each shape that is new the providers try all ways of a convolution, which takes a second.
+        sizes = batch_sizes_ahead(model.config, signature, {})
+        return _sized(model, dict.fromkeys(sizes or (0,), session_run(session, signature)), signature, session)
     placed = placed_run(session, signature, model.config.max_batch_size > 0)
     opened = OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), placed=placed)
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
@@ -117,8 +122,20 @@ def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provi
             runs[size] = session_run(opened, signature)
     finally:
         model.report("")
-    run = SizedRun(runs, pads_with_first_row(model.config, provider.accelerator)) if sizes else runs[0]
-    facts = {**session_facts(opened), **({"batch_sizes": ", ".join(map(str, sizes))} if sizes else {})}
+    return _sized(model, runs, signature, opened, provider.accelerator)
+
+
+def _sized(
+    model: ModelSource,
+    runs: Mapping[int, Run],
+    signature: Signature,
+    session: Any,
+    accelerator: Mapping[str, str] = MappingProxyType({}),
+) -> OnnxModel:
+    """By the runs of each batch size; 0 = the model has no batch dimension."""
+    sizes = tuple(size for size in runs if size)
+    run = SizedRun(runs, pads_with_first_row(model.config, accelerator)) if sizes else runs[0]
+    facts = {**session_facts(session), **({"batch_sizes": ", ".join(map(str, sizes))} if sizes else {})}
     return OnnxModel(run, signature, model.config, facts, sizes)
 
 
@@ -262,17 +279,17 @@ class OnnxModel:
 
 
 _OF_COMPILED_SHAPES = frozenset({"batch", "batch_sizes", "pad_batch"})
-"""A provider that compiles each shape takes them as well."""
+"""What runs at fixed batch sizes takes them as well."""
 _UNREDUCED = "fp32"
 
 
-def left_alone(config: ModelConfig, compiles_shapes: bool) -> Sequence[str]:
+def left_alone(config: ModelConfig, has_sizes: bool) -> Sequence[str]:
     """The names in `parameters` that ask for something that is not done.
 
-    `compiles_shapes`: the session is on a provider that does.
+    `has_sizes`: the session runs at fixed batch sizes.
     """
     foreign = PARAMETERS | {"target"}
-    if compiles_shapes:
+    if has_sizes:
         foreign -= _OF_COMPILED_SHAPES
     values = {name: text.strip().lower() for name, text in config.parameters.items() if name in foreign}
     return sorted(name for name, text in values.items() if text and not (name == "precision" and text == _UNREDUCED))
