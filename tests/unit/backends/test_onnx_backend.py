@@ -14,9 +14,10 @@ from onnx import TensorProto, helper
 from support.models import add_sub, graph, identity
 from support.waiting import wait_until
 
-from rocserve.backends.base import Batch, LoadedModel, ModelSource, ThreadedExecution
+from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_executions, model_properties
 from rocserve.backends.onnx import backend
 from rocserve.backends.onnx.opener import session_options
+from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
@@ -58,20 +59,38 @@ def test_add_sub(model_source: SourceMaker) -> None:
     assert set(model.execute(batch_of("OUTPUT1", INPUT0=left, INPUT1=right)).outputs) == {"OUTPUT1"}
 
 
-def test_two_batches_beside_each_other_have_their_own_results(model_source: SourceMaker) -> None:
-    model = load(model_source("model.onnx", add_sub()))
+def test_on_a_gpu_there_is_a_session_for_each_size_and_two_batches_are_under_way(
+    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The CPU's provider in the place of a GPU's.
+    monkeypatch.setattr(ProviderPlan, "on_gpu", True)
+    source = model_source("model.onnx", add_sub())
+    model = load(replace(source, config=replace(source.config, max_batch_size=4)))
+    model.warm_up([])
+    assert model_properties(model)["batch_sizes"] == "1, 2, 4"
     rows = np.arange(48, dtype=np.int32).reshape(3, 16)
-    with ThreadPoolExecutor(1) as thread:
-        one, other = (ThreadedExecution(model, thread) for _ in range(2))
-        for turn in range(20):
-            one.start(batch_of("OUTPUT0", INPUT0=rows, INPUT1=rows + turn))
-            other.start(batch_of("OUTPUT0", INPUT0=rows, INPUT1=rows[:, : turn % 16]))
-            wait_until(lambda: one.is_done)
-            np.testing.assert_array_equal(one.result().outputs["OUTPUT0"], 2 * rows + turn)
-            with pytest.raises(ServeError) as raised:
-                other.result()
-            assert raised.value.code is StatusCode.INVALID_ARGUMENT
-            assert other.is_done
+    one, other = model_executions(model)
+    for turn in range(20):
+        one.start(batch_of("OUTPUT0", INPUT0=rows, INPUT1=rows + turn))
+        other.start(batch_of("OUTPUT0", INPUT0=rows, INPUT1=rows[:, : turn % 16]))
+        wait_until(lambda: one.is_done)
+        np.testing.assert_array_equal(one.result().outputs["OUTPUT0"], 2 * rows + turn)
+        with pytest.raises(ServeError) as raised:
+            other.result()
+        assert raised.value.code is StatusCode.INVALID_ARGUMENT
+        assert other.is_done
+    model.close()
+
+
+def test_on_a_gpu_a_model_with_other_open_dimensions_has_one_session(
+    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProviderPlan, "on_gpu", True)
+    source = model_source("model.onnx", identity(FLOAT, ["rows", "columns"]))
+    model = load(replace(source, config=replace(source.config, max_batch_size=4)))
+    assert "batch_sizes" not in model_properties(model)
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(run_one(model, "INPUT0", rows), rows)
     model.close()
 
 
