@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
+from contextlib import closing
 
 import pytest
 from support.waiting import until
@@ -121,7 +122,7 @@ def connected() -> tuple[ControlSocket, socket.socket]:
 
 def test_a_server_that_does_not_read_is_not_waited_for() -> None:
     control, server = connected()
-    with server:
+    with server, closing(control):
         for number in range(1000):
             control.tell(Progress(f"{number} {'x' * 100}"))
         reader, received = FrameReader(), []
@@ -139,9 +140,10 @@ def test_a_server_that_does_not_read_is_not_waited_for() -> None:
 def test_progress_for_a_server_that_is_gone() -> None:
     control, server = connected()
     server.close()
-    control.tell(Progress("anybody there?"))
-    with pytest.raises(OSError, match="Broken pipe"):
-        control.send(LoadFailed(13, "why"))
+    with closing(control):
+        control.tell(Progress("anybody there?"))
+        with pytest.raises(OSError, match="Broken pipe"):
+            control.send(LoadFailed(13, "why"))
 
 
 def test_frames_come_in_any_pieces() -> None:
