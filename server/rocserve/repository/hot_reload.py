@@ -205,6 +205,7 @@ class HotReload:
         if len(self._readers) < _READERS:
             task = self._background.start(self._read(), "reading of model folders")
             self._readers.add(task)
+            # Also of one that is cancelled before it begins.
             task.add_done_callback(self._readers.discard)
 
     async def _read(self) -> None:
@@ -215,6 +216,8 @@ class HotReload:
                     # The folder may have changed again meanwhile.
                     if self._readings.get(reading.scan.key) is reading:
                         self._take(reading, outcome)
+        # At once: what is due from now on needs another reader.
+        self._readers.difference_update(filter(None, (asyncio.current_task(),)))
 
     def _read_some(self) -> list[tuple[_Reading, Sequence[ModelContent] | ServeError]]:
         """Blocks on the disk."""
