@@ -176,7 +176,7 @@ def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | Non
             log.logger.getChild("workers"),
             settings.workers,
             groups,
-            lifeline=supervisor.lifeline,
+            parent_pipe=supervisor.parent_pipe,
             zygote=supervisor.zygote,
             on_zygote=supervisor.keep_zygote,
         )

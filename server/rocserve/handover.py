@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rocserve.core.lifeline import die_with_holder
+from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import ControlMode, ServerSettings
@@ -36,8 +36,8 @@ class SupervisorLink:
     """The server's side. After `watch` all calls are made on the asyncio loop."""
 
     def __init__(self, post: Post) -> None:
-        self.lifeline = post.lifeline
-        self._kept = die_with_holder(post.lifeline)
+        self.parent_pipe = post.parent_pipe
+        self._kept = exit_with_parent(post.parent_pipe)
         self._connection = post.connection
         self._connection.setblocking(False)
         self.takes_place_of = post.end

@@ -2,7 +2,7 @@
 
 It does nothing else, so that nothing else can end it: one thread, the standard library, no request, no model. The
 server's process is a fork of it, before anything has been imported. When the supervisor ends, however that happens, the
-pipe that it holds alone closes, and the kernel ends all the others (core/lifeline.py).
+pipe that it holds alone closes, and the kernel ends all the others (core/exit_with_parent.py).
 
 Signals go to the supervisor, which hands their numbers on; the server's process passes over those that reach it with
 its whole group. What the next server is to know, and to have of descriptors, each leaves with the supervisor.
@@ -34,7 +34,7 @@ class Post(NamedTuple):
 
     connection: socket.socket
     """Signals come by it, a byte each; what is left for the next server goes, a message each."""
-    lifeline: int
+    parent_pipe: int
     """The reading end of the pipe that breaks with the supervisor."""
     left: bytes
     """By the server before; empty = there was none."""
@@ -48,9 +48,9 @@ class Supervisor:
     def __init__(self, serve: Callable[[Post], int]) -> None:
         """`serve`: runs the server in its process; returns its exit status."""
         self._serve = serve
-        self._lifeline, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
+        self._parent_pipe, self._parent_pipe_writer = os.pipe2(os.O_CLOEXEC)
         # Workers open it anew, other users' as well.
-        os.fchmod(self._lifeline, 0o444)
+        os.fchmod(self._parent_pipe, 0o444)
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._connection: socket.socket | None = None
         """To the server that runs."""
@@ -89,9 +89,9 @@ class Supervisor:
         """In the new process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (self._woken, self._waker, self._lifeline_writer):
+        for descriptor in (self._woken, self._waker, self._parent_pipe_writer):
             os.close(descriptor)
-        return self._serve(Post(connection, self._lifeline, self._left, self._descriptors, end))
+        return self._serve(Post(connection, self._parent_pipe, self._left, self._descriptors, end))
 
     def _attend(self, server: int, connection: socket.socket) -> int:
         """Until this server has ended: its exit status, negative = the signal that killed it."""

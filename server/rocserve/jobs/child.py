@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.lifeline import die_with_holder
+from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.plain import from_json, to_json
 from rocserve.jobs.hints import with_hint
 from rocserve.jobs.messages import FailureKind, JobFailure, JobOrder, JobReply, Report
@@ -63,10 +63,10 @@ Perform = Callable[[Any, Any, str, Report], Any]
 
 
 def main(arguments: Sequence[str], perform: Perform) -> int:
-    module_name, class_name, replies, lifeline = arguments
-    for descriptor in (replies, lifeline):
+    module_name, class_name, replies, parent_pipe = arguments
+    for descriptor in (replies, parent_pipe):
         os.set_inheritable(int(descriptor), False)
-    die_with_holder(int(lifeline))
+    exit_with_parent(int(parent_pipe))
     go_first_when_memory_is_short()
     leave_no_core()
     with contextlib.suppress(OSError):

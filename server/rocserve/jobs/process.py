@@ -78,8 +78,8 @@ class JobProcess:
     """A context: the child is gone when it is left. One thread; `kill` from any."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], order: bytes | None = None) -> None:
-        """`command` is followed by the descriptors for replies and lifeline. `order`: the child's standard input; None
-        = what `send` sends.
+        """`command` is followed by the descriptors for replies and the parent's pipe. `order`: the child's standard
+        input; None = what `send` sends.
 
         Raises:
             OSError: it cannot be started.
@@ -90,7 +90,7 @@ class JobProcess:
         self._lock = threading.Lock()
         self.replies, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writer, True)
-        lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        parent_pipe, self._parent_pipe = os.pipe2(os.O_CLOEXEC)
         self._orders: int | None = None
         if order is None:
             standard_input, self._orders = os.pipe2(os.O_CLOEXEC)
@@ -100,11 +100,11 @@ class JobProcess:
         try:
             # A group, not a session: in a session, niceness would only count among its own processes (sched(7)).
             self._process = subprocess.Popen(
-                [*command, str(writer), str(lifeline)],
+                [*command, str(writer), str(parent_pipe)],
                 stdin=standard_input,
                 stdout=self.output.descriptor,
                 stderr=self.output.descriptor,
-                pass_fds=(writer, lifeline),
+                pass_fds=(writer, parent_pipe),
                 env=environment,
                 process_group=0,
             )
@@ -112,7 +112,7 @@ class JobProcess:
             self._close()
             raise
         finally:
-            for descriptor in (writer, lifeline, standard_input):
+            for descriptor in (writer, parent_pipe, standard_input):
                 os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -172,7 +172,7 @@ class JobProcess:
         return self._status
 
     def _close(self) -> None:
-        for descriptor in (self.replies, self._lifeline, self._orders):
+        for descriptor in (self.replies, self._parent_pipe, self._orders):
             if descriptor is not None:
                 os.close(descriptor)
         self.output.close()

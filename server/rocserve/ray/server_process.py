@@ -16,8 +16,8 @@ import aiohttp
 _CHILD = """
 import sys
 from rocserve.cli import main
-from rocserve.core.lifeline import die_with_holder
-kept = die_with_holder(int(sys.argv[1]))
+from rocserve.core.exit_with_parent import exit_with_parent
+kept = exit_with_parent(int(sys.argv[1]))
 sys.exit(main(sys.argv[2:]))
 """
 _LOOPBACK = "127.0.0.1"
@@ -34,12 +34,12 @@ class ServerProcess:
     """A server that ends with the process that started it, however that ends."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, reserved: Sequence[socket.socket], lifeline_writer: int
+        self, process: asyncio.subprocess.Process, reserved: Sequence[socket.socket], parent_pipe_writer: int
     ) -> None:
         self.pid = process.pid
         self._process = process
         self._reserved = reserved
-        self._lifeline_writer = lifeline_writer
+        self._parent_pipe_writer = parent_pipe_writer
         self.grpc, self.http, self._metrics = (f"{_LOOPBACK}:{held.getsockname()[1]}" for held in reserved)
         # Bodies pass as they are, compressed or not; Serve bounds how many there are.
         self.session = aiohttp.ClientSession(
@@ -96,7 +96,7 @@ class ServerProcess:
             self._process.send_signal(signal.SIGTERM)
             await self._process.wait()
         await self.session.close()
-        os.close(self._lifeline_writer)
+        os.close(self._parent_pipe_writer)
         for held in self._reserved:
             held.close()
 

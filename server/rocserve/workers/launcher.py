@@ -66,7 +66,7 @@ class WorkerLauncher:
     itself while the server imports the rest; everything else runs on the loop. Should the zygote die, workers go on,
     and the next launch starts another. One that does not answer is killed.
 
-    Zygote and workers outlive the server where somebody else holds their lifeline, and the zygote's connection.
+    Zygote and workers outlive the server where somebody else holds their pipe, and the zygote's connection.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class WorkerLauncher:
         settings: WorkerSettings | None = None,
         groups: ControlGroups | None = None,
         answer_seconds: float = _ANSWER_SECONDS,
-        lifeline: int | None = None,
+        parent_pipe: int | None = None,
         zygote: ZygoteProcess | None = None,
         on_zygote: Callable[[ZygoteProcess], None] = _nothing,
     ) -> None:
         """`preload`: the modules that the zygote imports ahead, where they are installed.
 
         `settings`: None = workers run as this process' own user. `groups`: None = this process may make no cgroups.
-        `lifeline`: all end when this pipe breaks; None = with this process. `zygote`: of the server before, with the
+        `parent_pipe`: all end when this pipe breaks; None = with this process. `zygote`: of the server before, with the
         workers that it has kept. `on_zygote`: told of each that is started.
 
         Raises:
@@ -96,18 +96,18 @@ class WorkerLauncher:
         self._watch = ResourceWatch()
         self._told_of_user: set[str] = set()
         """The models whose workers do not run as the user that is meant for them."""
-        self._lifeline_writer: int | None = None
-        if lifeline is None:
-            lifeline, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
-            # Workers open it anew, other users' as well (core/lifeline.py).
-            os.fchmod(lifeline, 0o444)
-        self._lifeline = lifeline
+        self._parent_pipe_writer: int | None = None
+        if parent_pipe is None:
+            parent_pipe, self._parent_pipe_writer = os.pipe2(os.O_CLOEXEC)
+            # Workers open it anew, other users' as well (core/exit_with_parent.py).
+            os.fchmod(parent_pipe, 0o444)
+        self._parent_pipe = parent_pipe
         self._link = ZygoteLink(
             preload,
             log,
             worker_environment(os.environ, self.settings),
             answer_seconds,
-            lifeline,
+            parent_pipe,
             zygote,
             on_zygote,
             self._on_message,
@@ -252,9 +252,9 @@ class WorkerLauncher:
         """End the zygote; the workers are to have been stopped."""
         await self._watch.close()
         self._link.end()
-        if self._lifeline_writer is not None:
-            os.close(self._lifeline_writer)
-            os.close(self._lifeline)
+        if self._parent_pipe_writer is not None:
+            os.close(self._parent_pipe_writer)
+            os.close(self._parent_pipe)
 
     async def _spawn(self, options: LaunchOptions, descriptors: Sequence[int], launch: _Launch) -> WorkerProcess | None:
         """One attempt; None when the zygote ended meanwhile."""

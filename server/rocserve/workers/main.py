@@ -32,7 +32,7 @@ from typing import cast
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.core.lifeline import die_with_holder
+from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.request_prefix import begin_model, current_prefix
 from rocserve.observability.logs import LinesWithLevels
@@ -65,17 +65,17 @@ _OOM_SCORE = 300
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry of a worker that was started by exec: the title, the lifeline, the reception."""
-    title, lifeline, reception = arguments[0], *map(int, arguments[1:])
-    for descriptor in (lifeline, reception):
+    """Entry of a worker that was started by exec: the title, the parent's pipe, the reception."""
+    title, parent_pipe, reception = arguments[0], *map(int, arguments[1:])
+    for descriptor in (parent_pipe, reception):
         os.set_inheritable(descriptor, False)
-    return run(title, lifeline, reception)
+    return run(title, parent_pipe, reception)
 
 
-def run(title: str, lifeline: int, reception: int) -> int:
+def run(title: str, parent_pipe: int, reception: int) -> int:
     """Be a worker until the server says so, or is gone and no other comes; the exit status."""
     _become(title)
-    kept = die_with_holder(lifeline)
+    kept = exit_with_parent(parent_pipe)
     _open_output()
     _open_log()
     try:
@@ -360,8 +360,8 @@ def _file_fault(error: BaseException, model_folder: str) -> ServeError | None:
 
 
 def end_group() -> None:
-    """The server is gone. The lifeline ends this group, with all that a model has started; but who leaves it before the
-    signal comes would leave the others behind."""
+    """The server is gone. The broken pipe ends this group, with all that a model has started; but who leaves it before
+    the signal comes would leave the others behind."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
 

@@ -54,9 +54,9 @@ class _Held:
 class Spawner:
     """Serves one server after the other on one connection; one thread."""
 
-    def __init__(self, connection: socket.socket, lifeline: int, kept: int) -> None:
+    def __init__(self, connection: socket.socket, parent_pipe: int, kept: int) -> None:
         self._connection = connection
-        self._lifeline = lifeline
+        self._parent_pipe = parent_pipe
         self._kept = kept
         self._held: dict[int, _Held] = {}
         # Two for each worker; the workers get the limit that was given.
@@ -147,7 +147,7 @@ class Spawner:
             if not forked:
                 self._execute(options, reception)
             _reseed()
-            status = worker.run(options.title, self._lifeline, reception)
+            status = worker.run(options.title, self._parent_pipe, reception)
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())
         finally:
@@ -172,7 +172,7 @@ class Spawner:
         resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
 
     def _execute(self, options: LaunchOptions, reception: int) -> None:
-        handed = [self._lifeline, reception]
+        handed = [self._parent_pipe, reception]
         for descriptor in handed:
             os.set_inheritable(descriptor, True)
         bootstrap = Path(__file__).with_name("bootstrap.py")

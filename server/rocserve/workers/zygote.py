@@ -21,7 +21,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from rocserve.core.lifeline import die_with_holder
+from rocserve.core.exit_with_parent import exit_with_parent
 
 _ONE_THREAD = {
     # A BLAS thread pool would be lost in the fork, with the locks that its threads hold.
@@ -32,12 +32,12 @@ _ONE_THREAD = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until the server is gone: the server's socket, the lifeline, the modules to import ahead."""
-    connection, lifeline, *preload = arguments
+    """Serve until the server is gone: the server's socket, its pipe, the modules to import ahead."""
+    connection, parent_pipe, *preload = arguments
     # They may go to the whole process group; the server says when it is over.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    kept = die_with_holder(int(lifeline))
+    kept = exit_with_parent(int(parent_pipe))
     own_environment = dict(os.environ)
     os.environ.update(_ONE_THREAD)
     # Only now, for it brings numpy, which counts its threads when it is imported.
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.update(own_environment)
     gc.collect()
     gc.freeze()  # Collections in the workers then leave the shared pages as they are.
-    Spawner(socket.socket(fileno=int(connection)), int(lifeline), kept).run()
+    Spawner(socket.socket(fileno=int(connection)), int(parent_pipe), kept).run()
     return 0
 
 

@@ -43,12 +43,12 @@ class ZygoteProcess:
         self._process = process
 
     @classmethod
-    def start(cls, preload: Sequence[str], lifeline: int, environment: Mapping[str, str]) -> ZygoteProcess:
-        """One that imports the modules ahead, where they are installed, and ends when the lifeline breaks."""
+    def start(cls, preload: Sequence[str], parent_pipe: int, environment: Mapping[str, str]) -> ZygoteProcess:
+        """One that imports the modules ahead, where they are installed, and ends when the pipe breaks."""
         connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         with other:
-            descriptors = (other.fileno(), lifeline)
+            descriptors = (other.fileno(), parent_pipe)
             bootstrap = Path(__file__).with_name("bootstrap.py")
             process = subprocess.Popen(
                 [sys.executable, str(bootstrap), "rocserve.workers.zygote", *map(str, descriptors), *preload],
@@ -150,7 +150,7 @@ class ZygoteLink:
         log: logging.Logger,
         environment: Mapping[str, str],
         answer_seconds: float,
-        lifeline: int,
+        parent_pipe: int,
         zygote: ZygoteProcess | None,
         on_zygote: Callable[[ZygoteProcess], None],
         on_message: Callable[[Any, Sequence[int]], None],
@@ -158,7 +158,7 @@ class ZygoteLink:
     ) -> None:
         """
         Args:
-            preload, lifeline, environment: what a zygote is started with.
+            preload, parent_pipe, environment: what a zygote is started with.
             answer_seconds: how long it may say nothing while something is waited for.
             zygote: of the server before.
             on_zygote: told of each that is started.
@@ -169,7 +169,7 @@ class ZygoteLink:
         self._log = log
         self._environment = environment
         self.answer_seconds = answer_seconds
-        self._lifeline = lifeline
+        self._parent_pipe = parent_pipe
         self._zygote = zygote
         self._on_zygote = on_zygote
         self._on_message = on_message
@@ -185,7 +185,7 @@ class ZygoteLink:
     def start(self) -> None:
         """Start a zygote. It imports the modules on its own; what is sent meanwhile waits for it."""
         self._started_at, self._heard_at = time.monotonic(), 0.0
-        self._zygote = ZygoteProcess.start(self._preload, self._lifeline, self._environment)
+        self._zygote = ZygoteProcess.start(self._preload, self._parent_pipe, self._environment)
         self._on_zygote(self._zygote)
 
     def tell(self, message: Any) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.lifeline import die_with_holder
+from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.tensors import Buffer
 
 LARGE_JSON = 256 << 10
@@ -87,9 +87,9 @@ class _Process:
     def __init__(self) -> None:
         self._connection, other = socket.socketpair()
         self._connection.setblocking(False)
-        lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        parent_pipe, self._parent_pipe = os.pipe2(os.O_CLOEXEC)
         with other:
-            given = other.fileno(), lifeline
+            given = other.fileno(), parent_pipe
             # A process group of its own: Ctrl-C reaches the server alone.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"from {__name__} import serve; serve{given}"],
@@ -97,7 +97,7 @@ class _Process:
                 pass_fds=given,
                 process_group=0,
             )
-        os.close(lifeline)
+        os.close(parent_pipe)
 
     async def call(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:
         loop = asyncio.get_running_loop()
@@ -122,14 +122,14 @@ class _Process:
     def end(self) -> None:
         self._connection.close()
         self._process.kill()
-        os.close(self._lifeline)
+        os.close(self._parent_pipe)
         # A large one takes a while to go.
         asyncio.get_running_loop().run_in_executor(None, self._process.wait)
 
 
-def serve(descriptor: int, lifeline: int) -> None:
+def serve(descriptor: int, parent_pipe: int) -> None:
     """What such a process does: parse what comes until the server is gone."""
-    die_with_holder(lifeline)
+    exit_with_parent(parent_pipe)
     connection = socket.socket(fileno=descriptor)
     os.nice(_NICENESS)
     with contextlib.suppress(OSError):

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Protocol
 
 from rocserve.backends.parameters import usable_cpus
+from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
-from rocserve.core.lifeline import die_with_holder
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.flags import settings_again
@@ -40,18 +40,18 @@ _CHECK_SECONDS = 1.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """What its clients speak, "grpc" or "http"; the descriptors of the lifeline, of the control socket, of the link, of
-    the serving table's edition and of the table that says what is used of the memory for requests; the number of this
-    front end, its row in that table, the port, and the bytes that all may use; then the server's own flags."""
+    """What its clients speak, "grpc" or "http"; the descriptors of the parent's pipe, of the control socket, of the
+    link, of the serving table's edition and of the table that says what is used of the memory for requests; the number
+    of this front end, its row in that table, the port, and the bytes that all may use; then the server's own flags."""
     protocol = arguments[0]
-    lifeline, control, link, edition, uses, number, row, port, memory_bytes = map(int, arguments[1:10])
+    parent_pipe, control, link, edition, uses, number, row, port, memory_bytes = map(int, arguments[1:10])
     for each in _PASSED_OVER:
         signal.signal(each, signal.SIG_IGN)
-    for descriptor in (lifeline, control, link, edition, uses):
+    for descriptor in (parent_pipe, control, link, edition, uses):
         os.set_inheritable(descriptor, False)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(f"rocserve:{protocol}:{number}")
-    kept = die_with_holder(lifeline)
+    kept = exit_with_parent(parent_pipe)
     memory = RequestMemory(memory_bytes)
     memory.share(anonymous_file.map_to_write(uses), row)
     os.close(uses)

@@ -60,7 +60,7 @@ class FrontEndProcess:
         number: int,
         common: FrontEndParts,
         routes: Mapping[str, Route],
-        lifeline: int,
+        parent_pipe: int,
         port: int,
         log: logging.Logger,
     ) -> None:
@@ -68,7 +68,7 @@ class FrontEndProcess:
         Args:
             protocol: gRPC or HTTP.
             routes: of the calls that it forwards; called on the loop.
-            lifeline: the reading end of a pipe; when its writing end is gone, the process ends.
+            parent_pipe: the reading end of a pipe; when its writing end is gone, the process ends.
 
         Raises:
             OSError: it cannot be started; nothing is left of it.
@@ -95,7 +95,7 @@ class FrontEndProcess:
             peers.callback(os.close, writer)
             own.callback(os.close, reader)
             self._link = FrontLink(link, protocol.upper(), common.plane, common.inference, self._on_link_gone, log)
-            passed = (lifeline, peer_control.fileno(), peer_link.fileno(), *common.tables)
+            passed = (parent_pipe, peer_control.fileno(), peer_link.fileno(), *common.tables)
             self._row = common.memory.add_front_end()
             own.callback(common.memory.forget_front_end, self._row)
             numbers = (number, self._row, port, common.memory.limit_bytes)

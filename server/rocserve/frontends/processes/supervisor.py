@@ -51,7 +51,7 @@ class FrontEndProcesses:
         self._common = common
         self._log = log
         self._reservation: socket.socket | None = None
-        self._lifeline_reader, self._lifeline_writer = os.pipe2(os.O_CLOEXEC)
+        self._parent_pipe_reader, self._parent_pipe_writer = os.pipe2(os.O_CLOEXEC)
         self._port = 0
         self._running: dict[int, FrontEndProcess] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -104,8 +104,8 @@ class FrontEndProcesses:
             if self._reservation is not None:
                 self._reservation.close()
                 self._reservation = None
-            os.close(self._lifeline_reader)
-            os.close(self._lifeline_writer)
+            os.close(self._parent_pipe_reader)
+            os.close(self._parent_pipe_writer)
 
     async def _end_all(self, grace_seconds: float) -> None:
         running = [front_end for front_end in self._running.values() if not front_end.ended.done()]
@@ -126,9 +126,9 @@ class FrontEndProcesses:
 
     def _spawn(self, number: int) -> FrontEndProcess:
         """Raises: OSError."""
-        lifeline = self._lifeline_reader
+        parent_pipe = self._parent_pipe_reader
         front_end = self._running[number] = FrontEndProcess(
-            self.protocol, number, self._common, self._routes, lifeline, self._port, self._log
+            self.protocol, number, self._common, self._routes, parent_pipe, self._port, self._log
         )
         return front_end
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
-from rocserve.core.lifeline import die_with_holder
+from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.plain import from_json, to_json
 from rocserve.tools.measuring.engines import Array, OpenedEngine, Run, open_engine, reason_of
 from rocserve.tools.measuring.files import inputs_of, save_outputs
@@ -20,11 +20,11 @@ from rocserve.tools.measuring.messages import Answer, Measure, Measured, Measure
 _STANDARD_INPUT = 0
 
 
-def main(answers: int, lifeline: int) -> None:
+def main(answers: int, parent_pipe: int) -> None:
     """Answer each order until there are no more."""
-    for descriptor in (answers, lifeline):
+    for descriptor in (answers, parent_pipe):
         os.set_inheritable(descriptor, False)
-    held = die_with_holder(lifeline)
+    held = exit_with_parent(parent_pipe)
     engine: OpenedEngine | None = None
     with open(_STANDARD_INPUT, "rb") as orders, os.fdopen(answers, "wb", buffering=0) as writing:
         for line in orders:

@@ -15,7 +15,7 @@ import select
 import signal
 
 
-def die_with_holder(descriptor: int) -> int:
+def exit_with_parent(descriptor: int) -> int:
     """End this process, or its process group where it leads one, with the holder of the pipe's writing end.
 
     `descriptor` is the pipe's reading end. The descriptor that is returned has to stay open.
