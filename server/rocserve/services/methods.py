@@ -53,11 +53,11 @@ def _without_paths(method: Method, paths: PrivatePaths) -> Method:
                 raise paths.without(error) from None
 
         return SlowMethod(method.request, answer_slowly)
-    look = method.answer
+    query = method.answer
 
     def answer(request: Any) -> Message:
         try:
-            return look(request)
+            return query(request)
         except ServeError as error:
             raise paths.without(error) from None
 

@@ -1,7 +1,7 @@
 """Notices a worker that owes an answer and gives none.
 
-Nothing is asked of the worker for it, and requests do not pay for it: each look at its instances compares what is owed
-with the look before.
+Nothing is asked of the worker for it, and requests do not pay for it: each check of its instances compares what is owed
+with the check before.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Silence:
         self._last: tuple[Owed, ProcessState] | None = None
         self.seconds = 0.0
 
-    def look(self, owed: Owed, process: ProcessState, passed: float) -> None:
-        """`passed`: seconds since the last look."""
+    def check(self, owed: Owed, process: ProcessState, passed: float) -> None:
+        """`passed`: seconds since the last check."""
         # A model that waits for another is due again when that has answered, unless it can do nothing with the answer.
         waits = owed.calls > 0 and not process.is_stopped
         is_due = (owed.batch or owed.requests) and not waits and not process.is_traced
@@ -140,7 +140,7 @@ class AnswerWatch:
         is_due = any(one.batch or one.requests for one in owed)
         process = self._process_state() if is_due else ProcessState()
         for (instance, silence), one in zip(self._instances, owed, strict=True):
-            silence.look(one, process, passed)
+            silence.check(one, process, passed)
             excess = silence.excess
             if excess and not instance.has_unread():
                 self.stop()

@@ -21,7 +21,7 @@ LIMITS = TimeLimits(request_seconds=0, hang_seconds=600)
 def after(looks: Sequence[tuple[Owed, ProcessState]], limits: TimeLimits = LIMITS, passed: float = 60.0) -> Silence:
     silence = Silence(limits)
     for owed, process in looks:
-        silence.look(owed, process, passed)
+        silence.check(owed, process, passed)
     return silence
 
 

@@ -48,7 +48,7 @@ class HealthHandlers:
     def publish(self) -> None:
         """Tell the watchers what changed."""
         for watch in list(self._watches):
-            watch.look()
+            watch.send_change()
 
     def end(self) -> None:
         """End all watches: the server is going."""
@@ -73,7 +73,7 @@ class HealthWatch:
 
     def on_message(self, message: bytes) -> None:
         self._service = parse_message(message, pb.HealthCheckRequest).service
-        self.look()
+        self.send_change()
         self._call.request_next()
 
     def on_half_close(self) -> None:
@@ -83,7 +83,7 @@ class HealthWatch:
     def on_cancel(self) -> None:
         self._on_end(self)
 
-    def look(self) -> None:
+    def send_change(self) -> None:
         if self._service is None:
             return
         status = self._status(self._service)

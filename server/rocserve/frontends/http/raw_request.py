@@ -19,6 +19,7 @@ from rocserve.frontends.http.protocol import LARGEST_HEAD_LINE
 _KIND = "multipart/form-data"
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
 """RFC 2046 has no longer ones."""
+_HEAD_END = re.compile(rb"\r\n\r\n")
 _NAME = re.compile(rb';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
 
 
@@ -42,31 +43,33 @@ def form_parts(body: Buffer, boundary: bytes) -> list[tuple[str, Buffer]]:
     Raises:
         ServeError: INVALID_ARGUMENT, the body is no form with this boundary, or has too many parts.
     """
-    data = bytes(body) if isinstance(body, memoryview) else body
-    view = memoryview(data)
-    delimiter = b"\r\n--" + boundary
+    view = memoryview(body)
+    # Searched for by `re`: over bytes that are nearly delimiters `find` takes three times as long, and it has no views.
+    delimiter = re.compile(b"\r\n--" + re.escape(boundary))
     parts: list[tuple[str, Buffer]] = []
+    first = b"--" + boundary
     # The first one stands at the beginning, without the line's end.
-    position = len(delimiter) - 2 if data.startswith(delimiter[2:]) else _behind(data, delimiter, 0)
-    while data[position : position + 2] != b"--":
-        head_end = data.find(b"\r\n\r\n", position, position + LARGEST_HEAD_LINE)
-        if head_end < 0:
+    position = len(first) if view[: len(first)] == first else _next(delimiter, view, 0).end()
+    while bytes(view[position : position + 2]) != b"--":
+        head_end = _HEAD_END.search(view, position, position + LARGEST_HEAD_LINE)
+        if head_end is None:
             raise _broken(f"part {len(parts) + 1} has no head of at most {LARGEST_HEAD_LINE} bytes")
-        name = _NAME.search(data, position, head_end)
+        name = _NAME.search(view, position, head_end.start())
         if name is None:
             raise _broken(f"part {len(parts) + 1} has no name")
-        position = _behind(data, delimiter, head_end + 4)
+        found = _next(delimiter, view, head_end.end())
         text = str(name[1] or name[2] or b"", "utf-8", "replace")
-        parts.append((text, view[head_end + 4 : position - len(delimiter)]))
+        parts.append((text, view[head_end.end() : found.start()]))
         check_entries(len(parts))
+        position = found.end()
     return parts
 
 
-def _behind(data: bytes | bytearray, delimiter: bytes, start: int) -> int:
-    found = data.find(delimiter, start)
-    if found < 0:
+def _next(delimiter: re.Pattern[bytes], view: memoryview, start: int) -> re.Match[bytes]:
+    found = delimiter.search(view, start)
+    if found is None:
         raise _broken("it ends within a part")
-    return found + len(delimiter)
+    return found
 
 
 def _broken(why: str) -> ServeError:

@@ -25,7 +25,7 @@ _REQUESTS = 8
 _CLIENT: Mapping[str, Any] = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "1d", "allow_http": True}
 """A request may take long, as long as something comes."""
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
-"""Within a look; the next look asks again."""
+"""Within a scan; the next one asks again."""
 
 _ADVICE = {
     StoreKind.S3: "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role",

@@ -121,7 +121,7 @@ class RemoteRepositories:
         if settings.control_mode is ControlMode.POLL:
             await beside(self._look_twice(each) for each in self._repositories)
         elif names != ():
-            await beside(each.look(takes=False) for each in self._repositories)
+            await beside(each.scan(takes=False) for each in self._repositories)
             await beside(each.take(names) for each in self._repositories)
         if settings.control_mode is not ControlMode.NONE:
             self._followers = [asyncio.ensure_future(self._follow(each)) for each in self._repositories]
@@ -141,11 +141,11 @@ class RemoteRepositories:
         self._repositories.append(repository)
 
     async def _look_twice(self, repository: RemoteRepository) -> None:
-        """What was still young at the first look is taken at the second."""
-        await repository.look(takes=True)
+        """What was still young at the first scan is taken at the second."""
+        await repository.scan(takes=True)
         if not repository.failure and repository.has_unsettled:
             await asyncio.sleep(self._settings.settle_seconds)
-            await repository.look(takes=True)
+            await repository.scan(takes=True)
 
     async def _follow(self, repository: RemoteRepository) -> None:
         takes = self._settings.control_mode is ControlMode.POLL
@@ -153,7 +153,7 @@ class RemoteRepositories:
             if repository.has_listed or repository.failure:
                 await asyncio.sleep(self._settings.poll_seconds)
             try:
-                await repository.look(takes=takes)
+                await repository.scan(takes=takes)
             except Exception:
                 self._log.exception("following %s failed", repository.place.url)
 

@@ -97,7 +97,7 @@ class RemoteRepository:
             copy.read()
             self._debounce.accept(name, copy.fingerprint)
 
-    async def look(self, *, takes: bool) -> None:
+    async def scan(self, *, takes: bool) -> None:
         """List the store and, `takes`, take what has settled; what cannot be had stays as it is."""
         began = time.monotonic()
         units = await self._list()

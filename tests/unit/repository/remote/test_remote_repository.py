@@ -49,35 +49,35 @@ def asked_for_files(web: WebServer) -> list[str]:
 
 async def test_only_what_differs_is_taken(web: WebServer, tmp_path: Path) -> None:
     repository = opened(web, tmp_path)
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
     assert files(repository) == web.hub
     asked_for_files(web)
     web.hub["m/config.pbtxt"] = b"other"
-    await repository.look(takes=True)
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
+    await repository.scan(takes=True)
     assert asked_for_files(web) == ["config.pbtxt"]
     assert files(repository) == web.hub
 
 
 async def test_a_change_counts_when_two_looks_have_seen_it(web: WebServer, tmp_path: Path) -> None:
     repository = opened(web, tmp_path)
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
     web.hub["m/config.pbtxt"] = b"other"
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
     assert files(repository) == MODEL
     assert "settle" in repository.notes()["m"]
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
     assert files(repository) == web.hub
     assert repository.notes() == {}
 
 
 async def test_what_is_gone_twice_is_removed(web: WebServer, tmp_path: Path) -> None:
-    await opened(web, tmp_path).look(takes=True)
+    await opened(web, tmp_path).scan(takes=True)
     web.hub.clear()
     again = opened(web, tmp_path)
-    await again.look(takes=True)
+    await again.scan(takes=True)
     assert files(again) == MODEL
-    await again.look(takes=True)
+    await again.scan(takes=True)
     assert files(again) == {}
 
 
@@ -85,9 +85,9 @@ async def test_a_clock_that_is_wrong_only_delays(web: WebServer, tmp_path: Path)
     web.files["/models.tar"] = tar_of(MODEL, mode="w")
     web.date = "Mon, 01 Jan 2125 00:00:00 GMT"
     repository = opened(web, tmp_path, f"{web.url}/models.tar")
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
     assert files(repository) == {}
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
     assert files(repository) == MODEL
 
 
@@ -96,37 +96,37 @@ async def test_what_came_whole_is_not_taken_again(web: WebServer, tmp_path: Path
     first = opened(web, tmp_path)
     # The fellow of what fails may be called off before it is whole.
     while not any(not file.suffix for file in (tmp_path / "incoming").rglob("*") if file.is_file()):
-        await first.look(takes=True)
+        await first.scan(takes=True)
     assert "with the digest" in first.notes()["m"]
     assert files(first) == {}
     asked_for_files(web)
     web.damaged = ""
     again = opened(web, tmp_path)
-    await again.look(takes=True)
+    await again.scan(takes=True)
     assert asked_for_files(web) == ["model.onnx"]
     assert files(again) == MODEL
 
 
 async def test_without_room_nothing_is_taken_and_the_note_says_so(web: WebServer, tmp_path: Path) -> None:
     repository = opened(web, tmp_path, limit=100)
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
     assert files(repository) == {}
     assert "or raise --remote-cache-size-bytes" in repository.notes()["m"]
 
 
 async def test_a_copy_that_somebody_cleared_is_taken_anew(web: WebServer, tmp_path: Path) -> None:
     repository = opened(web, tmp_path / "home")
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
     (tmp_path / "home").rename(tmp_path / "elsewhere")
-    await repository.look(takes=True)
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
+    await repository.scan(takes=True)
     assert files(repository) == MODEL
 
 
 async def test_names_that_lead_out_are_refused_and_others_taken(web: WebServer, tmp_path: Path) -> None:
     web.hub |= {"evil/../../outside": b"x", "../outside": b"x"}
     repository = opened(web, tmp_path / "home")
-    await repository.look(takes=True)
+    await repository.scan(takes=True)
     assert files(repository) == MODEL
     assert "no path within a folder" in repository.notes()["evil"]
     assert os.listdir(tmp_path) == ["home"]  # noqa: PTH208 - a test may wait
