@@ -71,7 +71,7 @@ from rocserve.start_table import print_sample, print_table
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 """Between two looks whether the last sequence has ended."""
 _RETURN_SECONDS = 2.0
 """How long a server that takes another's place waits for models before it listens."""
@@ -353,7 +353,7 @@ class Server:
     async def _sequences_end(self) -> None:
         """Their next requests come on connections that are still open."""
         while self._sequences.have_sequences:  # noqa: ASYNC110 - another thread ends them
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _end_workers(self, ending: Ending) -> None:
         await ending.end("the zygote", self._launcher.close())

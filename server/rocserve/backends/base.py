@@ -260,7 +260,7 @@ class SequentialExecution:
         return self._results.pop()
 
 
-_LOOK_SECONDS = 0.0001
+_POLL_SECONDS = 0.0001
 """For how long whoever looks whether a thread is done leaves the GIL to it; what comes meanwhile waits as long."""
 
 
@@ -285,7 +285,7 @@ class ThreadedExecution:
     @property
     def is_done(self) -> bool:
         """See Execution."""
-        return bool(wait((self._running,), _LOOK_SECONDS).done)
+        return bool(wait((self._running,), _POLL_SECONDS).done)
 
     def result(self) -> BatchResult:
         """See Execution."""

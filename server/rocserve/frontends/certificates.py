@@ -62,19 +62,19 @@ class CertificateReloader:
 
     def first(self) -> Certificates:
         """Raises: OSError when a file cannot be read."""
-        self._marks = self._look()
+        self._marks = self._read_marks()
         return self._read()
 
     def renewed(self) -> Certificates | None:
         """The certificates if they have changed since they were last given, and can be used; else None."""
         with self._lock:
             try:
-                marks = self._look()
+                marks = self._read_marks()
                 if marks == self._marks:
                     return None
                 certificates = self._read()
                 context = self.checked()
-                if self._look() != marks:
+                if self._read_marks() != marks:
                     # They are being written; the next handshake looks again.
                     return None
             except (OSError, ValueError) as error:
@@ -95,7 +95,7 @@ class CertificateReloader:
                 self._user,
             )
 
-    def _look(self) -> _Marks:
+    def _read_marks(self) -> _Marks:
         """Raises: OSError."""
         return tuple(_mark(path) for path in self._paths())
 

@@ -22,8 +22,8 @@ from rocserve.core.validation import RequestValidator
 from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
 from rocserve.scheduling.compute_times import ComputeTimes
+from rocserve.scheduling.in_flight_requests import InFlightRequests
 from rocserve.scheduling.instances import InstancePool, LimitedInstancePool
-from rocserve.scheduling.open_requests import RequestBatches
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_sequencer import OrderedResponder
@@ -31,7 +31,7 @@ from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
 
-_LOOK_SECONDS = 0.01
+_WATCH_AFTER_SECONDS = 0.01
 """The client of a request that has waited this long is asked after: whoever is served sooner never pays for it."""
 _FEW = 256
 """Requests whose times are kept without asking which of them still wait."""
@@ -83,9 +83,9 @@ class Scheduler(ABC):
         self._pool = (
             InstancePool(self._times, sends_ahead) if limiter is None else LimitedInstancePool(self._times, limiter)
         )
-        self._answerer: BatchAnswerer | RequestBatches
+        self._answerer: BatchAnswerer | InFlightRequests
         if parts.answers_requests:
-            self._answerer = RequestBatches(
+            self._answerer = InFlightRequests(
                 config, parts.version, parts.statistics, parts.plane, self._batch_ended, self._client_left
             )
         else:
@@ -98,7 +98,7 @@ class Scheduler(ABC):
         """Those that have come in this turn and have a time to expire at."""
         self._deadlines = Deadlines(parts.plane)
         self._delay = Alarm(parts.plane)
-        self._is_marked = self._is_looking = False
+        self._is_marked = self._is_watching = False
 
     # What the kinds say
 
@@ -210,12 +210,12 @@ class Scheduler(ABC):
                 refuse(entry, error, self._statistics)
         if self._drain.is_awaited and self._is_empty() and self._drain.report():
             self._let_go()
-        if not self._is_looking and self._has_queued():
+        if not self._is_watching and self._has_queued():
             self._look_soon()
 
     def _run(self, instance: Instance, batch: FormedBatch) -> None:
         self._drain.running += 1
-        if (batch.sent_ahead or batch.is_grouped) and not self._is_looking:
+        if (batch.sent_ahead or batch.is_grouped) and not self._is_watching:
             self._look_soon()
         try:
             members = self._answerer.members(batch, instance)
@@ -287,19 +287,19 @@ class Scheduler(ABC):
         self._mark()
 
     def _look_soon(self) -> None:
-        self._is_looking = True
-        self._plane.call_at(time.monotonic() + _LOOK_SECONDS, self._look_for_clients)
+        self._is_watching = True
+        self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
 
-    def _look_for_clients(self) -> None:
+    def _watch_clients(self) -> None:
         """Ask after the clients of requests that have waited for a while, so that what nobody wants is dropped."""
-        oldest_ns = time.monotonic_ns() - int(_LOOK_SECONDS * 1e9)
+        oldest_ns = time.monotonic_ns() - int(_WATCH_AFTER_SECONDS * 1e9)
         waiting = [entry for entry in self._waiting_requests() if not entry.watched]
         for entry in waiting:
             if entry.queue_start_ns <= oldest_ns:
                 entry.watched = True
                 entry.responder.watch_cancellation(functools.partial(self._client_left, entry))
-        self._is_looking = self._has_queued() or self._pool.has_waiting
-        if self._is_looking:
+        self._is_watching = self._has_queued() or self._pool.has_waiting
+        if self._is_watching:
             self._look_soon()
 
     def _client_left(self, entry: InferRequest) -> None:

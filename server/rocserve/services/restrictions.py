@@ -13,7 +13,7 @@ from types import MappingProxyType
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.settings import RestrictedProtocols
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 """How long a look at the file is good for: a call costs no look of its own."""
 
 
@@ -106,21 +106,21 @@ class SecretFile:
         """Raises: OSError, ValueError: there is no secret in it."""
         self._path = path
         self._log = log
-        self._mark = self._look()
+        self._mark = self._read_marks()
         self._value = self._read()
         self._looked_at = time.monotonic()
 
     def value(self) -> str:
         """The secret; while the file cannot be read, or is empty, the last one."""
         now = time.monotonic()
-        if now - self._looked_at >= _LOOK_SECONDS:
+        if now - self._looked_at >= _POLL_SECONDS:
             self._looked_at = now
             self._renew()
         return self._value
 
     def _renew(self) -> None:
         try:
-            mark = self._look()
+            mark = self._read_marks()
             if mark != self._mark:
                 self._value = self._read()
                 self._mark = mark
@@ -128,7 +128,7 @@ class SecretFile:
         except (OSError, ValueError) as error:
             self._log.warning("the secret in %s stays as it was: %s", self._path, error)
 
-    def _look(self) -> tuple[int, int, int]:
+    def _read_marks(self) -> tuple[int, int, int]:
         found = self._path.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino
 

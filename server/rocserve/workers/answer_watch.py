@@ -18,11 +18,11 @@ from rocserve.settings import TimeLimits
 if TYPE_CHECKING:
     from rocserve.workers.instance import Instance
 
-_LOOK_SECONDS = 1.0
-"""Between two looks, at the most."""
-_SHORTEST_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 1.0
+"""Between two checks, at the most."""
+_SHORTEST_POLL_SECONDS = 0.05
 """Whatever limit a model asks for, its watch takes next to nothing of the loop."""
-_LOOKS_WITHIN_LIMIT = 5
+_CHECKS_WITHIN_LIMIT = 5
 _TOLD_AFTER_SECONDS = 10.0
 """Without an answer; sooner where the limit is so short that half of it has passed."""
 
@@ -116,26 +116,26 @@ class AnswerWatch:
         self._on_silence = on_silence
         self._on_hang = on_hang
         self._told: list[float] = []
-        pause = min(_LOOK_SECONDS, shortest_limit(limits) / _LOOKS_WITHIN_LIMIT)
-        self._pause = max(_SHORTEST_LOOK_SECONDS, pause)
+        pause = min(_POLL_SECONDS, shortest_limit(limits) / _CHECKS_WITHIN_LIMIT)
+        self._pause = max(_SHORTEST_POLL_SECONDS, pause)
         self._loop = asyncio.get_running_loop()
         self._looked_at = self._loop.time()
-        self._timer = self._next_look()
+        self._timer = self._next_check()
 
     def stop(self) -> None:
         self._timer.cancel()
         self._tell([])
 
-    def _next_look(self) -> asyncio.TimerHandle:
+    def _next_check(self) -> asyncio.TimerHandle:
         # All workers are looked at in the same moments: one wake-up of the loop for all of them.
-        return self._loop.call_at((self._loop.time() // self._pause + 1) * self._pause, self._look)
+        return self._loop.call_at((self._loop.time() // self._pause + 1) * self._pause, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
         # When the server itself stood, workers may have answered and nobody has read it yet.
         passed = min(now - self._looked_at, 2 * self._pause)
         self._looked_at = now
-        self._timer = self._next_look()
+        self._timer = self._next_check()
         owed = [instance.owed() for instance, _ in self._instances]
         is_due = any(one.batch or one.requests for one in owed)
         process = self._process_state() if is_due else ProcessState()

@@ -21,11 +21,11 @@ from pathlib import Path
 from rocserve.workers.control_groups import ControlGroup
 from rocserve.workers.process import WorkerProcess
 
-_LOOK_SECONDS = 0.1
-"""Between two looks: memory grows by some hundred megabytes meanwhile, processes by some hundred."""
-_WAIT_PER_LOOK = 20
-"""A look that took long, among thousands of processes, is followed by this many times its time of rest."""
-_LAST_LOOKS = 10
+_POLL_SECONDS = 0.1
+"""Between two checks: memory grows by some hundred megabytes meanwhile, processes by some hundred."""
+_WAIT_PER_CHECK = 20
+"""A check that took long, among thousands of processes, is followed by this many times its time of rest."""
+_LAST_CHECKS = 10
 """At the end of the server: what was killed takes a moment to end."""
 _LONGEST_STAT = 1024
 """Bytes of /proc/PID/stat: some fifty numbers."""
@@ -80,31 +80,31 @@ class ResourceWatch:
         """Watch a worker until it ends; 0 = no bound."""
         if memory_bytes or tasks:
             self._watched.append(_Watched(worker, memory_bytes, tasks))
-            self._look_later()
+            self._check_later()
 
     def add_grouped(self, group: ControlGroup, worker: WorkerProcess | None) -> None:
         """Watch a worker in a cgroup of its own until it ends, and remove that; None = end what is in it now."""
         self._grouped.append(_Grouped(group, worker))
-        self._look_later()
+        self._check_later()
 
     async def close(self) -> None:
         """The workers are to have been stopped."""
         self._watched.clear()
         for grouped in self._grouped:
             grouped.worker = None
-        for _ in range(_LAST_LOOKS):
+        for _ in range(_LAST_CHECKS):
             self._look_at_groups()
             if not self._grouped:
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look_later(self, rest_seconds: float = 0.0) -> None:
+    def _check_later(self, rest_seconds: float = 0.0) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(max(_LOOK_SECONDS, rest_seconds), self._look)
+            self._timer = asyncio.get_running_loop().call_later(max(_POLL_SECONDS, rest_seconds), self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         began = time.monotonic()
         self._timer = None
         self._look_at_groups()
@@ -114,7 +114,7 @@ class ResourceWatch:
                 processes = read_processes()
                 self._watched = [watched for watched in self._watched if self._goes_on(watched, processes)]
         if self._watched or self._grouped:
-            self._look_later((time.monotonic() - began) * _WAIT_PER_LOOK)
+            self._check_later((time.monotonic() - began) * _WAIT_PER_CHECK)
 
     def _look_at_groups(self) -> None:
         self._grouped = [grouped for grouped in self._grouped if _group_goes_on(grouped)]

@@ -128,9 +128,9 @@ async def test_time_in_which_the_server_stood_itself_does_not_count(monkeypatch)
     watch = AnswerWatch([instance], TimeLimits(hang_seconds=600), lambda: RUNS, lambda _: None, hung.append)
     moment = loop.time()
     monkeypatch.setattr(loop, "time", lambda: moment)
-    watch._look()
+    watch._check()
     moment += 10_000
-    watch._look()
+    watch._check()
     watch.stop()
     monkeypatch.undo()
     assert hung == []

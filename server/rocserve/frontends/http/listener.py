@@ -29,7 +29,7 @@ _ARRIVING_SHARE = 4
 time for its own while others begin theirs without end, and those that have had a request keep the rest."""
 _FIRST_REQUEST_SECONDS = 1.0
 """What a client that has just connected, or begun a request, has for the rest of it when the server ends."""
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 """Between two looks whether there is still such a client, or a request in hand."""
 _CLOSE_SECONDS = 1.0
 """What connections and tasks have to end."""
@@ -115,13 +115,13 @@ class HttpListener:
         try:
             async with asyncio.timeout(min(grace_seconds, _FIRST_REQUEST_SECONDS)):
                 while self._arriving or any(each.awaits_head for each in connections.open):  # noqa: ASYNC110 - rare
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             pass
         try:
             async with asyncio.timeout(grace_seconds):
                 while any(each.is_in_hand for each in connections.open):  # noqa: ASYNC110 - rare
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             pass
         self._watch.cancel()

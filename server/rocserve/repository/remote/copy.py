@@ -26,7 +26,7 @@ _RECORDS = "records"
 _INCOMING = "incoming"
 _WHOLE_FILE = "%"
 """Of the unit without a name: no quoted name is that."""
-_LOCK_LOOK_SECONDS = 0.05
+_LOCK_POLL_SECONDS = 0.05
 """How often to look whether another server has let go: flock(2) would block, or needs a thread."""
 
 
@@ -65,7 +65,7 @@ class UnitCopy:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    await asyncio.sleep(_LOCK_LOOK_SECONDS)
+                    await asyncio.sleep(_LOCK_POLL_SECONDS)
             self.read()
             yield
 

@@ -37,7 +37,7 @@ _WORKER_BYTES = 12 << 20
 _FILES_CHANGED = "its files are not what they were when it was registered; load it anew"
 _PATIENCE_SECONDS = 10.0
 """After so long a load lets the next begin beside it."""
-_LOOK_AGAIN_SECONDS = 0.01
+_RESCAN_SECONDS = 0.01
 """While somebody waits for room: requests that end tell nobody."""
 
 
@@ -188,9 +188,9 @@ class ResidentModels:
             version = self._versions[tenant]
             version.task = self._background.start(self._load(version), f"load of {version.name} {version.version}")
         if self._room.has_waiting and self._again is None:
-            self._again = asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._look_again)
+            self._again = asyncio.get_running_loop().call_later(_RESCAN_SECONDS, self._rescan)
 
-    def _look_again(self) -> None:
+    def _rescan(self) -> None:
         self._again = None
         self._move()
 
@@ -263,7 +263,7 @@ class ResidentModels:
         refusal = version.cold_refusal() or error
         self._plane.call_soon(functools.partial(version.refuse, refusal))
         version.on_change()
-        self._look_again()
+        self._rescan()
 
     def _found_changed(self, version: LazyVersion) -> None:
         """What waits goes to the version of the new files when those have settled; where nobody follows them, the model

@@ -24,16 +24,16 @@ from rocserve.workers.instance_requests import InstanceRequests, RequestLost
 from rocserve.workers.request_details import write_details
 from rocserve.workers.results import BatchOutcome
 
-LOOK_SECONDS = 0.01
+WATCH_AFTER_SECONDS = 0.01
 """The client of a request that has run this long is asked after: whoever is served sooner never pays for the asking."""
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _InFlight:
     """A request in a worker."""
 
-    entry: InferRequest
-    batch: _RunningBatch
+    request: InferRequest
+    batch: _InFlightBatch
     number: int = 0
     ended_ns: int = 0
     """0 while it is open."""
@@ -47,23 +47,23 @@ class _Running:
     """The scheduler has answered it, and counted it."""
     large: weakref.ref[object] | None = None
     """The slot of a large response that is being sent."""
-    behind: list[tuple[Result | None, bool]] = field(default_factory=list)
+    held_back: list[tuple[Result | None, bool]] = field(default_factory=list)
     """What has come meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
-class _RunningBatch:
+class _InFlightBatch:
     formed: FormedBatch
     instance: InstanceRequests
     started_at: float
-    requests: list[_Running] = field(default_factory=list)
+    requests: list[_InFlight] = field(default_factory=list)
     """Emptied when the batch is over: a ring of references would keep the clients' data until the next collection."""
     open_count: int = 0
     times: tuple[int, int, int] | None = None
     """When the inputs were there, the engine ended, the outputs were there; None until it has come back."""
 
 
-class RequestBatches:
+class InFlightRequests:
     """Lays out the batches of one model version, answers their requests as their answers come, and counts. On the data
     plane's thread."""
 
@@ -87,9 +87,9 @@ class RequestBatches:
         self._timers = timers
         self._on_answered = on_answered
         self._on_left = on_left
-        self._batches: dict[FormedBatch, _RunningBatch] = {}
-        self._unwatched: deque[_RunningBatch] = deque()
-        self._looking = False
+        self._batches: dict[FormedBatch, _InFlightBatch] = {}
+        self._unwatched: deque[_InFlightBatch] = deque()
+        self._is_watching = False
 
     # On its way in
 
@@ -97,49 +97,49 @@ class RequestBatches:
         """A batch's requests as an instance is told of them; they are open from now on."""
         open_requests = instance.requests
         assert open_requests is not None, "its model sees each request for itself"
-        running = self._batches[batch] = _RunningBatch(batch, open_requests, time.monotonic())
+        running = self._batches[batch] = _InFlightBatch(batch, open_requests, time.monotonic())
         members: list[Member] = []
-        for entry in batch.entries:
-            single = _Running(entry, running)
-            single.number = open_requests.open_request(functools.partial(self._said, single))
-            running.requests.append(single)
-            members.append((entry.plan.form, entry.data, single.number, write_details(entry)))
-            if entry.trace is not None:
-                self._begin_trace(single, entry.trace)
+        for request in batch.entries:
+            in_flight = _InFlight(request, running)
+            in_flight.number = open_requests.open_request(functools.partial(self._on_answer, in_flight))
+            running.requests.append(in_flight)
+            members.append((request.plan.form, request.data, in_flight.number, write_details(request)))
+            if request.trace is not None:
+                self._begin_trace(in_flight, request.trace)
         running.open_count = len(members)
         if batch.dropped:
             self._end_absent(running, batch.dropped)
         self._watch(running)
         return members
 
-    def _end_absent(self, running: _RunningBatch, absent: set[InferRequest]) -> None:
+    def _end_absent(self, running: _InFlightBatch, absent: set[InferRequest]) -> None:
         """Rows that are of no request: whatever the model says to them, nobody hears it."""
-        for single in running.requests:
-            if single.entry in absent:
-                single.dropped = True
-                self._mark_ended(single, True, time.monotonic_ns())
+        for in_flight in running.requests:
+            if in_flight.request in absent:
+                in_flight.dropped = True
+                self._mark_ended(in_flight, True, time.monotonic_ns())
 
     def forget(self, batch: FormedBatch) -> None:
         """Nothing of the batch ran, and nothing of it is open."""
         running = self._batches.pop(batch, None)
         if running is not None:
-            for single in running.requests:
-                if not single.ended_ns:
-                    self._mark_ended(single, True, time.monotonic_ns())
-                self._end_trace(single, None)
+            for in_flight in running.requests:
+                if not in_flight.ended_ns:
+                    self._mark_ended(in_flight, True, time.monotonic_ns())
+                self._end_trace(in_flight, None)
             running.requests = []
 
     # On its way out
 
-    def drop(self, batch: FormedBatch, entry: InferRequest) -> bool:
+    def drop(self, batch: FormedBatch, request: InferRequest) -> bool:
         """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
         running = self._batches.get(batch)
-        for single in running.requests if running is not None else ():
-            if single.entry is entry and not single.ended_ns:
-                single.batch.instance.cancel(single.number)
-                single.dropped = True
-                self._mark_ended(single, True, time.monotonic_ns())
-                batch.drop(entry)
+        for in_flight in running.requests if running is not None else ():
+            if in_flight.request is request and not in_flight.ended_ns:
+                in_flight.batch.instance.cancel(in_flight.number)
+                in_flight.dropped = True
+                self._mark_ended(in_flight, True, time.monotonic_ns())
+                batch.drop(request)
                 return True
         return False
 
@@ -152,150 +152,154 @@ class RequestBatches:
         failures, is_open = outcome.failures, () if outcome.error is not None else outcome.open
         answers: list[tuple[InferRequest, InferResponse | ServeError]] = []
         ended: list[int] = []
-        for index, single in enumerate(running.requests):
-            entry = single.entry
-            if single.trace is not None:
-                self._end_trace(single, times)
-            if entry.phases is not None:
-                entry.phases.add_run(times)
-            if single.ended_ns or index in is_open:
+        for index, in_flight in enumerate(running.requests):
+            request = in_flight.request
+            if in_flight.trace is not None:
+                self._end_trace(in_flight, times)
+            if request.phases is not None:
+                request.phases.add_run(times)
+            if in_flight.ended_ns or index in is_open:
                 continue
             failure = outcome.error or (failures.get(index) if failures else None)
             if failure is None:
                 try:
                     parameters = outcome.parameters.get(index, NO_PARAMETERS)
-                    response = self._responses.make(entry, *outcome.outputs_of(index), parameters)
+                    response = self._responses.make(request, *outcome.outputs_of(index), parameters)
                     response.is_large, response.slot = outcome.is_large, outcome.slot
-                    answers.append((entry, response))
+                    answers.append((request, response))
                 except ServeError as error:
                     failure = error
             if failure is not None:
-                answers.append((entry, failure))
-                single.failed = True
-            single.ended_ns = now_ns
-            ended.append(single.number)
+                answers.append((request, failure))
+                in_flight.failed = True
+            in_flight.ended_ns = now_ns
+            ended.append(in_flight.number)
         running.open_count -= len(ended)
         running.instance.close_requests(ended)
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
         is_done = self._count_if_done(running)
-        for entry, answer in answers:
+        for request, answer in answers:
             if isinstance(answer, ServeError):
-                self._tell(entry, answer, True)
+                self._respond(request, answer, True)
             else:
-                entry.responder.send(answer)
+                request.responder.send(answer)
         return is_done
 
-    def _said(self, single: _Running, answer: Result | None, final: bool) -> None:
+    def _on_answer(self, in_flight: _InFlight, answer: Result | None, final: bool) -> None:
         """The model has answered beside its batch, or its worker has ended."""
-        if single.large is not None:
-            single.behind.append((answer, final))
+        if in_flight.large is not None:
+            in_flight.held_back.append((answer, final))
             return
-        running = single.batch
+        running = in_flight.batch
         # What has not come back when the worker ends is answered, or queued again, as a batch.
-        if single.ended_ns or (isinstance(answer, RequestLost) and running.times is None):
+        if in_flight.ended_ns or (isinstance(answer, RequestLost) and running.times is None):
             return
         if isinstance(answer, Rescheduled):
-            self._again(single)
+            self._reschedule(in_flight)
             return
-        told: InferResponse | ServeError | None
-        said_ns = time.monotonic_ns()
+        response: InferResponse | ServeError | None
+        answered_ns = time.monotonic_ns()
         if answer is None or isinstance(answer, ServeError):
-            told = answer
+            response = answer
         else:
             try:
                 data = [tensor.data for tensor in answer.outputs]
-                told = self._responses.make(single.entry, heads_of(answer.outputs), data, answer.parameters)
-                told.is_large, told.slot = sum(map(len, data)) > LARGE_RESPONSE, answer.slot
-                if told.is_large:
-                    go_on = functools.partial(self._go_on, single)
-                    single.large = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
+                response = self._responses.make(in_flight.request, heads_of(answer.outputs), data, answer.parameters)
+                response.is_large, response.slot = sum(map(len, data)) > LARGE_RESPONSE, answer.slot
+                if response.is_large:
+                    go_on = functools.partial(self._go_on, in_flight)
+                    in_flight.large = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
             except ServeError as error:
-                told = error
+                response = error
         if self._decoupled:
-            self._count_response(single, told, said_ns)
+            self._count_response(in_flight, response, answered_ns)
         if not final:
-            self._tell(single.entry, told, final)
+            self._respond(in_flight.request, response, final)
             return
-        self._mark_ended(single, isinstance(told, ServeError), time.monotonic_ns())
+        self._mark_ended(in_flight, isinstance(response, ServeError), time.monotonic_ns())
         is_done = self._count_if_done(running)
         try:
-            self._tell(single.entry, told, final)
+            self._respond(in_flight.request, response, final)
         finally:
             if is_done:
                 self._on_answered()
 
-    def _go_on(self, single: _Running) -> None:
+    def _go_on(self, in_flight: _InFlight) -> None:
         """A large response has been sent."""
-        single.large = None
-        while single.behind and single.large is None:
-            self._said(single, *single.behind.pop(0))
+        in_flight.large = None
+        while in_flight.held_back and in_flight.large is None:
+            self._on_answer(in_flight, *in_flight.held_back.pop(0))
 
-    def _again(self, single: _Running) -> None:
+    def _reschedule(self, in_flight: _InFlight) -> None:
         """The model wants the request once more."""
-        entry = single.entry
-        self._mark_ended(single, False, time.monotonic_ns())
-        is_done = self._count_if_done(single.batch)
+        request = in_flight.request
+        self._mark_ended(in_flight, False, time.monotonic_ns())
+        is_done = self._count_if_done(in_flight.batch)
         try:
-            if entry.on_again is not None:
-                entry.on_again(entry)
+            if request.on_again is not None:
+                request.on_again(request)
             else:
-                self._tell(entry, internal("the model wants its request again, but has no iterative sequences"), True)
+                self._respond(
+                    request, internal("the model wants its request again, but has no iterative sequences"), True
+                )
         finally:
             if is_done:
                 self._on_answered()
 
-    def _count_response(self, single: _Running, told: InferResponse | ServeError | None, said_ns: int) -> None:
+    def _count_response(
+        self, in_flight: _InFlight, response: InferResponse | ServeError | None, answered_ns: int
+    ) -> None:
         """One of the many that a decoupled model may give."""
-        statistics, index = self._statistics, single.response_count
-        begun_ns = single.responded_ns or single.batch.formed.compute_start_ns
+        statistics, index = self._statistics, in_flight.response_count
+        begun_ns = in_flight.responded_ns or in_flight.batch.formed.compute_start_ns
         now_ns = time.monotonic_ns()
-        if told is None:
-            statistics.record_empty_response(index, begun_ns, said_ns)
+        if response is None:
+            statistics.record_empty_response(index, begun_ns, answered_ns)
         else:
-            statistics.record_response(index, begun_ns, said_ns, now_ns, isinstance(told, ServeError))
+            statistics.record_response(index, begun_ns, answered_ns, now_ns, isinstance(response, ServeError))
             if not index:
-                statistics.record_first_response(now_ns - single.entry.queue_start_ns)
-        single.response_count = index + 1
-        single.responded_ns = now_ns
+                statistics.record_first_response(now_ns - in_flight.request.queue_start_ns)
+        in_flight.response_count = index + 1
+        in_flight.responded_ns = now_ns
 
-    def _tell(self, entry: InferRequest, told: InferResponse | ServeError | None, final: bool) -> None:
-        if told is None:
-            entry.responder.end()
-        elif isinstance(told, ServeError):
-            self._statistics.note_failure(told.text)
-            entry.responder.fail(told, final)
+    def _respond(self, request: InferRequest, response: InferResponse | ServeError | None, final: bool) -> None:
+        if response is None:
+            request.responder.end()
+        elif isinstance(response, ServeError):
+            self._statistics.note_failure(response.text)
+            request.responder.fail(response, final)
         else:
-            entry.responder.send(told, final)
+            request.responder.send(response, final)
 
-    def _mark_ended(self, single: _Running, failed: bool, now_ns: int) -> None:
-        single.ended_ns = now_ns
-        single.failed = failed
-        single.batch.open_count -= 1
-        single.batch.instance.close_requests((single.number,))
+    def _mark_ended(self, in_flight: _InFlight, failed: bool, now_ns: int) -> None:
+        in_flight.ended_ns = now_ns
+        in_flight.failed = failed
+        in_flight.batch.open_count -= 1
+        in_flight.batch.instance.close_requests((in_flight.number,))
 
-    def _count_if_done(self, running: _RunningBatch) -> bool:
+    def _count_if_done(self, running: _InFlightBatch) -> bool:
         """Whether the batch has come back and all its requests have ended; then it is counted, and let go."""
         times = running.times
         if times is None or running.open_count:
             return False
         del self._batches[running.formed]
         requests, running.requests = running.requests, []
-        good: list[_Running] = []
-        for single in requests:
-            if single.dropped:
+        good: list[_InFlight] = []
+        for in_flight in requests:
+            if in_flight.dropped:
                 continue
-            if single.failed:
-                self._statistics.record_failure(single.entry.queue_start_ns, single.ended_ns, by_backend=True)
+            if in_flight.failed:
+                self._statistics.record_failure(in_flight.request.queue_start_ns, in_flight.ended_ns, by_backend=True)
             else:
-                good.append(single)
+                good.append(in_flight)
         start = running.formed.compute_start_ns
         if good:
             # They may have ended at different times; what is counted is the sum.
-            ended_ns = sum([single.ended_ns for single in good]) // len(good)
+            ended_ns = sum([in_flight.ended_ns for in_flight in good]) // len(good)
             grouped = running.formed.is_grouped
             counted = good[:1] if grouped else requests
-            rows = sum([single.entry.plan.batch_size for single in counted])
-            queue_starts = [single.entry.queue_start_ns for single in good]
+            rows = sum([in_flight.request.plan.batch_size for in_flight in counted])
+            queue_starts = [in_flight.request.queue_start_ns for in_flight in good]
             start = running.formed.compute_start_ns
             self._statistics.record_batch(start, *times, queue_starts, ended_ns, rows, grouped)
             if running.formed.absent_rows:
@@ -304,41 +308,41 @@ class RequestBatches:
 
     # Traces
 
-    def _begin_trace(self, single: _Running, trace: Trace) -> None:
+    def _begin_trace(self, in_flight: _InFlight, trace: Trace) -> None:
         """Its requests may be answered before the batch comes back, with which the times come."""
         trace.keep_open()
-        single.trace = trace
-        single.batch.instance.traces[single.number] = trace
+        in_flight.trace = trace
+        in_flight.batch.instance.traces[in_flight.number] = trace
 
-    def _end_trace(self, single: _Running, times: tuple[int, int, int, int] | None) -> None:
+    def _end_trace(self, in_flight: _InFlight, times: tuple[int, int, int, int] | None) -> None:
         """None: it has not run."""
-        trace, single.trace = single.trace, None
+        trace, in_flight.trace = in_flight.trace, None
         if trace is None:
             return
         if times is not None:
-            trace.note_run(single.entry.queue_start_ns, times)
+            trace.note_run(in_flight.request.queue_start_ns, times)
         trace.end()
 
     # Clients that leave
 
-    def _watch(self, running: _RunningBatch) -> None:
+    def _watch(self, running: _InFlightBatch) -> None:
         self._unwatched.append(running)
-        if not self._looking:
-            self._looking = True
-            self._timers.call_at(time.monotonic() + LOOK_SECONDS, self._look)
+        if not self._is_watching:
+            self._is_watching = True
+            self._timers.call_at(time.monotonic() + WATCH_AFTER_SECONDS, self._watch_clients)
 
-    def _look(self) -> None:
+    def _watch_clients(self) -> None:
         """Ask after the clients of requests that have run for a while, so that the model can be told when they go."""
-        oldest = time.monotonic() - LOOK_SECONDS
+        oldest = time.monotonic() - WATCH_AFTER_SECONDS
         while self._unwatched and (not self._unwatched[0].open_count or self._unwatched[0].started_at <= oldest):
-            for single in self._unwatched.popleft().requests:
-                if not single.ended_ns:
-                    single.entry.watched = True
-                    single.entry.responder.watch_cancellation(functools.partial(self._left, single))
-        self._looking = bool(self._unwatched)
-        if self._looking:
-            self._timers.call_at(time.monotonic() + LOOK_SECONDS, self._look)
+            for in_flight in self._unwatched.popleft().requests:
+                if not in_flight.ended_ns:
+                    in_flight.request.watched = True
+                    in_flight.request.responder.watch_cancellation(functools.partial(self._left, in_flight))
+        self._is_watching = bool(self._unwatched)
+        if self._is_watching:
+            self._timers.call_at(time.monotonic() + WATCH_AFTER_SECONDS, self._watch_clients)
 
-    def _left(self, single: _Running) -> None:
-        single.batch.instance.cancel(single.number)
-        self._on_left(single.entry)
+    def _left(self, in_flight: _InFlight) -> None:
+        in_flight.batch.instance.cancel(in_flight.number)
+        self._on_left(in_flight.request)
