@@ -202,7 +202,13 @@ class OnDevice:
         return 10, 0
 
 
-def test_what_lies_elsewhere_is_copied_or_refused(pb_utils: Any) -> None:
+@pytest.mark.parametrize("imported", ["numpy", "torch"])
+def test_what_lies_elsewhere_is_copied_or_refused(
+    pb_utils: Any, imported: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = pytest.importorskip(imported)
+    if imported == "torch":
+        monkeypatch.setattr(module.cuda, "is_available", lambda: False)
     assert pb_utils.Tensor.from_dlpack("D", OnDevice(True)).as_numpy().tolist() == [0, 1, 2]
     with pytest.raises(pb_utils.TritonModelException, match=r"DLDevice type 10 is not supported.*copy it to the CPU"):
         pb_utils.Tensor.from_dlpack("D", OnDevice(False))

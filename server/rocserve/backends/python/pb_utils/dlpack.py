@@ -88,13 +88,13 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
 
 def device_tensor(tensor: Any) -> Any:
     """PyTorch's tensor on the memory of a capsule, or of an object with `__dlpack__`, that is on a GPU; None where it
-    is on the CPU, or the model has not imported PyTorch."""
+    is on the CPU, or the model has imported no PyTorch that has a GPU."""
     torch = sys.modules.get("torch")
     if type(tensor).__name__ == "PyCapsule":
         is_there = _is_valid(tensor, b"dltensor") and _head(tensor).device.device_type not in _HOST_DEVICES
     else:
         is_there = hasattr(tensor, "__dlpack_device__") and tensor.__dlpack_device__()[0] not in _HOST_DEVICES
-    if torch is None or not is_there:
+    if torch is None or not is_there or not torch.cuda.is_available():
         return None
     found = tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
     return found.detach()
