@@ -59,7 +59,7 @@ def read_trace_settings(message: pb.TraceSettingRequest, body: Buffer) -> None:
             values.extend([text(level) for level in array(entry)] if name == "trace_level" else [text(entry)])
 
 
-def told_trace_settings(response: pb.TraceSettingResponse) -> dict[str, Any]:
+def trace_settings_json(response: pb.TraceSettingResponse) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name in _ordered(_TRACE_ORDER, response.settings):
         values = list(response.settings[name].value)
@@ -86,7 +86,7 @@ def _set(setting: pb.LogSettingsRequest.SettingValue, value: bool | int | str) -
         setting.string_param = value
 
 
-def told_log_settings(response: pb.LogSettingsResponse) -> dict[str, Any]:
+def log_settings_json(response: pb.LogSettingsResponse) -> dict[str, Any]:
     settings = response.settings
     names = _ordered(_LOG_ORDER, settings)
     return {
@@ -102,30 +102,30 @@ def _ordered(first: Any, found: Any) -> list[str]:
 # Answers: what is told as JSON, or as it is when it is bytes.
 
 
-def told_nothing(response: Any) -> None: ...
+def no_json(response: Any) -> None: ...
 
 
-def told_health(response: Any) -> dict[str, bool]:
+def health_json(response: Any) -> dict[str, bool]:
     """Whether something holds, which the status says too (`health_response`)."""
     return {field.name: bool(getattr(response, field.name)) for field in response.DESCRIPTOR.fields}
 
 
-def told_metadata(response: pb.ModelMetadataResponse) -> Any:
+def metadata_json(response: pb.ModelMetadataResponse) -> Any:
     told = plain_values(response)
     if not told["properties"]:
         del told["properties"]
     return told
 
 
-def told_index(response: pb.RepositoryIndexResponse) -> Any:
+def index_json(response: pb.RepositoryIndexResponse) -> Any:
     return [{name: value for name, value in plain_values(row).items() if value} for row in response.models]
 
 
-def told_regions(response: pb.SystemSharedMemoryStatusResponse | pb.CudaSharedMemoryStatusResponse) -> Any:
+def regions_json(response: pb.SystemSharedMemoryStatusResponse | pb.CudaSharedMemoryStatusResponse) -> Any:
     return [plain_values(response.regions[name]) for name in sorted(response.regions)]
 
 
-def told_hardware(response: pb.HasHardwareResponse) -> None:
+def hardware_json(response: pb.HasHardwareResponse) -> None:
     if not response.found:
         raise HttpError(404, "there is not so much of that hardware")
 

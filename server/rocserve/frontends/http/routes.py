@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http import management
 from rocserve.frontends.http.errors import JSON, PLAIN
-from rocserve.frontends.http.management import told_health, told_nothing
+from rocserve.frontends.http.management import health_json, no_json
 from rocserve.frontends.http.protocol import path_of
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.json_form import plain_values
@@ -30,7 +30,7 @@ class Route:
     """In brackets: what may be left out; in braces: the method's fields that stand there, `{}` of none."""
     method: str
     verbs: frozenset[str] = GET
-    tell: Callable[[Any], Any] = plain_values
+    to_json: Callable[[Any], Any] = plain_values
     """From the method's response to what is told as JSON, or as it is when it is bytes; None = nothing is told.
 
     Raises:
@@ -65,40 +65,40 @@ ROUTES = (
     GENERATE,
     GENERATE_STREAM,
     Route("/v2", "ServerMetadata"),
-    Route("/v2/health/live", "ServerLive", GET_OR_HEAD, told_health, content_type=PLAIN),
-    Route("/v2/health/ready", "ServerReady", GET_OR_HEAD, told_health, content_type=PLAIN),
+    Route("/v2/health/live", "ServerLive", GET_OR_HEAD, health_json, content_type=PLAIN),
+    Route("/v2/health/ready", "ServerReady", GET_OR_HEAD, health_json, content_type=PLAIN),
     Route("/v2/models/stats", "ModelStatistics"),
-    Route(_MODEL, "ModelMetadata", tell=_m.told_metadata),
-    Route(f"{_MODEL}/ready", "ModelReady", GET_OR_HEAD, told_health, content_type=PLAIN),
-    Route(f"{_MODEL}/config", "ModelConfig", tell=lambda response: plain_values(response.config)),
+    Route(_MODEL, "ModelMetadata", to_json=_m.metadata_json),
+    Route(f"{_MODEL}/ready", "ModelReady", GET_OR_HEAD, health_json, content_type=PLAIN),
+    Route(f"{_MODEL}/config", "ModelConfig", to_json=lambda response: plain_values(response.config)),
     Route(f"{_MODEL}/stats", "ModelStatistics"),
-    Route("/v2/repository[/{}]/index", "RepositoryIndex", POST, _m.told_index, _m.read_index),
-    Route(f"{_REPOSITORY}/load", "RepositoryModelLoad", POST, told_nothing, _m.read_load),
-    Route(f"{_REPOSITORY}/unload", "RepositoryModelUnload", POST, told_nothing, _m.read_unload),
-    Route("/v2/logging", "LogSettings", GET_OR_POST, _m.told_log_settings, _m.read_log_settings),
-    Route("/v2/trace/setting", "TraceSetting", GET_OR_POST, _m.told_trace_settings, _m.read_trace_settings),
+    Route("/v2/repository[/{}]/index", "RepositoryIndex", POST, _m.index_json, _m.read_index),
+    Route(f"{_REPOSITORY}/load", "RepositoryModelLoad", POST, no_json, _m.read_load),
+    Route(f"{_REPOSITORY}/unload", "RepositoryModelUnload", POST, no_json, _m.read_unload),
+    Route("/v2/logging", "LogSettings", GET_OR_POST, _m.log_settings_json, _m.read_log_settings),
+    Route("/v2/trace/setting", "TraceSetting", GET_OR_POST, _m.trace_settings_json, _m.read_trace_settings),
     Route(
         "/v2/models/{model_name}/trace/setting",
         "TraceSetting",
         GET_OR_POST,
-        _m.told_trace_settings,
+        _m.trace_settings_json,
         _m.read_trace_settings,
     ),
-    Route(f"{_SYSTEM_REGION}/status", "SystemSharedMemoryStatus", tell=_m.told_regions),
-    Route(f"{_SYSTEM_REGION}/register", "SystemSharedMemoryRegister", POST, told_nothing, _m.read_system_region),
-    Route(f"{_SYSTEM_REGION}/unregister", "SystemSharedMemoryUnregister", POST, told_nothing),
-    Route(f"{_CUDA_REGION}/status", "CudaSharedMemoryStatus", tell=_m.told_regions),
-    Route(f"{_CUDA_REGION}/register", "CudaSharedMemoryRegister", POST, told_nothing, _m.read_cuda_region),
-    Route(f"{_CUDA_REGION}/unregister", "CudaSharedMemoryUnregister", POST, told_nothing),
+    Route(f"{_SYSTEM_REGION}/status", "SystemSharedMemoryStatus", to_json=_m.regions_json),
+    Route(f"{_SYSTEM_REGION}/register", "SystemSharedMemoryRegister", POST, no_json, _m.read_system_region),
+    Route(f"{_SYSTEM_REGION}/unregister", "SystemSharedMemoryUnregister", POST, no_json),
+    Route(f"{_CUDA_REGION}/status", "CudaSharedMemoryStatus", to_json=_m.regions_json),
+    Route(f"{_CUDA_REGION}/register", "CudaSharedMemoryRegister", POST, no_json, _m.read_cuda_region),
+    Route(f"{_CUDA_REGION}/unregister", "CudaSharedMemoryUnregister", POST, no_json),
     # Of AMD Inference Server
-    Route("/v2/models", "ModelList", tell=lambda response: {"models": list(response.models)}),
-    Route("/v2/hardware", "HasHardware", POST, _m.told_hardware, _m.read_hardware),
-    Route(f"{_LOADED_VERSION}/load", "ModelLoad", POST, told_nothing, _m.read_parameters),
-    Route(f"{_LOADED_VERSION}/unload", "ModelUnload", POST, told_nothing),
+    Route("/v2/models", "ModelList", to_json=lambda response: {"models": list(response.models)}),
+    Route("/v2/hardware", "HasHardware", POST, _m.hardware_json, _m.read_hardware),
+    Route(f"{_LOADED_VERSION}/load", "ModelLoad", POST, no_json, _m.read_parameters),
+    Route(f"{_LOADED_VERSION}/unload", "ModelUnload", POST, no_json),
     Route(
         f"{_WORKER}/load", "WorkerLoad", POST, lambda response: response.endpoint.encode(), _m.read_parameters, PLAIN
     ),
-    Route(f"{_WORKER}/unload", "WorkerUnload", POST, told_nothing),
+    Route(f"{_WORKER}/unload", "WorkerUnload", POST, no_json),
 )
 
 

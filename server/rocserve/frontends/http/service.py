@@ -18,7 +18,7 @@ from rocserve.frontends.http.inference import InferHandler
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
-from rocserve.frontends.http.management import told_health
+from rocserve.frontends.http.management import health_json
 from rocserve.frontends.http.page import Page, PageFile
 from rocserve.frontends.http.protocol import ConnectionLimits, Request, Response
 from rocserve.frontends.http.responders import HttpParts
@@ -151,15 +151,15 @@ class HttpService:
                 message = route.request(fields, body)
             self._access.admin.check(route.method, _peer(request), lambda: message)
             response = await self._call(method, message, holding)
-            told = route.tell(response)
+            answer = route.to_json(response)
         except ServeError as error:
             return error_response(error, route.content_type)
         finally:
             if holding not in self._tasks.values():
                 self._parts.memory.release(holding)
-        if route.tell is told_health:
-            return _health_response(told, fields.get("name", ""))
-        text = b"" if told is None else told if isinstance(told, bytes) else json_bytes(told)
+        if route.to_json is health_json:
+            return _health_response(answer, fields.get("name", ""))
+        text = b"" if answer is None else answer if isinstance(answer, bytes) else json_bytes(answer)
         return Response(200, text, route.content_type)
 
     async def _call(self, method: Method, message: object, holding: Holding) -> object:
@@ -182,10 +182,10 @@ def _peer(request: Request) -> Peer:
     return Peer(request.remote, any(name in FORWARDING_HEADERS for name in request.headers))
 
 
-def _health_response(told: dict[str, bool], model_name: str) -> Response:
+def _health_response(health: dict[str, bool], model_name: str) -> Response:
     """Open Inference's body, with Triton's status. `model_name`: empty of the server."""
-    holds = all(told.values())
-    body: dict[str, str | bool] = {"name": model_name, **told} if model_name else dict(told)
+    holds = all(health.values())
+    body: dict[str, str | bool] = {"name": model_name, **health} if model_name else dict(health)
     if model_name and not holds:
         body["error"] = "Model version not ready"
     return Response(200 if holds else 400, json_bytes(body), JSON)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from rocserve.core.printable import printable_name
 from rocserve.core.remote_places import RemotePlace
 from rocserve.repository.remote.copy import Room
-from rocserve.repository.remote.object_store import CHUNK_BYTES, http_store, told
+from rocserve.repository.remote.object_store import CHUNK_BYTES, http_store, with_store_errors
 from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, StoreError, in_thread, path_refusal
 from rocserve.repository.scan import is_temporary
 
@@ -36,7 +36,7 @@ class ArchiveSource:
 
     async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
         """See source.Source. Takes the archive where it is another one."""
-        await told(self._place, f"'{self._name}'", self._take())
+        await with_store_errors(self._place, f"'{self._name}'", self._take())
         return [item for item in self._objects if not folder or item.key.startswith(f"{folder}/")]
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:

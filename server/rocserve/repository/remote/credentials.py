@@ -58,7 +58,7 @@ def _s3(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Optio
         options["region"] = "us-east-1"
     if place.endpoint:
         options["endpoint"] = place.endpoint
-    return {"bucket": place.bucket} | _said(options)
+    return {"bucket": place.bucket} | _without_empty(options)
 
 
 def _profile(name: str, environment: Mapping[str, str]) -> Options:
@@ -72,7 +72,7 @@ def _profile(name: str, environment: Mapping[str, str]) -> Options:
     except (OSError, configparser.Error, UnicodeDecodeError) as error:
         raise StoreError(f"expected AWS's files of credentials in {credentials} and {config}, came: {error}") from None
     sections = [found[section] for section in (f"profile {name}", name) if section in found]
-    said = {key: value for section in sections for key, value in section.items()}
+    profile = {key: value for section in sections for key, value in section.items()}
     names = {
         "access_key_id": "aws_access_key_id",
         "secret_access_key": "aws_secret_access_key",
@@ -80,7 +80,7 @@ def _profile(name: str, environment: Mapping[str, str]) -> Options:
         "region": "region",
         "endpoint": "endpoint_url",
     }
-    return _said({option: said.get(key) for option, key in names.items()})
+    return _without_empty({option: profile.get(key) for option, key in names.items()})
 
 
 def _google(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Options:
@@ -90,7 +90,7 @@ def _google(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> O
     if host:
         options["base_url"] = host if "://" in host else f"http://{host}"
         options["skip_signature"] = not options["application_credentials"]
-    return {"bucket": place.bucket} | _said(options)
+    return {"bucket": place.bucket} | _without_empty(options)
 
 
 def _azure(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Options:
@@ -103,8 +103,8 @@ def _azure(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Op
     }
     if kind not in ("managed_identity", "default"):
         options["account_key"] = given.get("account_key") or environment.get("AZURE_STORAGE_KEY")
-    return {"container_name": place.bucket} | _said(options)
+    return {"container_name": place.bucket} | _without_empty(options)
 
 
-def _said(options: Options) -> Options:
+def _without_empty(options: Options) -> Options:
     return {name: value for name, value in options.items() if value}

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urljoin
 
 from rocserve.core.remote_places import RemotePlace
-from rocserve.repository.remote.object_store import CHUNK_BYTES, http_store, told
+from rocserve.repository.remote.object_store import CHUNK_BYTES, http_store, with_store_errors
 from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, in_thread
 
 _ANSWER_SECONDS = 20.0
@@ -34,7 +34,7 @@ class HubSource:
 
     async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
         """See source.Source."""
-        commit, objects = await told(self._place, "a listing", in_thread(self._list))
+        commit, objects = await with_store_errors(self._place, "a listing", in_thread(self._list))
         self._commit, self._objects = commit, objects
         return [item for item in objects if not folder or item.key.startswith(f"{folder}/")]
 
@@ -55,7 +55,7 @@ class HubSource:
                     opened.write(chunk)
                     note(len(chunk))
 
-        await told(self._place, f"'{item.key}'", get())
+        await with_store_errors(self._place, f"'{item.key}'", get())
         if digest.hexdigest() != item.tag:
             raise ObjectChanged(f"expected '{item.key}' with the digest {item.tag}, came {digest.hexdigest()}")
 

@@ -58,7 +58,7 @@ class BucketSource:
             found = obstore.list(self._store, where or None)
             return [_object(self._prefix, meta) async for page in found for meta in page]
 
-        return await told(self._place, "a listing", pages())
+        return await with_store_errors(self._place, "a listing", pages())
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
         """See source.Source. Parts of large ones come beside each other."""
@@ -71,7 +71,7 @@ class BucketSource:
         import obstore
 
         try:
-            await told(self._place, f"'{key}'", obstore.head_async(self._store, self._prefix + key))
+            await with_store_errors(self._place, f"'{key}'", obstore.head_async(self._store, self._prefix + key))
         except ObjectChanged:
             return True
         return False
@@ -87,7 +87,7 @@ class BucketSource:
             return bytes(await result.bytes_async())
 
         async with self._requests:
-            data = await told(self._place, f"'{item.key}'", get())
+            data = await with_store_errors(self._place, f"'{item.key}'", get())
         if len(data) != end - begin:
             raise ObjectChanged(f"expected {end - begin} bytes of '{item.key}', came {len(data)}")
         os.pwrite(file, data, begin)
@@ -131,7 +131,7 @@ def _tag(meta: Any) -> str:
     return (meta["e_tag"] or "").strip('"')
 
 
-async def told(place: RemotePlace, expected: str, asked: Awaitable[Result]) -> Result:
+async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[Result]) -> Result:
     """What was asked, with the library's errors told as ours."""
     from obstore.exceptions import (
         BaseError,

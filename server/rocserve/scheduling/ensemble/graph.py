@@ -95,10 +95,10 @@ class StepHeads:
         key = (model_name, model_version, inputs, outputs, tuple(parameters.items()), references, may_stay)
         head = self._heads.get(key)
         if head is None:
-            told = tuple(InputHead(*entry) for entry in inputs)
+            heads = tuple(InputHead(*entry) for entry in inputs)
             wanted = tuple(RequestedOutput(name) for name in outputs)
             made = RequestHead(
-                model_name, model_version, told, wanted, parameters, references=references, may_stay=may_stay
+                model_name, model_version, heads, wanted, parameters, references=references, may_stay=may_stay
             )
             head = self._heads.keep(key, made)
         return head

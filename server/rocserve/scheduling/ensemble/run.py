@@ -416,7 +416,7 @@ class EnsembleRun:
         except ServeError as error:
             return error
         sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
-        parameters = _told(sequence) if outputs else NO_PARAMETERS
+        parameters = _sequence_parameters(sequence) if outputs else NO_PARAMETERS
         answer = InferResponse.of(self._config.name, str(self.ensemble.version), self._request.id, outputs, parameters)
         answer.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
         # What came with the request may be among them.
@@ -520,7 +520,7 @@ def _device_of(version: ServedVersion) -> str:
     return device if is_one else ""
 
 
-def _told(sequence: SequenceTag) -> dict[str, bool | int | float | str]:
+def _sequence_parameters(sequence: SequenceTag) -> dict[str, bool | int | float | str]:
     """Triton says in the answer of every ensemble which sequence the request was of; 0: of none."""
     return {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
 
