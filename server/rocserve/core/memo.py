@@ -8,6 +8,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 MOST_REMEMBERED = 1024
+"""Entries: more than most servers meet of different heads, few enough that a hostile client fills little memory."""
 
 
 class Memo(dict[Key, Value]):

@@ -304,6 +304,8 @@ class LoadedModelVersion(ScheduledVersion):
         self._group = group
         self._wiring = wiring
         self._plan = plan
+        self._plan_properties = plan.properties
+        """Made once: each step of an ensemble asks."""
         self._give_back = give_back
         self._drain_seconds = drain_seconds
         self._plane = plane
@@ -312,7 +314,7 @@ class LoadedModelVersion(ScheduledVersion):
     @property
     def properties(self) -> Mapping[str, str]:
         """See core.serving.ServedVersion. What the engine itself says goes before what the server says of it."""
-        return {**self._plan.properties, **self._wiring.properties}
+        return {**self._plan_properties, **self._wiring.properties}
 
     @property
     def worker_pids(self) -> Mapping[int, int]:

@@ -156,7 +156,7 @@ class Session:
         self._service: ModelService | None = None
 
     def run(self) -> int:
-        """The exit status of a process that has this session alone. Raises: EOFError, OSError: the server is gone, and
+        """The exit status of a process that has one session alone. Raises: EOFError, OSError: the server is gone, and
         no other has come; or it has closed the control socket of a process that is shared."""
         load = self._receive()
         if not isinstance(load, Load):

@@ -25,7 +25,7 @@ from rocserve.workers.isolation import Confinement, gpu_devices
 
 ALONE, SHARED = b"1", b"+"
 """What a server says over a worker's reception, with the sockets of a session: a control socket, and one for each
-instance. The process has this session alone, or those of other models beside it."""
+instance. The process has one session alone, or those of other models beside it."""
 MOST_SOCKETS = 253
 """Of a session: Linux lets so many descriptors pass in one message."""
 LONGEST_TEXT = 8192
