@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from socket import create_server
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from support.parity.counters import Counters
 from support.parity.exchange import Asked, Exchange, Outcome, Stream, digest_of
 from support.parity.inference import infer, raw_input
 from support.parity.models import ParityModel, python, tensor, write_model
-from support.parity.pair import Pair
+from support.parity.pair import ANSWER_SECONDS, Pair
 from support.parity.repository import load, unload
 
 
@@ -24,56 +26,60 @@ class Arrival:
 
     rows: int = 1
     run_ms: int = 1
-    """How long the model takes for it."""
+    """How long the model takes for it; `HELD`: until all that follows without a pause waits in the server's queue."""
     width: int = 1
     after_ms: int = 0
-    """How long after the request before it."""
+    """How long after the request before it, or after the end of the held run."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+HELD = 0
+HELD_SECONDS = 0.35
+"""How long a run is held once all that waits behind it has come. Time-outs of less are over then."""
 
 
 @dataclass(frozen=True, slots=True)
 class PacedStream:
-    """All requests on one stream, so that they come in their order."""
+    """All requests on one stream, so that they come in their order. What waits behind a held run is sent once the model
+    runs it."""
 
     model: str
     arrivals: Sequence[Arrival]
 
     def digest(self) -> str:
-        return digest_of(*self._messages(), repr([arrival.after_ms for arrival in self.arrivals]).encode())
+        return digest_of(*self._messages(HELD), repr([arrival.after_ms for arrival in self.arrivals]).encode())
 
     def ask(self, server: Asked) -> Outcome:
-        outcome = server.stream(_Paced(self._messages(), [arrival.after_ms for arrival in self.arrivals]))
+        outcome = server.stream(self._sent(server))
         return Outcome(outcome.status, outcome.text, [_run_or_error(answer) for answer in outcome.answer])
 
-    def _messages(self) -> list[bytes]:
+    def _messages(self, held_run: int) -> list[bytes]:
         return [
             infer(
                 self.model,
-                raw_input("IN", [[arrival.run_ms] * arrival.width] * arrival.rows),
+                raw_input("IN", [[arrival.run_ms or held_run] * arrival.width] * arrival.rows),
                 request_id=str(index),
                 parameters=arrival.parameters,
             ).SerializeToString(deterministic=True)
             for index, arrival in enumerate(self.arrivals)
         ]
 
-
-class _Paced(Sequence[bytes]):
-    """Messages, each given out when its time has come."""
-
-    def __init__(self, messages: Sequence[bytes], pauses_ms: Sequence[int]) -> None:
-        self._messages = messages
-        self._pauses_ms = pauses_ms
-
-    def __iter__(self) -> Iterator[bytes]:
-        for message, pause_ms in zip(self._messages, self._pauses_ms, strict=True):
-            time.sleep(pause_ms / 1000)
-            yield message
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._messages[index]
+    def _sent(self, server: Asked) -> Iterator[bytes]:
+        with create_server(("127.0.0.1", 0)) as gate, ExitStack() as held:
+            gate.settimeout(ANSWER_SECONDS)
+            messages = self._messages(-gate.getsockname()[1])
+            for message, arrival in zip(messages, self.arrivals, strict=True):
+                if arrival.after_ms:
+                    held.close()
+                    time.sleep(arrival.after_ms / 1000)
+                yield message
+                if arrival.run_ms == HELD:
+                    run, _ = gate.accept()
+                    held.enter_context(run)
+                    held.callback(time.sleep, HELD_SECONDS)
+                    # A call behind the messages on their connection: its answer comes when the server has read them.
+                    held.callback(Counters(self.model).ask, server)
+            held.close()
 
 
 def _run_or_error(answer: Mapping[str, Any]) -> Any:
@@ -87,7 +93,7 @@ def _run_or_error(answer: Mapping[str, Any]) -> Any:
 
 TENSORS = tensor("input", "IN", "INT32", [-1]) + tensor("output", "OUT", "INT32", [2])
 PRESERVE_ORDERING = ("true", "false")
-RUNNING = Arrival(run_ms=450)
+RUNNING = Arrival(run_ms=HELD)
 NO_PREFETCH = "default_queue_policy { max_queue_size: 100 }"
 """With it Triton forms a batch when an instance is free; else it fills the next batches while all are busy, and what
 comes when two are waiting may miss the second."""
@@ -95,7 +101,7 @@ comes when two are waiting may miss the second."""
 
 def waiting(*rows: int, **more: object) -> list[Arrival]:
     """Requests that come while one runs."""
-    return [Arrival(rows=count, after_ms=0 if index else 100, **more) for index, count in enumerate(rows)]
+    return [Arrival(rows=count, **more) for count in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +161,13 @@ CASES = [
     Case(
         "a delay that passes while the model runs",
         f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 50000 {NO_PREFETCH}",
-        [Arrival(4, run_ms=400), *waiting(*[1] * 6)],
+        [Arrival(4, run_ms=HELD), *waiting(*[1] * 6)],
     ),
     Case(
         "a delay that has not passed when the model is free",
         # However late Triton looks, it has not passed; the last two make the rest a preferred size too.
         f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000 {NO_PREFETCH}",
-        [Arrival(4, run_ms=450), *waiting(*[1] * 6), Arrival(after_ms=1200), Arrival()],
+        [Arrival(4, run_ms=HELD), *waiting(*[1] * 6), Arrival(after_ms=850), Arrival()],
     ),
     Case(
         "another shape ends the delay",
@@ -176,7 +182,7 @@ CASES = [
         "priority_levels: 3 default_priority_level: 2",
         [
             RUNNING,
-            Arrival(after_ms=100),
+            Arrival(),
             Arrival(parameters={"priority": 3}),
             Arrival(parameters={"priority": 1}),
             Arrival(parameters={"priority": 9}),
@@ -190,7 +196,7 @@ CASES = [
         "priority_levels: 2 default_priority_level: 2 priority_queue_policy { key: 1 value { max_queue_size: 1 } }",
         [
             RUNNING,
-            Arrival(after_ms=100, parameters={"priority": 1}),
+            Arrival(parameters={"priority": 1}),
             Arrival(parameters={"priority": 1}),
             Arrival(),
             Arrival(),
@@ -201,7 +207,7 @@ CASES = [
         "time-outs of the policy",
         "default_queue_policy { default_timeout_microseconds: 200000 }",
         # The last comes when Triton has looked again and waits for requests.
-        [Arrival(run_ms=600), *waiting(1, 1), Arrival(after_ms=1700)],
+        [RUNNING, *waiting(1, 1), Arrival(after_ms=1200)],
     ),
     Case(
         "time-outs that requests may not shorten",
@@ -224,7 +230,7 @@ CASES = [
         f"priority_levels: 2 default_priority_level: 2 priority_queue_policy {{ key: 1 value {{ {LATE_POLICY} }} }}",
         [
             RUNNING,
-            Arrival(after_ms=100, parameters={"priority": 1, **REQUEST}),
+            Arrival(parameters={"priority": 1, **REQUEST}),
             Arrival(),
             Arrival(parameters={"priority": 1}),
         ],

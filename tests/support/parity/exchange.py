@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ class Asked(Protocol):
     """`triton` or `rocserve`."""
 
     def unary(self, path: str, message: bytes) -> Outcome: ...
-    def stream(self, messages: Sequence[bytes]) -> Outcome: ...
+    def stream(self, messages: Iterable[bytes]) -> Outcome: ...
     def http(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Outcome: ...
 
 

@@ -7,7 +7,7 @@ import http.client
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -112,7 +112,7 @@ class Side:
             return self._refusal(error)
         return Outcome("OK", answer=unary_answer(path, data))
 
-    def stream(self, messages: Sequence[bytes]) -> Outcome:
+    def stream(self, messages: Iterable[bytes]) -> Outcome:
         call = self._channel.stream_stream(
             f"{GRPC_SERVICE}ModelStreamInfer", request_serializer=None, response_deserializer=None
         )
