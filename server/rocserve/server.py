@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from rocserve.amd_inference_server.service import AmdInferenceServerService
 from rocserve.backends.backend_config import with_backend_config
 from rocserve.backends.free_memory import host_memory_limit
 from rocserve.backends.host import Host
@@ -51,7 +52,6 @@ from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import ResponseCache
-from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions

@@ -26,9 +26,10 @@ from rocserve.config.model_folder import Listing, ModelFolder, check_agents_know
 from rocserve.config.plain import to_plain, version_policy, with_scalars
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature
-from rocserve.config.sources import Dialect, WrittenConfig, WrittenModel, read_written_config
+from rocserve.config.sources import read_written_config
 from rocserve.config.validation import check_loadable, check_model_config, check_readable, check_supported
 from rocserve.config.warmup import check_warmup, check_warmup_fits
+from rocserve.config.written import WrittenConfig, WrittenModel
 from rocserve.core import model_config as plain
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.flat_model import FlatModel
@@ -54,7 +55,8 @@ class ModelDefinition:
     """What the user should know, for the log."""
     model_filenames: tuple[str, ...]
     """Names or patterns of the model's file in a version folder, best first; empty for an ensemble."""
-    dialect: Dialect
+    is_amd: bool
+    """In AMD Inference Server's dialect."""
     source: str
     """The file that it was read from, relative to the folder."""
     repository: Path | None
@@ -94,7 +96,7 @@ def complete_definition(
     message = _copy(definition.message)
     warnings: tuple[str, ...] = ()
     if signature is not None:
-        if not strict and definition.dialect is Dialect.AMD:
+        if not strict and definition.is_amd:
             warnings += adopt(message, signature)
         answers_requests = definition.backend is not None and definition.backend.answers_requests
         if not strict and answers_requests:
@@ -235,7 +237,7 @@ class FolderReading:
         return definitions
 
     def _define(self, model: WrittenModel, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
-        message = self._named(model, written.dialect)
+        message = self._named(model, written)
         for step in message.ensemble_scheduling.step:
             # As in Triton: whatever is written, it is the ensemble's own.
             step.model_namespace = self.namespace
@@ -262,7 +264,7 @@ class FolderReading:
             backend=backend,
             warnings=warnings + self.files.ignored_versions,
             model_filenames=filenames,
-            dialect=written.dialect,
+            is_amd=written.is_amd,
             source=written.source,
             repository=self.repository,
             flat=self.flat,
@@ -287,9 +289,9 @@ class FolderReading:
             warnings=definition.warnings + warnings,
         )
 
-    def _named(self, model: WrittenModel, dialect: Dialect) -> ModelConfig:
+    def _named(self, model: WrittenModel, written: WrittenConfig) -> ModelConfig:
         message, name = _copy(model.message), self.name or self.folder.name
-        if dialect is Dialect.TRITON:
+        if not written.is_amd:
             message.name = name if self.renames else message.name or name
             if self.flat is not None:
                 message.default_model_filename = message.default_model_filename or self.flat.file

@@ -3,28 +3,18 @@ request may have one as JSON that takes its place."""
 
 from __future__ import annotations
 
-import enum
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
 
-from rocserve.config.amd_dialect import (
-    AmdModel,
-    is_amd_pbtxt,
-    is_amd_toml,
-    parse_amd_pbtxt,
-    parse_toml,
-    read_amd_toml,
-    translate,
-)
+from rocserve.amd_inference_server import configurations
 from rocserve.config.bounds import check_config_size
 from rocserve.config.model_folder import ModelFolder
 from rocserve.config.pbtxt import parse_model_config, read_text, suggest, unknown_value
+from rocserve.config.written import WrittenConfig, WrittenModel
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -102,30 +92,6 @@ CONFIGS_FOLDER = "configs"
 _WHAT = "configuration file"
 
 
-class Dialect(enum.Enum):
-    TRITON = "triton"
-    AMD = "amd"
-    """AMD Inference Server's: tensors are only described, so the loaded model's own are taken where they differ."""
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenModel:
-    """A configuration as its author wrote it; nothing is completed or checked yet."""
-
-    message: ModelConfig
-    model_filenames: tuple[str, ...] = ()
-    """Names or patterns of the model's file that the dialect demands; empty: the backend's."""
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenConfig:
-    models: tuple[WrittenModel, ...]
-    dialect: Dialect
-    source: str
-    """The file's name in the model folder, or what stands in its place."""
-    warnings: tuple[str, ...] = ()
-
-
 def read_written_config(
     folder: ModelFolder,
     name: str,
@@ -156,15 +122,15 @@ def read_written_config(
     toml = folder.find(TOML_FILENAME, _WHAT)
     if pbtxt is not None:
         written = _read_pbtxt(pbtxt, name)
-        if toml is None or written.dialect is Dialect.TRITON:
+        if toml is None or not written.is_amd:
             return written
     if toml is not None:
-        return _read_toml(toml, parse_toml(read_text(toml), toml.name), name)
+        return configurations.read_toml(toml, name)
     return _read_other_file(folder, name, strict)
 
 
 def _triton(message: ModelConfig, source: str) -> WrittenConfig:
-    return WrittenConfig((WrittenModel(message),), Dialect.TRITON, source)
+    return WrittenConfig((WrittenModel(message),), source)
 
 
 def _read_pbtxt(path: Path, name: str) -> WrittenConfig:
@@ -172,42 +138,26 @@ def _read_pbtxt(path: Path, name: str) -> WrittenConfig:
     try:
         return _triton(parse_model_config(text, path.name), path.name)
     except ServeError:
-        if not is_amd_pbtxt(text):
+        if not configurations.is_pbtxt(text):
             raise
-    return _amd((parse_amd_pbtxt(text, path.name),), name, path.name)
-
-
-def _read_toml(path: Path, document: dict[str, object], name: str) -> WrittenConfig:
-    models, warnings = read_amd_toml(document, path.name)
-    return _amd(models, name, path.name, warnings)
-
-
-def _amd(models: Sequence[AmdModel], name: str, source: str, warnings: tuple[str, ...] = ()) -> WrittenConfig:
-    translated = translate(models, name, source)
-    written = tuple(WrittenModel(model.message, model.model_filenames) for model in translated)
-    return WrittenConfig(written, Dialect.AMD, source, warnings)
+    return configurations.read_pbtxt(text, name, path.name)
 
 
 def _read_other_file(folder: ModelFolder, name: str, strict: bool) -> WrittenConfig:
     """AMD Inference Server lets the file have any name; other TOML files that lie there are left alone."""
-    found: list[tuple[Path, dict[str, object] | None]] = []
-    for filename in _visible_files(folder, ".toml"):
-        path = folder.resolve(filename, _WHAT)
-        document = _document_or_none(path)
-        if document is not None and is_amd_toml(document):
-            found.append((path, document))
+    tomls = (folder.resolve(filename, _WHAT) for filename in _visible_files(folder, ".toml"))
     # As there: TOML goes before pbtxt.
-    if not found:
-        found = [(folder.resolve(filename, _WHAT), None) for filename in _visible_files(folder, ".pbtxt")]
+    found = [path for path in tomls if configurations.is_toml(path)] or [
+        folder.resolve(filename, _WHAT) for filename in _visible_files(folder, ".pbtxt")
+    ]
     if len(found) > 1:
-        names = ", ".join(path.name for path, _ in found)
+        names = ", ".join(path.name for path in found)
         raise invalid_argument(
             f"model '{name}' has several configuration files: {names}; name the right one {CONFIG_FILENAME}"
         )
-    if found:
-        path, document = found[0]
-        return _read_pbtxt(path, name) if document is None else _read_toml(path, document, name)
-    return _no_file(folder, strict)
+    if not found:
+        return _no_file(folder, strict)
+    return (configurations.read_toml if found[0].suffix == ".toml" else _read_pbtxt)(found[0], name)
 
 
 def _no_file(folder: ModelFolder, strict: bool) -> WrittenConfig:
@@ -217,13 +167,6 @@ def _no_file(folder: ModelFolder, strict: bool) -> WrittenConfig:
             " auto-complete every model needs it"
         )
     return _triton(ModelConfig(), "no configuration file")
-
-
-def _document_or_none(path: Path) -> dict[str, object] | None:
-    try:
-        return parse_toml(read_text(path), path.name)
-    except ServeError:
-        return None
 
 
 def _visible_files(folder: ModelFolder, suffix: str) -> list[str]:

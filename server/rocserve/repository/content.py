@@ -19,7 +19,8 @@ from rocserve.config.definition import FolderReading, ModelDefinition
 from rocserve.config.image_models import MadeModel
 from rocserve.config.model_folder import select_versions
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
-from rocserve.config.sources import REQUEST_SOURCE, WrittenConfig
+from rocserve.config.sources import REQUEST_SOURCE
+from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_names import qualified
 from rocserve.repository.scan import ModelScan, scan_model

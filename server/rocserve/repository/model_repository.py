@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 
+from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
@@ -27,16 +27,11 @@ from rocserve.repository.scanner import RepositoryScan, RepositoryScanner
 from rocserve.repository.table import ModelTable
 from rocserve.repository.version import LifecycleContext, VersionState
 from rocserve.repository.watch import RepositoryWatch
-from rocserve.repository.worker_endpoints import WorkerEndpoints
 from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings
 from rocserve.settings.repository import WhatKind
 
 _TIMER_SLACK_SECONDS = 0.01
 """Timers may fire a moment early."""
-_NO_ENDPOINTS = (
-    "workers are not loaded by request; start the server with --model-control-mode=explicit, or with"
-    " --allow-amd-endpoints=true"
-)
 _NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 
 
@@ -91,7 +86,7 @@ class ModelRepository:
         )
         self._explicit = ExplicitControl(settings, context, self._scanner, reader, self._table, self._remotes)
         self._image_models = ImageModels(self._table, reader, self._background, settings.labels)
-        self._endpoints = WorkerEndpoints(settings, self._scanner, reader, self._table, tables, log)
+        self.endpoints = WorkerEndpoints(settings, self._scanner, reader, self._table, tables, self._background, log)
         self._scan_task: asyncio.Task[None] | None = None
         self._not_found: dict[str, str] = {}
         self._is_stopping = False
@@ -171,38 +166,11 @@ class ModelRepository:
         Raises:
             ServeError: UNAVAILABLE in another mode.
         """
-        if self._endpoints.has(name):
-            await self._endpoints.unload(name)
+        if self.endpoints.has(name):
+            await self.endpoints.unload(name)
             return
         self._check_explicit()
         self._explicit.unload(name, unload_dependents)
-
-    async def load_worker(self, worker: str, parameters: Mapping[str, ParameterValue]) -> str:
-        """Have a file served as an endpoint, whose name is returned; see worker_endpoints. Goes on even if the caller
-        is cancelled.
-
-        Raises:
-            ServeError: endpoints are not allowed or there are too many, there is no such worker, its file must not be
-                served, or the load failed.
-        """
-        if not self._settings.allow_endpoints:
-            raise unavailable(_NO_ENDPOINTS)
-        if self._is_stopping:
-            raise unavailable("Server exiting")
-        work = self._endpoints.load(worker, parameters)
-        return await asyncio.shield(self._background.start(work, f"load of worker {worker}"))
-
-    async def unload_worker(self, endpoint: str) -> None:
-        """Take an endpoint of `load_worker` away. Unknown names are fine."""
-        await self._endpoints.unload(endpoint)
-
-    def endpoints(self) -> list[str]:
-        """The models that answer requests, by their names; of an endpoint that is a chain, not its parts. On the
-        loop."""
-        stages = self._endpoints.stages
-        return sorted(
-            model.name for model in self._tables.table.all_models if model.latest and model.name not in stages
-        )
 
     def is_ready(self) -> bool:
         """Whether the server as a whole may be sent requests."""

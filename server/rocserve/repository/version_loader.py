@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.backends.base import Machine
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.model_folder import read_initial_states
 from rocserve.config.model_limits import time_limits
-from rocserve.config.sources import Dialect
 from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, unavailable
@@ -24,7 +24,6 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.core.serving import Responder
-from rocserve.core.single_items import SingleItems
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
@@ -117,7 +116,7 @@ class WorkerVersionLoader:
             complete = self._with_the_cache_there_is(complete_definition(definition, None, strict=self.strict))
             statistics = ModelStatistics(self.latencies.distributions(complete.config))
             answers = self._cached_answers(complete, version, statistics)
-            kind = ItemEnsemble if definition.dialect is Dialect.AMD else LoadedEnsemble
+            kind = ItemEnsemble if definition.is_amd else LoadedEnsemble
             ensemble = kind(
                 complete.config,
                 complete.serialized,
@@ -226,7 +225,7 @@ class WorkerVersionLoader:
         wiring.connect(scheduler, group.instances)
         seconds = time.monotonic() - started
         answers = self._cached_answers(complete, version, statistics)
-        kind = ItemModelVersion if definition.dialect is Dialect.AMD else LoadedModelVersion
+        kind = ItemModelVersion if definition.is_amd else LoadedModelVersion
         return kind(
             complete,
             version,

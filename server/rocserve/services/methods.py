@@ -9,11 +9,11 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from rocserve.amd_inference_server.service import AmdInferenceServerService
 from rocserve.core.errors import ServeError
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
-from rocserve.services.amd_inference_server import AmdInferenceServerService
 from rocserve.services.client_memory.service import ClientMemoryService
 from rocserve.services.log_control import LogControlService
 from rocserve.services.method import Method, QuickMethod, SlowMethod
@@ -66,7 +66,6 @@ def _without_paths(method: Method, paths: PrivatePaths) -> Method:
 
 def _methods(services: Services) -> Mapping[str, Method]:
     queries, control, memory = services.queries, services.repository_control, services.client_memory
-    amd = services.amd
     return {
         "ServerLive": QuickMethod(pb.ServerLiveRequest, queries.server_live),
         "ServerReady": QuickMethod(pb.ServerReadyRequest, queries.server_ready),
@@ -78,12 +77,7 @@ def _methods(services: Services) -> Mapping[str, Method]:
         "RepositoryIndex": QuickMethod(pb.RepositoryIndexRequest, queries.repository_index),
         "RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, control.load),
         "RepositoryModelUnload": SlowMethod(pb.RepositoryModelUnloadRequest, control.unload),
-        "ModelLoad": SlowMethod(pb.ModelLoadRequest, amd.model_load),
-        "ModelUnload": SlowMethod(pb.ModelUnloadRequest, amd.model_unload),
-        "WorkerLoad": SlowMethod(pb.WorkerLoadRequest, amd.worker_load),
-        "WorkerUnload": SlowMethod(pb.WorkerUnloadRequest, amd.worker_unload),
-        "ModelList": SlowMethod(pb.ModelListRequest, amd.model_list),
-        "HasHardware": QuickMethod(pb.HasHardwareRequest, amd.has_hardware),
+        **services.amd.methods(),
         "TraceSetting": QuickMethod(pb.TraceSettingRequest, services.trace_control.trace_setting),
         "LogSettings": QuickMethod(pb.LogSettingsRequest, services.log_control.log_settings),
         "SystemSharedMemoryStatus": QuickMethod(pb.SystemSharedMemoryStatusRequest, memory.system_status),

@@ -15,7 +15,6 @@ from rocserve.config.definition import (
     find_model_file,
 )
 from rocserve.config.ensemble_checks import check_ensemble
-from rocserve.config.sources import Dialect
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import EnsembleStep, InputConfig, OutputConfig
@@ -114,7 +113,7 @@ def test_one_model(
 ) -> None:
     folder = make_folder("flowers", {filename: text, "1/flowers-v2.onnx": ""})
     definition = _one(folder, registry)
-    assert definition.dialect is Dialect.AMD
+    assert definition.is_amd
     assert find_model_file(definition, folder / "1").name == "flowers-v2.onnx"
     complete = complete_definition(definition, flowers)
     assert complete.warnings == ()

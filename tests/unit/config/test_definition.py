@@ -13,7 +13,6 @@ from rocserve.config.definition import (
     find_model_file,
 )
 from rocserve.config.request_rules import ConfigRequest
-from rocserve.config.sources import Dialect
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ExecutionAccelerator
 from rocserve.core.requests import Signature
@@ -116,7 +115,7 @@ def test_amds_triton_port(make_folder: MakeFolder, registry: BackendRegistry) ->
 @pytest.mark.parametrize("broken", ["[[models]", 'name = "m"\nplatform = ', "tool = { a = 1 }"])
 def test_foreign_toml_is_left_alone(make_folder: MakeFolder, registry: BackendRegistry, broken: str) -> None:
     folder = make_folder("m", {"pyproject.toml": broken, "1/model.py": ""})
-    assert _one(folder, registry).dialect is Dialect.TRITON
+    assert not _one(folder, registry).is_amd
 
 
 def test_pbtxt_of_another_name(make_folder: MakeFolder, registry: BackendRegistry) -> None:

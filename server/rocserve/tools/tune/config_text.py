@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rocserve.config.completion import normalise
 from rocserve.config.pbtxt import parse_model_config, read_text
-from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, Dialect
+from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER
 from rocserve.config.validation import check_model_config
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.protocol.model_config_pb2 import ModelConfig
@@ -160,7 +160,7 @@ def config_path(model: ToolModel, config_name: str) -> Path:
     definition = model.definition
     if definition is None:
         raise invalid_argument("--write: a bare file has no config.pbtxt; give a model's folder")
-    if definition.dialect is not Dialect.TRITON:
+    if definition.is_amd:
         raise invalid_argument(
             f"--write: {definition.source} is written for AMD Inference Server, which has no fields for the choice;"
             f" `rocserve config` prints it as a {CONFIG_FILENAME}"

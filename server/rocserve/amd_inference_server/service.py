@@ -1,24 +1,17 @@
-"""What AMD Inference Server's clients ask for beside KServe's methods: models, workers and hardware by name."""
+"""The calls of AMD Inference Server's clients beside KServe's methods: models, workers and hardware by name."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.serving import ServingTableHolder
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.parameters import read_parameters
+from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
-
-
-class Hardware(Protocol):
-    """What the machine has."""
-
-    @property
-    def architectures(self) -> Sequence[str]:
-        """Of each GPU that may be used, e.g. "gfx90a"; "" where it is not known."""
+from rocserve.services.method import Method, QuickMethod, SlowMethod
 
 
 class AmdInferenceServerService:
@@ -28,13 +21,24 @@ class AmdInferenceServerService:
         ServeError: as a load by Triton's methods does.
     """
 
-    def __init__(self, tables: ServingTableHolder, repository: ModelRepository, hardware: Hardware) -> None:
+    def __init__(self, tables: ServingTableHolder, repository: ModelRepository, machine: ThisMachine) -> None:
         self._tables = tables
         self._repository = repository
-        self._hardware = hardware
+        self._machine = machine
+
+    def methods(self) -> Mapping[str, Method]:
+        """By name."""
+        return {
+            "ModelLoad": SlowMethod(pb.ModelLoadRequest, self.model_load),
+            "ModelUnload": SlowMethod(pb.ModelUnloadRequest, self.model_unload),
+            "WorkerLoad": SlowMethod(pb.WorkerLoadRequest, self.worker_load),
+            "WorkerUnload": SlowMethod(pb.WorkerUnloadRequest, self.worker_unload),
+            "ModelList": SlowMethod(pb.ModelListRequest, self.model_list),
+            "HasHardware": QuickMethod(pb.HasHardwareRequest, self.has_hardware),
+        }
 
     async def model_load(self, request: pb.ModelLoadRequest) -> pb.ModelLoadResponse:
-        """A model that is served already is loaded, whoever says what is: that server knows no modes."""
+        """A model that is served already counts as loaded in any mode: that server knows none."""
         name = self._known_name(request.name)
         if request.parameters:
             raise invalid_argument(
@@ -54,20 +58,20 @@ class AmdInferenceServerService:
         return pb.ModelUnloadResponse()
 
     async def worker_load(self, request: pb.WorkerLoadRequest) -> pb.WorkerLoadResponse:
-        endpoint = await self._repository.load_worker(request.name.lower(), read_parameters(request.parameters))
+        endpoint = await self._repository.endpoints.load(request.name.lower(), read_parameters(request.parameters))
         return pb.WorkerLoadResponse(endpoint=endpoint)
 
     async def worker_unload(self, request: pb.WorkerUnloadRequest) -> pb.WorkerUnloadResponse:
-        await self._repository.unload_worker(request.name.lower())
+        await self._repository.endpoints.unload(request.name.lower())
         return pb.WorkerUnloadResponse()
 
     async def model_list(self, request: pb.ModelListRequest) -> pb.ModelListResponse:
-        return pb.ModelListResponse(models=self._repository.endpoints())
+        return pb.ModelListResponse(models=self._repository.endpoints.listed_models())
 
     def has_hardware(self, request: pb.HasHardwareRequest) -> pb.HasHardwareResponse:
         """Of "GPU", of an architecture such as "gfx90a", and of "CPU"; there are none of what is unknown here."""
         name = request.name.lower()
-        gpus = self._hardware.architectures
+        gpus = self._machine.architectures
         if name == "cpu":
             count = len(os.sched_getaffinity(0))
         else:

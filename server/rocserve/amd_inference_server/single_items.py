@@ -6,12 +6,11 @@ input nor the shape of BYTES, which its clients fill with the length of the one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.memo import Memo
-from rocserve.core.model_config import InputConfig, ModelConfig
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, TensorHead, encode_bytes_elements
@@ -39,36 +38,38 @@ class SingleItems:
         self._heads = Memo[RequestHead, _BatchedHead]()
 
     def take(self, request: InferRequest, responder: Responder) -> tuple[InferRequest, Responder]:
-        """The request in the form that the model expects, and who answers it then. The request itself stays as it is:
-        it may be given to another version."""
-        data = self._with_elements(request) if self._has_bytes else request.data
-        known = self._heads.get(request.head)
+        """The request in the form that the model expects, and its responder. The request itself stays as it is: it may
+        be given to another version."""
+        head, data = request.head, request.data
+        known = self._heads.get(head)
         if known is None:
-            known = self._batched(request.head, data)
-            # What holds for BYTES depends on the data.
-            if not request.head.is_typed and not self._has_bytes:
-                self._heads.keep(request.head, known)
-        is_typed = request.head.is_typed
-        if known.head is not request.head:
+            given = [self._given(entry, part) for entry, part in zip(head.inputs, data, strict=True)]
+            data = [part for _, part in given]
+            known = self._batched(head, tuple(entry for entry, _ in given))
+            # The shape of BYTES depends on the data.
+            if not head.is_typed and not self._has_bytes:
+                self._heads.keep(head, known)
+        if known.head is not head:
             request = replace(request, head=known.head, data=data)
-        if known.is_item or is_typed:
-            responder = _ItemResponder(responder, known.is_item, is_typed)
+        if known.is_item or head.is_typed:
+            responder = _ItemResponder(responder, known.is_item, head.is_typed)
         return request, responder
 
-    def _with_elements(self, request: InferRequest) -> list[Buffer]:
-        """The data, a file that comes as a row of UINT8 for BYTES as the one element."""
-        return [
-            encode_bytes_elements([bytes(data)]) if self._is_file(entry) else data
-            for entry, data in zip(request.head.inputs, request.data, strict=True)
-        ]
+    def _given(self, entry: InputHead, data: Buffer) -> tuple[InputHead, Buffer]:
+        """An input under the model's name for it; one element of BYTES in the model's shape, a file as such a one."""
+        if self._only and entry.name not in self._inputs:
+            entry = replace(entry, name=self._only)
+        expected = self._inputs.get(entry.name)
+        if expected is None or expected.datatype is not DataType.BYTES:
+            return entry, data
+        is_file = entry.datatype == DataType.UINT8.value and len(entry.shape) == 1
+        if is_file:
+            entry, data = replace(entry, datatype=DataType.BYTES.value), encode_bytes_elements([bytes(data)])
+        if is_file or _is_one_element(entry, data):
+            entry = replace(entry, shape=(1,) * len(expected.dims))
+        return entry, data
 
-    def _is_file(self, entry: InputHead) -> bool:
-        expected = self._inputs.get(entry.name) or self._inputs.get(self._only)
-        is_row = entry.datatype == DataType.UINT8.value and len(entry.shape) == 1
-        return is_row and expected is not None and expected.datatype is DataType.BYTES
-
-    def _batched(self, head: RequestHead, data: Sequence[Buffer]) -> _BatchedHead:
-        entries = tuple(self._named(entry, part) for entry, part in zip(head.inputs, data, strict=True))
+    def _batched(self, head: RequestHead, entries: tuple[InputHead, ...]) -> _BatchedHead:
         is_item = bool(entries) and all(self._is_item(entry) for entry in entries)
         if is_item:
             entries = tuple(replace(entry, shape=(1, *entry.shape)) for entry in entries)
@@ -76,26 +77,14 @@ class SingleItems:
             return _BatchedHead(head, False)
         return _BatchedHead(replace(head, inputs=entries), is_item)
 
-    def _named(self, entry: InputHead, data: Buffer) -> InputHead:
-        if self._has_bytes and self._is_file(entry):
-            entry = replace(entry, datatype=DataType.BYTES.value)
-        if self._only and entry.name not in self._inputs:
-            entry = replace(entry, name=self._only)
-        expected = self._inputs.get(entry.name)
-        if expected is not None and expected.datatype is DataType.BYTES and _is_one_element(entry, data):
-            entry = replace(entry, shape=(1,) * len(expected.dims))
-        return entry
-
     def _is_item(self, entry: InputHead) -> bool:
         expected = self._inputs.get(entry.name)
-        return expected is not None and _lacks_the_batch(entry, expected, self._batching)
-
-
-def _lacks_the_batch(entry: InputHead, expected: InputConfig, batching: bool) -> bool:
-    if batching:
-        return len(entry.shape) == len(expected.dims)
-    # A model with a batch of one of its own.
-    return len(entry.shape) == len(expected.dims) - 1 and expected.dims[0] in (1, -1)
+        if expected is None:
+            return False
+        if self._batching:
+            return len(entry.shape) == len(expected.dims)
+        # A model with a batch of one of its own.
+        return len(entry.shape) == len(expected.dims) - 1 and expected.dims[0] in (1, -1)
 
 
 def _is_one_element(entry: InputHead, data: Buffer) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
-from rocserve.core.single_items import SingleItems
 from rocserve.core.tensors import encode_bytes_elements, tensor_from_numpy
 
 

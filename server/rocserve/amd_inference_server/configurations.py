@@ -1,0 +1,365 @@
+"""AMD Inference Server's configurations as ModelConfig messages.
+
+They are config.toml, one model or the stages of a chain as [[models]], and config.pbtxt with `inputs`, `outputs`,
+`datatype: "FP32"`, `shape: [...]`.
+
+Its shapes are those of one item, and its workers batch: so a translated model has a max_batch_size, which falls to 0
+when the loaded model turns out not to batch.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rocserve.backends.registry import ENSEMBLE_PLATFORM
+from rocserve.config.datatypes import type_number
+from rocserve.config.pbtxt import parse_text, read_text
+from rocserve.config.written import WrittenConfig, WrittenModel
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.protocol.amd_config_pb2 import Config
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+
+_NAMES = {datatype.value: datatype for datatype in DataType}
+
+
+@dataclass(frozen=True, slots=True)
+class AmdTensor:
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    """Of one item, without a batch dimension."""
+    id: str = ""
+    """The link of a chain: an input takes the output of the same id; empty means the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmdModel:
+    name: str
+    platform: str
+    inputs: tuple[AmdTensor, ...]
+    outputs: tuple[AmdTensor, ...]
+    id: str = ""
+    """In a chain: the name of the stage's model file."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+def _datatype(name: str, where: str) -> DataType:
+    """Of "FP32" or "Fp32". Raises: ServeError INVALID_ARGUMENT for an unknown one."""
+    datatype = _NAMES.get(name.upper())
+    if datatype is None:
+        raise invalid_argument(f"{where}: unknown datatype '{name}'; expected one of: {', '.join(_NAMES)}")
+    return datatype
+
+
+_POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
+_MODEL_KEYS = {"name", "platform", "id", "inputs", "outputs"}
+_TENSOR_KEYS = {"name", "datatype", "shape", "id"}
+
+
+def is_toml(path: Path) -> bool:
+    """Whether a TOML file is a model's configuration, and not some other one that lies beside it."""
+    try:
+        document = _toml_document(path)
+    except ServeError:
+        return False
+    return "models" in document or {"name", "platform"} <= document.keys()
+
+
+def _toml_document(path: Path) -> dict[str, Any]:
+    """Raises: ServeError INVALID_ARGUMENT with file, line and column."""
+    source, text = path.name, read_text(path)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        match = _POSITION.search(str(error))
+        lines = text.split("\n")
+        line = int(match["line"]) if match and match["line"] else len(lines)
+        column = int(match["column"]) if match and match["column"] else len(lines[-1]) + 1
+        reason = _POSITION.sub("", str(error))
+        raise invalid_argument(f"{source}:{line}:{column}: {reason[:1].lower()}{reason[1:]}") from None
+    except RecursionError:
+        raise invalid_argument(f"{source}: nested too deeply") from None
+
+
+def read_toml(path: Path, name: str) -> WrittenConfig:
+    """The models of a file in their order, with warnings about keys without meaning.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT that names the key that is missing or wrong.
+    """
+    document = _toml_document(path)
+    warnings: list[str] = []
+    top = _Table(document, path.name, "", warnings)
+    if "models" in document:
+        top.warn_of_unknown({"models"})
+        models = [_toml_model(stage, id_required=True) for stage in top.tables("models")]
+    else:
+        models = [_toml_model(top, id_required=False)]
+    return _translated(models, name, path.name, tuple(warnings))
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A TOML table, and where it stands in the document, for errors."""
+
+    values: Mapping[str, Any]
+    source: str
+    path: str
+    warnings: list[str]
+
+    def string(self, key: str, *, required: bool = True) -> str:
+        value = self.values.get(key)
+        if value is None and not required:
+            return ""
+        if not isinstance(value, str) or (required and not value):
+            raise self.wrong(key, "a string that is not empty", value)
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        value = self.values.get(key)
+        # bool is an int to isinstance.
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self.wrong(key, "an array of integers", value)
+        return tuple(value)
+
+    def tables(self, key: str) -> list[_Table]:
+        value = self.values.get(key)
+        if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+            raise self.wrong(key, f"an array of tables ([[{key}]]) with at least one", value)
+        prefix = f"{self.path}.{key}" if self.path else key
+        return [_Table(item, self.source, f"{prefix}[{index}]", self.warnings) for index, item in enumerate(value)]
+
+    def warn_of_unknown(self, known: set[str]) -> None:
+        unknown = sorted(set(self.values) - known)
+        if unknown:
+            self.warnings.append(f"{self.where}: keys without effect: {', '.join(unknown)}")
+
+    def wrong(self, key: str, expected: str, value: object) -> ServeError:
+        if value is None:
+            return invalid_argument(f"{self.where}: the configuration must have '{key}', {expected}")
+        return invalid_argument(f"{self.where}: '{key}' must be {expected}, got {value!r}")
+
+    @property
+    def where(self) -> str:
+        return f"{self.source}: {self.path}" if self.path else self.source
+
+
+def _toml_model(table: _Table, *, id_required: bool) -> AmdModel:
+    table.warn_of_unknown(_MODEL_KEYS)
+    return AmdModel(
+        name=table.string("name"),
+        platform=table.string("platform"),
+        id=table.string("id", required=id_required),
+        inputs=tuple(_toml_tensor(tensor) for tensor in table.tables("inputs")),
+        outputs=tuple(_toml_tensor(tensor) for tensor in table.tables("outputs")),
+    )
+
+
+def _toml_tensor(table: _Table) -> AmdTensor:
+    table.warn_of_unknown(_TENSOR_KEYS)
+    return AmdTensor(
+        name=table.string("name"),
+        datatype=_datatype(table.string("datatype"), table.where),
+        shape=table.integers("shape"),
+        id=table.string("id", required=False),
+    )
+
+
+_COMMENT = re.compile(r"#[^\n]*")
+_THEIRS = re.compile(r"(?m)^\s*(?:inputs|outputs)\s*[:\[{<]")
+_TRITONS = re.compile(r"\b(?:input|output|data_type|dims|max_batch_size|instance_group|dynamic_batching)\s*[:\[{<]")
+
+
+def is_pbtxt(text: str) -> bool:
+    """Whether a text that is no ModelConfig is meant as this dialect."""
+    bare = _COMMENT.sub("", text)
+    return bool(_THEIRS.search(bare)) and not _TRITONS.search(bare)
+
+
+def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
+    """The one model of a file.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT with file, line and column, or with the field that is missing or wrong.
+    """
+    config = Config()
+    parse_text(text, config, source)
+    for required in ("name", "platform", "inputs", "outputs"):
+        if not getattr(config, required):
+            raise invalid_argument(f"{source}: the configuration must have '{required}'")
+    model = AmdModel(
+        config.name,
+        config.platform,
+        _pbtxt_tensors(config.inputs, f"{source}: inputs"),
+        _pbtxt_tensors(config.outputs, f"{source}: outputs"),
+        parameters={key: _parameter(value) for key, value in sorted(config.parameters.items())},
+    )
+    return _translated((model,), name, source)
+
+
+def _pbtxt_tensors(tensors: Iterable[Any], where: str) -> tuple[AmdTensor, ...]:
+    return tuple(
+        AmdTensor(tensor.name, _datatype(tensor.datatype, f"{where} '{tensor.name}'"), tuple(tensor.shape))
+        for tensor in tensors
+    )
+
+
+def _parameter(value: Any) -> str:
+    choice = value.WhichOneof("parameter_choice")
+    return parameter_text(getattr(value, choice)) if choice else ""
+
+
+def parameter_text(value: bool | float | str) -> str:
+    """A parameter as ModelConfig holds it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+BATCH_SIZE = 64
+"""The batch of AMD Inference Server's MIGraphX and rocAL workers, unless the parameter `batch` says otherwise."""
+
+_EXTENSIONS = {
+    "tensorflow_graphdef": ".pb",
+    "onnx_onnxv1": ".onnx",
+    "migraphx_mxr": ".mxr",
+    "rocal_json": ".json",
+}
+"""By platform: a single model's file may have any name."""
+
+
+def _translated(models: Sequence[AmdModel], name: str, source: str, warnings: tuple[str, ...] = ()) -> WrittenConfig:
+    """One model, or for a chain the ensemble, which bears the folder's name, followed by its members.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT for a name that is not the folder's, or a chain whose ids do not join.
+    """
+    if models[0].name != name:
+        first = "; the first model of a chain names the chain" if len(models) > 1 else ""
+        raise invalid_argument(
+            f"unexpected directory name '{name}' for model '{models[0].name}', directory name must equal model name"
+            f"{first}"
+        )
+    if len(models) == 1:
+        written: tuple[WrittenModel, ...] = (translated_model(models[0], name, source),)
+    else:
+        names = _member_names(models, name)
+        members = [translated_model(model, member, source) for model, member in zip(models, names, strict=True)]
+        written = (WrittenModel(_ensemble(models, names, name, source)), *members)
+    return WrittenConfig(written, source, warnings, is_amd=True)
+
+
+def translated_model(model: AmdModel, name: str, source: str) -> WrittenModel:
+    """Raises: ServeError INVALID_ARGUMENT for the parameter `batch`."""
+    message = ModelConfig(name=name, platform=model.platform, default_model_filename=model.id)
+    message.max_batch_size = _batch_size(model, source)
+    if message.max_batch_size > 1:
+        message.dynamic_batching.SetInParent()
+    for tensor in model.inputs:
+        fill(message.input.add(), tensor)
+    for tensor in model.outputs:
+        fill(message.output.add(), tensor)
+    for key, value in model.parameters.items():
+        # `batch` too: MIGraphX compiles the one size that it says.
+        message.parameters[key].string_value = value
+    extension = _EXTENSIONS.get(model.platform)
+    filenames = (model.id,) if model.id else (f"*{extension}",) if extension else ()
+    return WrittenModel(message, filenames)
+
+
+def _batch_size(model: AmdModel, source: str) -> int:
+    text = model.parameters.get("batch", str(BATCH_SIZE))
+    if not text.isdecimal() or not 1 <= int(text) < 2**31:
+        raise invalid_argument(f"{source}: parameter 'batch' must be a positive integer, got '{text}'")
+    return int(text)
+
+
+def fill(tensor: ModelInput | ModelOutput, given: AmdTensor, name: str = "") -> None:
+    """`name`: in place of its own."""
+    tensor.name = name or given.name
+    tensor.data_type = type_number(given.datatype)
+    tensor.dims.extend(given.shape or (1,))
+    if not given.shape:
+        tensor.reshape.SetInParent()
+
+
+def _member_names(stages: Sequence[AmdModel], name: str) -> list[str]:
+    """<chain>_<stem of the stage's file>; the stage's place is added where two stages share a file."""
+    stems = [PurePosixPath(stage.id).stem for stage in stages]
+    shared = {stem for stem, count in Counter(stems).items() if count > 1}
+    return [f"{name}_{stem}_{index}" if stem in shared else f"{name}_{stem}" for index, stem in enumerate(stems)]
+
+
+def _ensemble(stages: Sequence[AmdModel], members: Sequence[str], name: str, source: str) -> ModelConfig:
+    """The stages joined: an input takes the output of the same id; other ends belong to the client.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT when the ids do not make a chain.
+    """
+    written = _written_ids(stages, source)
+    inner = written & {tensor.id for stage in stages for tensor in stage.inputs if tensor.id}
+    ensemble = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
+    ensemble.max_batch_size = min(_batch_size(stage, source) for stage in stages)
+    for index, (stage, member) in enumerate(zip(stages, members, strict=True)):
+        where = f"{source}: models[{index}] ('{stage.name}')"
+        step = ensemble.ensemble_scheduling.step.add(model_name=member, model_version=-1)
+        for tensor in stage.inputs:
+            if tensor.id in inner:
+                step.input_map[tensor.name] = _inner_name(tensor)
+                continue
+            if index > 0 and tensor.id:
+                raise invalid_argument(
+                    f"{where}: input '{tensor.name}' has id '{tensor.id}', which no output has; ids of outputs:"
+                    f" {', '.join(sorted(written)) or 'none'}"
+                )
+            step.input_map[tensor.name] = _add_end(ensemble, "input", tensor, tensor.name, where)
+        for tensor in stage.outputs:
+            if tensor.id in inner:
+                step.output_map[tensor.name] = _inner_name(tensor)
+                continue
+            end = _output_name(tensor, ensemble, where)
+            step.output_map[tensor.name] = _add_end(ensemble, "output", tensor, end, where)
+    if not ensemble.input or not ensemble.output:
+        end = "output" if ensemble.input else "input"
+        raise invalid_argument(f"{source}: every {end} is linked to another stage; leave one with an empty id")
+    return ensemble
+
+
+def _written_ids(stages: Sequence[AmdModel], source: str) -> set[str]:
+    ids = Counter(tensor.id for stage in stages for tensor in stage.outputs if tensor.id)
+    for tensor_id, count in ids.items():
+        if count > 1:
+            raise invalid_argument(f"{source}: {count} outputs have the id '{tensor_id}'; each id may stand once")
+    return set(ids)
+
+
+def _inner_name(tensor: AmdTensor) -> str:
+    """Of a tensor between stages; the prefix keeps it apart from the names of the client's tensors."""
+    return f"id:{tensor.id}"
+
+
+def _output_name(tensor: AmdTensor, ensemble: ModelConfig, where: str) -> str:
+    """An ensemble's tensors share one space of names, so an output named as an input has its id as its name."""
+    inputs = {end.name for end in ensemble.input}
+    if tensor.name not in inputs:
+        return tensor.name
+    if tensor.id and tensor.id not in inputs:
+        return tensor.id
+    raise invalid_argument(
+        f"{where}: output '{tensor.name}' has the name of an input of the chain; give it an id of its own, under which"
+        " it will be answered"
+    )
+
+
+def _add_end(ensemble: ModelConfig, what: str, tensor: AmdTensor, name: str, where: str) -> str:
+    """Add a tensor of the client's as an "input" or "output" of the ensemble; its name."""
+    ends = getattr(ensemble, what)
+    if any(end.name == name for end in ends):
+        raise invalid_argument(f"{where}: the chain would have two {what}s named '{name}'; rename one or link it by id")
+    fill(ends.add(), tensor, name)
+    return name
