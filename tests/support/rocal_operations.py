@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.rocal.image import Image
+from rocserve.backends.rocal.image import Extent, Image, ResultExtent
 from rocserve.backends.rocal.operations.base import Call
 from rocserve.backends.rocal.pipeline import parse_pipeline
 
@@ -91,6 +91,11 @@ def picture(height: int, width: int, channels: int = 3, seed: int = 5) -> Array:
     coarse = random.integers(0, 256, (height // 4 + 2, width // 4 + 2, channels))
     smooth = np.repeat(np.repeat(coarse, 4, axis=0), 4, axis=1)[:height, :width]
     return np.clip(smooth + random.integers(-30, 31, smooth.shape), 0, 255).astype(np.uint8)
+
+
+def seen(pixels: Array, height: int, width: int) -> Image:
+    """An image of which the next operation sees so much."""
+    return Image(pixels, ResultExtent(Extent(*pixels.shape[:2]), Extent(height, width)))
 
 
 def result(operation: Call, pixels: Array, as_float: bool = False) -> Array:

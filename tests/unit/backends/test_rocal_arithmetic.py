@@ -85,7 +85,7 @@ def test_an_operation_on_any_picture(name: str, as_float: bool, kind: str) -> No
         expected = rocal_reference.run_pipeline([{**operation, "dtype": "FLOAT" if as_float else "UINT8"}], pixels)
         keys = {key: value for key, value in operation.items() if key != "operation"}
         given = make(name, **keys).run(Image.whole(pixels), as_float=as_float)
-        assert (given.valid_height, given.valid_width) == (expected.height, expected.width), operation
+        assert given.valid.shape[:2] == (expected.height, expected.width), operation
         right = ~expected.mistaken[: expected.height, : expected.width]
         levels, wanted = (image.valid[right] for image in (given, expected))
         assert levels.dtype == wanted.dtype

@@ -26,7 +26,7 @@ def numbered(height: int, width: int, channels: int = 3) -> Pixels:
 
 
 def run(operation: Call, pixels: Pixels, as_float: bool = False) -> Pixels:
-    return operation.run(Image.whole(pixels), as_float=as_float).pixels
+    return operation.run(Image.whole(pixels), as_float=as_float).padded
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_resize_crop_mirror_fixed_crops_first() -> None:
 )
 def test_the_next_operation_sees_no_more_than_the_crop(operation: Call, valid: tuple[int, int]) -> None:
     image = operation.run(Image.whole(numbered(40, 40)), as_float=False)
-    assert image.pixels.shape == (24, 16, 3)
+    assert image.padded.shape == (24, 16, 3)
     assert image.valid.shape == (*valid, 3)
     known = operation.extent(ResultExtent.whole(Extent(40, 40)))
     assert (known.size, known.valid) == (Extent(24, 16), Extent(*valid))
     following = call("CropFixed", 50, 50, 0, 0).run(image, as_float=False)
-    np.testing.assert_array_equal(following.pixels, image.pixels[: valid[0], : valid[1]])
+    np.testing.assert_array_equal(following.padded, image.padded[: valid[0], : valid[1]])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.rocal_operations import Array, half_even, make, picture, result
+from support.rocal_operations import Array, half_even, make, picture, result, seen
 
 from rocserve.backends.rocal.image import Extent, Image, PixelsError, ResultExtent
 from rocserve.backends.rocal.pipeline import parse_pipeline
@@ -31,18 +31,18 @@ def blend(ratio: float) -> Any:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_blend_mixes_level_by_level(ratio: float, channels: int) -> None:
     first, second = picture(5, 7, channels, seed=1), picture(5, 7, channels, seed=2)
-    given = blend(ratio).run(Image.whole(first), Image.whole(second), as_float=False).pixels
+    given = blend(ratio).run(Image.whole(first), Image.whole(second), as_float=False).padded
     for place in np.ndindex(first.shape):
         one, other = int(first[place]), int(second[place])
         assert given[place] == half_even((one - other) * ratio + other)
-    floats = blend(ratio).run(Image.whole(first), Image.whole(second), as_float=True).pixels
+    floats = blend(ratio).run(Image.whole(first), Image.whole(second), as_float=True).padded
     assert floats.dtype == np.float32
     np.testing.assert_array_equal(floats, given)
 
 
 def test_blend_takes_the_valid_parts_of_two_images() -> None:
-    mixed = blend(1).run(Image(PIXELS, 4, 5), Image(picture(20, 20), 4, 5), as_float=False)
-    np.testing.assert_array_equal(mixed.pixels, PIXELS[:4, :5])
+    mixed = blend(1).run(seen(PIXELS, 4, 5), seen(picture(20, 20), 4, 5), as_float=False)
+    np.testing.assert_array_equal(mixed.padded, PIXELS[:4, :5])
 
 
 def test_blend_refuses_two_sizes() -> None:
@@ -99,9 +99,9 @@ def test_nothing_but_the_shift_is_left_of_an_even_picture() -> None:
 
 
 def test_normalize_leaves_what_is_not_valid_black() -> None:
-    image = make("normalize", axes=[0, 1], shift=5).run(Image(PIXELS, 4, 6), as_float=True)
-    assert image.pixels.shape == PIXELS.shape
-    assert not image.pixels[4:].any() and not image.pixels[:, 6:].any()
+    image = make("normalize", axes=[0, 1], shift=5).run(seen(PIXELS, 4, 6), as_float=True)
+    assert image.padded.shape == PIXELS.shape
+    assert not image.padded[4:].any() and not image.padded[:, 6:].any()
     np.testing.assert_allclose(image.valid.mean(axis=(0, 1)), [5, 5, 5], rtol=1e-4)
 
 
@@ -148,6 +148,6 @@ def test_slice_trims_or_refuses_what_stands_out() -> None:
 @pytest.mark.parametrize("as_float", [False, True])
 def test_the_image_is_passed_on(name: str, as_float: bool) -> None:
     np.testing.assert_array_equal(result(make(name), PIXELS, as_float), PIXELS)
-    image = make(name).run(Image(PIXELS, 4, 6), as_float=as_float)
-    assert (image.pixels.shape, image.valid_height, image.valid_width) == (PIXELS.shape, 4, 6)
+    image = make(name).run(seen(PIXELS, 4, 6), as_float=as_float)
+    assert (image.padded.shape, image.valid.shape[:2]) == (PIXELS.shape, (4, 6))
     np.testing.assert_array_equal(image.valid, PIXELS[:4, :6])

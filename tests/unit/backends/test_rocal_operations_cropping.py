@@ -116,7 +116,7 @@ def test_roi_resize_stretches_a_part(interpolation: str, as_float: bool) -> None
     )
     image = operation.run(Image.whole(PIXELS), as_float=as_float)
     stretch = make("resize", resize_width=12, resize_height=30, interpolation_type=interpolation)
-    np.testing.assert_array_equal(image.pixels, result(stretch, PIXELS[4:13, 5:22].copy(), as_float))
+    np.testing.assert_array_equal(image.padded, result(stretch, PIXELS[4:13, 5:22].copy(), as_float))
     # The next operation sees as much as the part had, up to the result's size.
-    assert (image.valid_height, image.valid_width) == (9, 12)
+    assert image.valid.shape[:2] == (9, 12)
     assert operation.extent(ResultExtent.whole(Extent(23, 31))) == ResultExtent(Extent(30, 12), Extent(9, 12))

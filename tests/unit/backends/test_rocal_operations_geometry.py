@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support.rocal_operations import Array, assert_rounded, make, picture, result
+from support.rocal_operations import Array, assert_rounded, make, picture, result, seen
 
-from rocserve.backends.rocal.image import Extent, Image, ResultExtent
+from rocserve.backends.rocal.image import Extent, ResultExtent
 
 SIZES = [(1, 1), (2, 3), (9, 8), (12, 21), (16, 16)]
 Place = tuple[np.float32, np.float32]
@@ -106,9 +106,9 @@ def test_transpose_exchanges_height_and_width(channels: int) -> None:
 
 
 def test_transpose_turns_the_valid_part_too() -> None:
-    turned = make("transpose", perm=[1, 0, 2]).run(Image(picture(6, 8), 3, 5), as_float=False)
-    assert turned.pixels.shape == (8, 6, 3)
-    assert (turned.valid_height, turned.valid_width) == (5, 3)
+    turned = make("transpose", perm=[1, 0, 2]).run(seen(picture(6, 8), 3, 5), as_float=False)
+    assert turned.padded.shape == (8, 6, 3)
+    assert turned.valid.shape[:2] == (5, 3)
     known = make("transpose", perm=[1, 0, 2]).extent(ResultExtent(Extent(6, 8), Extent(None, None)))
     assert known == ResultExtent(Extent(8, 6), Extent(None, None))
 
@@ -173,8 +173,8 @@ def test_of_a_padded_image_the_valid_part_is_turned_and_all_is_handed_on() -> No
     padded = np.zeros((10, 12, 3), dtype=np.uint8)
     padded[:8, :9] = picture(8, 9)
     operation = make("rotate", angle=25)
-    turned = operation.run(Image(padded, 8, 9), as_float=True)
+    turned = operation.run(seen(padded, 8, 9), as_float=True)
     assert turned.valid.shape == (10, 12, 3)
-    np.testing.assert_array_equal(turned.pixels[:8, :9], result(operation, picture(8, 9)))
+    np.testing.assert_array_equal(turned.padded[:8, :9], result(operation, picture(8, 9)))
     size = Extent(10, 12)
     assert operation.extent(ResultExtent(size, Extent(None, None))) == ResultExtent(size, size)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.rocal_operations import Array, assert_rounded, make, picture, result
+from support.rocal_operations import Array, assert_rounded, make, picture, result, seen
 
 from rocserve.backends.rocal.image import Extent, Image, ResultExtent
 
@@ -41,14 +41,14 @@ def test_size_of_the_result(keys: dict[str, Any], size: tuple[int, int], valid: 
     operation = make("resize", interpolation_type="NEAREST_NEIGHBOR", **keys)
     assert operation.extent(ResultExtent.whole(source)) == ResultExtent(Extent(*size), Extent(*valid))
     image = operation.run(Image.whole(np.full((375, 500, 3), 77, dtype=np.uint8)), as_float=False)
-    assert image.pixels.shape == (*size, 3)
-    assert (image.valid_height, image.valid_width) == valid
+    assert image.padded.shape == (*size, 3)
+    assert image.valid.shape[:2] == valid
     assert (image.valid == 77).all()
     # All that is not valid is black.
-    assert int(image.pixels.astype(np.int64).sum()) == 77 * 3 * math.prod(valid)
+    assert int(image.padded.astype(np.int64).sum()) == 77 * 3 * math.prod(valid)
     normalised = make("resize_mirror_normalize", **keys).run(Image.whole(picture(375, 500)), as_float=True)
-    assert (normalised.valid_height, normalised.valid_width) == valid
-    assert normalised.pixels.shape == (*size, 3)
+    assert normalised.valid.shape[:2] == valid
+    assert normalised.padded.shape == (*size, 3)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_size_for_images_of_unknown_size(keys: dict[str, Any], size: Extent, val
 
 
 def test_a_side_that_is_kept_is_that_of_the_whole_image_where_it_is_padded() -> None:
-    image = Image(picture(30, 40), 20, 25)
+    image = seen(picture(30, 40), 20, 25)
     stretched = make("resize", resize_width=10, scaling_mode="STRETCH").run(image, as_float=False)
-    assert stretched.pixels.shape == (30, 10, 3)
-    assert (stretched.valid_height, stretched.valid_width) == (20, 10)
-    assert not stretched.pixels[20:].any()
+    assert stretched.padded.shape == (30, 10, 3)
+    assert stretched.valid.shape[:2] == (20, 10)
+    assert not stretched.padded[20:].any()
 
 
 def test_linear_is_the_resize_of_the_servers_json() -> None:

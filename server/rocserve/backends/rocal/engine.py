@@ -18,8 +18,7 @@ import numpy as np
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
-from rocserve.backends.rocal.image import Image, Pixels, PixelsError
-from rocserve.backends.rocal.operations.base import Call
+from rocserve.backends.rocal.image import Image, Pixels
 from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline
 from rocserve.backends.rocal.plan import OutputFormat, make_plan
 from rocserve.core.datatypes import DataType
@@ -102,27 +101,14 @@ class PipelineEngine:
         for step in self._plan.steps:
             call = step.call_with(flags)
             sources = [images[source] for source in step.sources]
-            if len(sources) > 1 or not step.result.size.is_known:
-                _check_size(call, sources)
             if step.is_read:
                 # The next operation works on bytes, as in rocAL, whatever is handed out here.
                 images[step.index] = call.run(*sources, as_float=False)
             if step.output is not None and step.format is not None:
                 as_float = step.format.datatype is not DataType.UINT8
                 result = images[step.index] if step.is_read and not as_float else call.run(*sources, as_float=as_float)
-                outputs[step.output] = _formatted(result.pixels, step.format)
+                outputs[step.output] = _formatted(result.padded, step.format)
         return [outputs[output] for output in range(self._outputs)]
-
-
-def _check_size(call: Call, sources: Sequence[Image]) -> None:
-    """
-    Raises:
-        PixelsError: the images do not fit each other, or the result would be too large.
-    """
-    try:
-        call.extent(*(image.extent for image in sources)).check()
-    except ValueError as error:
-        raise PixelsError(f"{call.operation.name}: {error}") from None
 
 
 def _formatted(pixels: Pixels, output: OutputFormat) -> Pixels:

@@ -25,6 +25,12 @@ class Extent:
     def is_known(self) -> bool:
         return self.height is not None and self.width is not None
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of an image that is there."""
+        assert self.height is not None and self.width is not None
+        return self.height, self.width
+
 
 @dataclass(frozen=True, slots=True)
 class ResultExtent:
@@ -72,22 +78,32 @@ class Image:
     """An image between two operations."""
 
     pixels: Pixels
-    valid_height: int
-    """The rows, from the top, that the next operation sees (rocAL's region of interest)."""
-    valid_width: int
+    """From the top left; what they do not fill is zeros."""
+    extent: ResultExtent
 
     @staticmethod
     def whole(pixels: Pixels) -> Image:
-        return Image(pixels, pixels.shape[0], pixels.shape[1])
-
-    @property
-    def extent(self) -> ResultExtent:
-        height, width, _ = self.pixels.shape
-        return ResultExtent(Extent(height, width), Extent(self.valid_height, self.valid_width))
+        return Image(pixels, ResultExtent.whole(Extent(*pixels.shape[:2])))
 
     @property
     def valid(self) -> Pixels:
-        return self.pixels[: self.valid_height, : self.valid_width]
+        """The part, from the top left, that the next operation sees (rocAL's region of interest)."""
+        return _filled(self.pixels, self.extent.valid)
+
+    @property
+    def padded(self) -> Pixels:
+        return _filled(self.pixels, self.extent.size)
+
+
+def _filled(pixels: Pixels, extent: Extent) -> Pixels:
+    """The top left of this size, with zeros where there are no pixels."""
+    height, width = extent.sides
+    part = pixels[:height, :width]
+    if part.shape[:2] == (height, width):
+        return part
+    filled: Pixels = np.zeros((height, width, pixels.shape[2]), dtype=pixels.dtype)
+    filled[: part.shape[0], : part.shape[1]] = part
+    return filled
 
 
 def with_channels(pixels: Pixels) -> Pixels:

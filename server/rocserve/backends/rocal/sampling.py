@@ -91,21 +91,14 @@ def resize_to_bytes(
     if source.shape[0] > 1:
         source[-1] = source[-2]
     results = _bilinear(source, width, height, mirror)
-    grid = _grid(pixels.shape, width, height, mirror, True)
-    numbers = _in_a_row(pixels)
-    columns, channels = grid.columns_unlike_opencv, results.shape[2]
-    if len(columns):
-        places = columns[:, np.newaxis] * channels + np.arange(channels)
-        results[:, columns] = grid.levels(numbers, np.arange(height)[:, np.newaxis, np.newaxis], places)
     if scaling is not None:
         np.clip(scaling.apply(results), 0, 255, out=results)
-    if grid.is_exact:
-        return to_bytes(results)
-    error = _error(grid, scaling)
+    grid = _grid(pixels.shape, width, height, mirror, True)
+    error = grid.error if scaling is None else grid.error * float(np.max(np.abs(scaling.factor)))
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
-    # Where OpenCV's error may have put a level on the wrong side of a rounding boundary.
-    doubtful = np.flatnonzero(rounded != other)
-    _recompute(results, doubtful, numbers, grid, scaling)
+    # Where OpenCV's error may have put a level on the wrong side of a rounding boundary, and where it reads otherwise.
+    doubtful = np.concatenate((np.flatnonzero(rounded != other), grid.unlike_opencv))
+    _recompute(results, doubtful, _in_a_row(pixels), grid, scaling)
     rounded[doubtful] = np.clip(np.rint(results.reshape(-1)[doubtful]), 0, 255)
     return cast(Pixels, rounded.reshape(results.shape))
 
@@ -126,12 +119,13 @@ class _Grid:
         self, source_shape: tuple[int, int, int], width: int, height: int, mirror: bool, for_bytes: bool
     ) -> None:
         source_height, source_width, channels = source_shape
-        self.longer_side = max(source_height, source_width)
         last_row, last_column = (max(side - (2 if for_bytes else 1), 0) for side in (source_height, source_width))
         rows, self._tops, self._bottoms = _places(source_height, height)
         columns, lefts, rights = _places(source_width, width)
-        self.is_exact = not any(np.any(weights * 128 % 1) for weights in (self._tops, lefts))
-        """Whether arithmetic in 32 bits never has to round: the weights are multiples of 1/128."""
+        # Where the weights are multiples of 1/128, arithmetic in 32 bits never has to round.
+        is_exact = not any(np.any(weights * 128 % 1) for weights in (self._tops, lefts))
+        self.error = 0.0 if is_exact else _ERROR * max(source_height, source_width)
+        """How far a level of OpenCV's may be from RPP's."""
         if mirror:
             columns, lefts, rights = columns[::-1], lefts[::-1], rights[::-1]
         row_length = source_width * channels
@@ -141,8 +135,9 @@ class _Grid:
         is_last = columns >= last_column
         left_columns = np.clip(columns, 0, np.where(is_scalar, last_column, source_width - 1))
         right_columns = np.where(is_last, left_columns, columns + 1)
-        self.columns_unlike_opencv = np.flatnonzero(is_last | is_scalar)
-        """Where OpenCV reads other pixels, or where levels are cut off, so that all digits count."""
+        unlike = np.broadcast_to((is_last | is_scalar)[:, np.newaxis], (height, width, channels))
+        self.unlike_opencv = np.flatnonzero(unlike)
+        """The numbers of the result for which OpenCV reads other pixels, or whose fraction is cut off."""
         offsets = np.arange(channels)
         self._left_columns = (left_columns[:, np.newaxis] * channels + offsets).reshape(-1)
         self._right_columns = (right_columns[:, np.newaxis] * channels + offsets).reshape(-1)
@@ -172,12 +167,6 @@ class _Grid:
 
 # A model meets few sizes, and often the same again.
 _grid = lru_cache(_GRIDS)(_Grid)
-
-
-def _error(grid: _Grid, scaling: Scaling | None) -> float:
-    """How far a result of OpenCV's is from RPP's."""
-    factor = 1.0 if scaling is None else float(np.max(np.abs(scaling.factor)))
-    return _ERROR * grid.longer_side * factor
 
 
 def _places_where(results: Pixels, condition: Callable[[Pixels], Pixels]) -> Pixels:

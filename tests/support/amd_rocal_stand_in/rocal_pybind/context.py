@@ -185,7 +185,7 @@ class Context:
             self.queue.appendleft(feeds.pop())
             feeds.insert(0, feeds[0])
         batch = [self._load(index, feed) for index, feed in enumerate(feeds)]
-        self.loader.regions = np.array([(0, 0, image.valid_width, image.valid_height) for image in batch], np.uint32)
+        self.loader.regions = np.array([(0, 0, *image.valid.shape[1::-1]) for image in batch], np.uint32)
         images: dict[int, list[Image]] = {id(self.loader): batch}
         self.last = [self._output(tensor, self._images(tensor, images)) for tensor in self.outputs]
         self.ring.append(self.last)
@@ -202,9 +202,10 @@ class Context:
         data = np.full(shape, GARBAGE, dtype=_NUMPY_TYPES[tensor.datatype])
         regions = np.zeros((self.batch_size, 4), dtype=np.uint32)
         for index, image in enumerate(images):
-            height, width = image.pixels.shape[:2]
-            data[index, :height, :width] = image.pixels[: tensor.height, : tensor.width]
-            regions[index, 2:] = image.valid_width, image.valid_height
+            pixels = image.padded
+            height, width = pixels.shape[:2]
+            data[index, :height, :width] = pixels[: tensor.height, : tensor.width]
+            regions[index, 2:] = image.valid.shape[1::-1]
         if self.threads != 1:
             # RPP's kernels write past an image's end, into the next one, which another thread may have done already.
             data[1:, 0, :3] = GARBAGE
@@ -224,7 +225,7 @@ class Context:
             height, width = feed.height, feed.width
         else:
             height, width = self._decode(feed.address.read(feed.size), memory)
-        return Image(memory[:height, :width].copy(), height, width)
+        return Image.whole(memory[:height, :width].copy())
 
     def _decode(self, encoded: np.ndarray, memory: np.ndarray) -> tuple[int, int]:
         """Into `memory`; a bad image leaves it as it is, and counts as the largest one."""

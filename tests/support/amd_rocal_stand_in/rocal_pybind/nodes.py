@@ -100,9 +100,7 @@ def _add(
 
     def compute(images: list[Image]) -> Image:
         result = call.run(*images, as_float=floats)
-        if not is_written:
-            result.pixels[...] = GARBAGE
-        return result
+        return result if is_written else Image(np.full_like(result.padded, GARBAGE), result.extent)
 
     return Tensor(first.context, height, width, first.channels, layout, datatype, compute, sources)
 

@@ -83,8 +83,7 @@ def misfit(plan: Plan, height: int, width: int) -> str | None:
     results = {DECODED: ResultExtent.whole(Extent(height, width))}
     for step in plan.steps:
         valid = results[step.sources[0]].valid
-        assert valid.height is not None and valid.width is not None
-        text = step.call.operation.amd.misfit(step.call.arguments, step.source.valid, valid.height, valid.width)
+        text = step.call.operation.amd.misfit(step.call.arguments, step.source.valid, *valid.sides)
         if text is not None:
             return f"{step.name}: {text}"
         try:

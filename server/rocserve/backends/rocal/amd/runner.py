@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.rocal.amd.graph import Graph, GraphSettings, output_type
-from rocserve.backends.rocal.image import Pixels
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
 from rocserve.backends.rocal.plan import PlannedStep
 
 
@@ -118,16 +118,12 @@ class BatchOutput:
         _, _, width, height = (int(number) for number in self.regions[index])
         valid = image[:height, :width]
         full_height, full_width = size.height or height, size.width or width
-        if valid.shape[:2] == (full_height, full_width):
-            return valid
         if valid.shape[:2] != (height, width) or height > full_height or width > full_width:
             raise RuntimeError(
                 f"rocAL gives {self.step.name} a valid part of {width}x{height} pixels, but its result is"
                 f" {full_width}x{full_height}"
             )
-        framed = np.zeros((full_height, full_width, image.shape[2]), dtype=image.dtype)
-        framed[:height, :width] = valid
-        return framed
+        return Image(valid, ResultExtent(Extent(full_height, full_width), Extent(height, width))).padded
 
 
 _STANDARD_ERROR = 2

@@ -8,14 +8,13 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, PixelsError, ResultExtent, with_channels
+from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, ResultExtent, with_channels
 from rocserve.backends.rocal.operations.base import (
     AmdForm,
     Measurement,
     Operation,
     Values,
     in_place,
-    placed,
     refused,
     same_extent,
 )
@@ -28,24 +27,25 @@ def _image_size(decoded: DecodedImage) -> np.ndarray[Any, Any]:
     return np.array((decoded.original_height, decoded.original_width), dtype=np.int32)
 
 
-def _blend(first: Image, second: Image, as_float: bool, ratio: float) -> Image:
+def _blend(first: Image, second: Image, result: ResultExtent, as_float: bool, ratio: float) -> Pixels:
     """first * ratio + second * (1 - ratio), for images of one size."""
-    if first.valid.shape != second.valid.shape:
-        raise PixelsError(_sizes_differ(first.extent.valid, second.extent.valid))
     levels = first.valid.astype(np.float32)
     under = second.valid.astype(np.float32)
     levels -= under
     levels *= np.float32(ratio)
     levels += under
-    blended = with_channels(cv2.convertScaleAbs(levels))
-    return Image.whole(blended.astype(np.float32) if as_float else blended)
+    return with_channels(cv2.convertScaleAbs(levels))
 
 
 def _blended_extent(first: ResultExtent, second: ResultExtent, ratio: float) -> ResultExtent:
     one, other = first.valid, second.valid
     for side, other_side in ((one.height, other.height), (one.width, other.width)):
         if side is not None and other_side is not None and side != other_side:
-            raise ValueError(_sizes_differ(one, other))
+            first_size, second_size = (f"{extent.height or '?'}x{extent.width or '?'}" for extent in (one, other))
+            raise ValueError(
+                f"it takes two images of one size, not {first_size} and {second_size} (height x width); resize them"
+                " before"
+            )
     return ResultExtent.whole(
         Extent(
             other.height if one.height is None else one.height,
@@ -54,20 +54,16 @@ def _blended_extent(first: ResultExtent, second: ResultExtent, ratio: float) -> 
     )
 
 
-def _sizes_differ(*extents: Extent) -> str:
-    first, second = (f"{extent.height or '?'}x{extent.width or '?'}" for extent in extents)
-    return f"it takes two images of one size, not {first} and {second} (height x width); resize them before"
-
-
 def _normalize(
     image: Image,
+    result: ResultExtent,
     as_float: bool,
     axes: tuple[int, ...],
     mean: tuple[float, ...],
     stddev: tuple[float, ...],
     scale: float,
     shift: float,
-) -> Image:
+) -> Pixels:
     """(level - mean) * scale / stddev + shift.
 
     `axes` are those over which mean and deviation are found where they are not given: 0 = height, 1 = width, 2 =
@@ -81,7 +77,7 @@ def _normalize(
         levels = with_channels(cast(Pixels, cv2.LUT(source, table)))
     else:
         levels = _normalised(source.astype(np.float32), means, factors, shift)
-    return placed(levels if as_float else np.clip(levels, 0, 255).astype(np.uint8), image)
+    return levels if as_float else np.clip(levels, 0, 255).astype(np.uint8)
 
 
 def _normalised(levels: Pixels, means: Pixels, factors: Pixels, shift: float) -> Pixels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, cast
 
 import cv2
@@ -13,7 +13,7 @@ import numpy as np
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.amd.binding import Binding
-from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, ResultExtent, with_channels
+from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, PixelsError, ResultExtent, with_channels
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
@@ -126,9 +126,10 @@ class Operation:
     """By which JSON's "operation" calls it."""
     keys: Mapping[str, Key]
     """The JSON keys that it takes, beyond those that all take."""
-    run: Callable[..., Image]
-    """Of the images that it reads, whether FP32 is wanted, and the arguments by their names: the result as UINT8, or as
-    FP32 without rounding and clamping. Raises PixelsError where it cannot be done with these images."""
+    run: Callable[..., Pixels]
+    """Of the images that it reads, the result's extent, whether FP32 is wanted, and the arguments by their names: the
+    result's pixels from the top left, as UINT8, or, where that differs and is wanted, as FP32 without rounding and
+    clamping. Raises PixelsError where it cannot be done with these images."""
     extent: Callable[..., ResultExtent]
     """Of the extents of what it reads, and the arguments: the result's. Raises ValueError where there can be none."""
     arguments: Callable[..., Values] = dict
@@ -177,8 +178,17 @@ class Call:
     arguments: Values
 
     def run(self, *images: Image, as_float: bool) -> Image:
-        """See Operation.run."""
-        return self.operation.run(*images, as_float, **self.arguments)
+        """
+        Raises:
+            PixelsError: the images do not fit each other, the result would be too large, or see Operation.run.
+        """
+        try:
+            result = self.extent(*(image.extent for image in images))
+            result.check()
+        except ValueError as error:
+            raise PixelsError(f"{self.operation.name}: {error}") from None
+        pixels = self.operation.run(*images, result, as_float, **self.arguments)
+        return Image(pixels.astype(np.float32, copy=False) if as_float else pixels, result)
 
     def extent(self, *sources: ResultExtent) -> ResultExtent:
         """See Operation.extent."""
@@ -203,9 +213,8 @@ def in_place(
     too: rocAL has kernels from UINT8 to UINT8 alone for these operations.
     """
 
-    def run(image: Image, as_float: bool, **arguments: Any) -> Image:
-        processed = process(image.valid, **arguments)
-        return placed(processed.astype(np.float32) if as_float else processed, image)
+    def run(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
+        return process(image.valid, **arguments)
 
     return Operation(name, keys or {}, run, same_extent, **options)
 
@@ -215,11 +224,11 @@ def by_levels(name: str, levels: Callable[..., Pixels], keys: Mapping[str, Key],
 
     `levels` makes of 0..255, FP32, the new levels, rounded but not clamped: one row, or one for each channel.
     """
-    return in_place(name, partial(_looked_up, levels), keys, **options)
 
+    def process(pixels: Pixels, **arguments: Any) -> Pixels:
+        return with_channels(cast(Pixels, cv2.LUT(pixels, _table(levels, tuple(arguments.items())))))
 
-def _looked_up(levels: Callable[..., Pixels], pixels: Pixels, **arguments: Any) -> Pixels:
-    return with_channels(cast(Pixels, cv2.LUT(pixels, _table(levels, tuple(arguments.items())))))
+    return in_place(name, process, keys, **options)
 
 
 @lru_cache(_TABLES)
@@ -235,21 +244,6 @@ def same_extent(source: ResultExtent, **arguments: Any) -> ResultExtent:
 def limited(wanted: int, available: int | None) -> int | None:
     """A side of a crop: what was asked for, at most what is there; None where that is not known."""
     return None if available is None else min(wanted, available)
-
-
-def placed(processed: Pixels, image: Image) -> Image:
-    """`processed` as the valid part of an image as large as `image`, with zeros around it."""
-    return padded(processed, Extent(*image.pixels.shape[:2]))
-
-
-def padded(valid: Pixels, size: Extent) -> Image:
-    """An image of this size, zeros but for its valid part."""
-    height, width = cast(tuple[int, int], (size.height, size.width))
-    if valid.shape[:2] == (height, width):
-        return Image.whole(valid)
-    pixels: Pixels = np.zeros((height, width, valid.shape[2]), dtype=valid.dtype)
-    pixels[: valid.shape[0], : valid.shape[1]] = valid
-    return Image(pixels, valid.shape[0], valid.shape[1])
 
 
 def always(arguments: Values) -> bool:

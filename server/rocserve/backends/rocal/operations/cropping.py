@@ -34,7 +34,15 @@ _TABLES = 64
 """Tables of normalised levels that are kept ready, of a kilobyte a channel."""
 
 
-def cut(image: Image, as_float: bool, crop_height: int, crop_width: int, crop_pos_x: float, crop_pos_y: float) -> Image:
+def cut(
+    image: Image,
+    result: ResultExtent,
+    as_float: bool,
+    crop_height: int,
+    crop_width: int,
+    crop_pos_x: float,
+    crop_pos_y: float,
+) -> Pixels:
     """At a position in whole pixels (fractions are cut off).
 
     A position at or beyond the image's side counts as 0, a crop wider than the image as the full side. Where the crop
@@ -43,11 +51,7 @@ def cut(image: Image, as_float: bool, crop_height: int, crop_width: int, crop_po
     source = image.valid
     top = cut_start(crop_pos_y, crop_height, source.shape[0])
     left = cut_start(crop_pos_x, crop_width, source.shape[1])
-    return _part(source[top : top + crop_height, left : left + crop_width], as_float)
-
-
-def _part(pixels: Pixels, as_float: bool) -> Image:
-    return Image.whole(pixels.astype(np.float32) if as_float else pixels)
+    return source[top : top + crop_height, left : left + crop_width]
 
 
 def cut_extent(source: ResultExtent, crop_height: int, crop_width: int, **others: Any) -> ResultExtent:
@@ -55,12 +59,12 @@ def cut_extent(source: ResultExtent, crop_height: int, crop_width: int, **others
     return ResultExtent.whole(Extent(limited(crop_height, valid.height), limited(crop_width, valid.width)))
 
 
-def _center_cut(image: Image, as_float: bool, crop_height: int, crop_width: int) -> Image:
+def _center_cut(image: Image, result: ResultExtent, as_float: bool, **size: int) -> Pixels:
     source = image.valid
-    height, width = min(crop_height, source.shape[0]), min(crop_width, source.shape[1])
+    height, width = result.size.sides
     # Half to even, as rocAL rounds.
     top, left = round((source.shape[0] - height) / 2), round((source.shape[1] - width) / 2)
-    return _part(source[top : top + height, left : left + width], as_float)
+    return source[top : top + height, left : left + width]
 
 
 def _by_one_size(crop: tuple[int, ...], crop_h: int, crop_w: int, **others: Any) -> Values:
@@ -96,27 +100,27 @@ _CUTTING = AmdForm(make=_amd_cut, misfit=_cut_misfit)
 
 def _slice(
     image: Image,
+    result: ResultExtent,
     as_float: bool,
     anchor: tuple[int, int],
     shape: tuple[int, int],
     fill_values: tuple[float, ...],
     out_of_bounds_policy: str,
-) -> Image:
+) -> Pixels:
     source = image.valid
     top, left = anchor
     part = source[top : top + shape[0], left : left + shape[1]]
-    trims = out_of_bounds_policy == "TRIMTOSHAPE" and part.size
-    if part.shape[:2] != shape and out_of_bounds_policy != "PAD" and not trims:
+    if part.shape[:2] == result.size.sides and part.size:
+        return part
+    if out_of_bounds_policy != "PAD":
         raise PixelsError(
             f"slice from {list(anchor)} of {list(shape)} stands out of the image's"
             f' {list(source.shape[:2])} (height, width); "out_of_bounds_policy" may be PAD or TRIMTOSHAPE'
         )
-    if part.shape[:2] == shape or trims:
-        return _part(part, as_float)
     filling = fill_values[0] if as_float else np.clip(np.rint(fill_values[0]), 0, 255)
     pixels: Pixels = np.full((*shape, source.shape[2]), filling, dtype=np.float32 if as_float else np.uint8)
     pixels[: part.shape[0], : part.shape[1]] = part
-    return Image.whole(pixels)
+    return pixels
 
 
 def _slice_extent(
@@ -153,26 +157,26 @@ def _slice_misfit(arguments: Values, known: Extent, height: int, width: int) -> 
 
 def _cut_and_normalise(
     image: Image,
+    result: ResultExtent,
     as_float: bool,
-    crop_height: int,
-    crop_width: int,
     crop_pos_x: float,
     crop_pos_y: float,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     mirror: bool,
-) -> Image:
+    **size: int,
+) -> Pixels:
     """level / std - mean / std for each channel.
 
     The positions are fractions of the room that the crop leaves: 0 = left or top, 0.5 = centre, 1 = right or bottom.
     """
     source = image.valid
-    height, width = min(crop_height, source.shape[0]), min(crop_width, source.shape[1])
+    height, width = result.size.sides
     top, left = _fraction_of(source.shape[0] - height, crop_pos_y), _fraction_of(source.shape[1] - width, crop_pos_x)
     crop = source[top : top + height, left : left + width]
     if mirror:
         crop = with_channels(cast(Pixels, cv2.flip(crop, 1)))
-    return Image.whole(with_channels(cast(Pixels, cv2.LUT(crop, _normalised_levels(mean, std, as_float)))))
+    return with_channels(cast(Pixels, cv2.LUT(crop, _normalised_levels(mean, std, as_float))))
 
 
 def _fraction_of(room: int, fraction: float) -> int:

@@ -20,7 +20,6 @@ from rocserve.backends.rocal.operations.base import (
     Values,
     in_place,
     needs_whole_source,
-    padded,
 )
 from rocserve.backends.rocal.sampling import BilinearPlaces, NearestPlaces
 from rocserve.backends.rocal.schema import Key
@@ -133,12 +132,8 @@ def _amd_lens_correction(node: Node, call: Call) -> Tensor:
     return native.lensCorrection(node.handle, node.images[0], cameras, distortions, False, node.layout, node.datatype)
 
 
-def _transpose(image: Image, as_float: bool, swaps: bool) -> Image:
-    pixels = image.pixels.astype(np.float32) if as_float else image.pixels
-    if not swaps:
-        return Image(pixels, image.valid_height, image.valid_width)
-    transposed = with_channels(cast(Pixels, cv2.transpose(pixels)))
-    return Image(transposed, image.valid_width, image.valid_height)
+def _transpose(image: Image, result: ResultExtent, as_float: bool, swaps: bool) -> Pixels:
+    return with_channels(cast(Pixels, cv2.transpose(image.pixels))) if swaps else image.pixels
 
 
 def _transposed_extent(source: ResultExtent, swaps: bool) -> ResultExtent:
@@ -163,12 +158,12 @@ def _amd_transpose(node: Node, call: Call) -> Tensor:
 
 def _move(
     image: Image,
+    result: ResultExtent,
     as_float: bool,
     matrix: tuple[float, ...],
-    dest_width: int,
-    dest_height: int,
     interpolation_type: str,
-) -> Image:
+    **size: int,
+) -> Pixels:
     """Reads each pixel of the result at a place that is found by a matrix; what lies outside is black.
 
     `matrix` is a, b, c, d, e, f of column = a x + b y + c, row = d x + e y + f. The middle of the valid part (its half
@@ -176,10 +171,7 @@ def _move(
     source has; they stand in the top left of the result.
     """
     source = image.valid
-    moved = _affine_places(*source.shape[:2], matrix, interpolation_type == "LINEAR").read(source)
-    size = _moved_extent(image.extent, dest_width, dest_height).size
-    shown = moved[: size.height, : size.width]
-    return Image.whole(padded(shown.astype(np.float32) if as_float else shown, size).pixels)
+    return _affine_places(*source.shape[:2], matrix, interpolation_type == "LINEAR").read(source)
 
 
 def _moved_extent(source: ResultExtent, dest_width: int, dest_height: int, **others: Any) -> ResultExtent:

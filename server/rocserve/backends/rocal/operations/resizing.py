@@ -7,7 +7,7 @@ it is the same for all; what an image does not fill is zeros and not seen by the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from rocserve.backends.rocal.operations.base import (
     Tensor,
     Values,
     always,
-    padded,
     reads_beside,
     renamed,
 )
@@ -63,14 +62,8 @@ def stretched(
     return stretch(pixels, width, height, mirror, Scaling.of(mean, std) if mean else None)
 
 
-def _stretch(image: Image, as_float: bool, dest_width: int, dest_height: int, **normalisation: Any) -> Image:
-    """A side of 0 keeps that side."""
-    source = image.valid
-    width, height = dest_width or source.shape[1], dest_height or source.shape[0]
-    return Image.whole(stretched(source, width, height, as_float, **normalisation))
-
-
 def _stretched_extent(source: ResultExtent, dest_width: int, dest_height: int, **normalisation: Any) -> ResultExtent:
+    """A side of 0 keeps that side."""
     return ResultExtent.whole(Extent(dest_height or source.valid.height, dest_width or source.valid.width))
 
 
@@ -91,8 +84,8 @@ class SizeRule:
 
     def extent(self, source: ResultExtent) -> ResultExtent:
         largest = self.largest(source.size)
-        if source.valid.height is not None and source.valid.width is not None:
-            return ResultExtent(largest, Extent(*self.target(source.valid.height, source.valid.width, largest)))
+        if source.valid.is_known:
+            return ResultExtent(largest, Extent(*self.target(*source.valid.sides, largest)))
         # Without a longest size the sides that are given are kept to the pixel.
         exact = self.mode == "DEFAULT" and self.width and self.height and not self.max_width and not self.max_height
         return ResultExtent(largest, Extent(self.height, self.width) if exact else Extent(None, None))
@@ -119,7 +112,7 @@ class SizeRule:
             height = self.height or _scaled(source_height, np.float32(self.width) / np.float32(source_width))
         else:
             width, height = self._proportional(source_height, source_width)
-        most_high, most_wide = cast(tuple[int, int], (largest.height, largest.width))
+        most_high, most_wide = largest.sides
         return max(min(height, most_high), 1), max(min(width, most_wide), 1)
 
     def _proportional(self, source_height: int, source_width: int) -> tuple[int, int]:
@@ -177,14 +170,24 @@ def _by_rule(
     return {"size": SizeRule(mode, square or resize_width, square or resize_height, *limits), **others}
 
 
+def _stretch(
+    image: Image,
+    result: ResultExtent,
+    as_float: bool,
+    mirror: bool = False,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    **size: Any,
+) -> Pixels:
+    height, width = result.valid.sides
+    return stretched(image.valid, width, height, as_float, mirror, mean, std)
+
+
 def _scale(
-    image: Image, as_float: bool, size: SizeRule, interpolation_type: str = "LINEAR", **normalisation: Any
-) -> Image:
-    largest = size.largest(Extent(*image.pixels.shape[:2]))
-    height, width = size.target(image.valid_height, image.valid_width, largest)
-    if normalisation:
-        return padded(stretched(image.valid, width, height, as_float, **normalisation), largest)
-    return padded(resized(image.valid, width, height, interpolation_type, as_float), largest)
+    image: Image, result: ResultExtent, as_float: bool, size: SizeRule, interpolation_type: str = "LINEAR"
+) -> Pixels:
+    height, width = result.valid.sides
+    return resized(image.valid, width, height, interpolation_type, as_float)
 
 
 def _scaled_extent(source: ResultExtent, size: SizeRule, **others: Any) -> ResultExtent:
@@ -284,7 +287,7 @@ OPERATIONS = (
     Operation(
         "resize_mirror_normalize",
         {**_SIZE, **NORMALISATION_OF_FN, **MIRROR_OF_FN},
-        _scale,
+        _stretch,
         _scaled_extent,
         _by_rule,
         # On the way to RPP's kernel every interpolation becomes LINEAR.

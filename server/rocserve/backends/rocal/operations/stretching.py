@@ -31,11 +31,6 @@ from rocserve.backends.rocal.operations.resizing import resized, stretched
 from rocserve.backends.rocal.schema import Key
 
 
-def _stretched_part(pixels: Pixels, part: Pixels) -> Image:
-    height, width = pixels.shape[:2]
-    return Image(pixels, min(part.shape[0], height), min(part.shape[1], width))
-
-
 def _stretched_extent(part: Extent, resize_width: int, resize_height: int) -> ResultExtent:
     valid = Extent(limited(resize_height, part.height), limited(resize_width, part.width))
     return ResultExtent(Extent(resize_height, resize_width), valid)
@@ -72,18 +67,21 @@ def _area(
     return (image_height - height) // 2, (image_width - width) // 2, height, width
 
 
-def _resize_area(image: Image, as_float: bool, resize_width: int, resize_height: int, **area: float) -> Image:
+def _resize_area(
+    image: Image, result: ResultExtent, as_float: bool, resize_width: int, resize_height: int, **area: float
+) -> Pixels:
     source = image.valid
     top, left, height, width = _area(source.shape[0], source.shape[1], **area)
     part = source[top : top + height, left : left + width]
-    return _stretched_part(stretched(part, resize_width, resize_height, as_float), part)
+    return stretched(part, resize_width, resize_height, as_float)
 
 
 def _area_extent(source: ResultExtent, resize_width: int, resize_height: int, **area: float) -> ResultExtent:
     valid = source.valid
-    if valid.height is None or valid.width is None:
+    if not valid.is_known:
         return ResultExtent(Extent(resize_height, resize_width), Extent(None, None))
-    _, _, height, width = _area(valid.height, valid.width, **area)
+    image_height, image_width = valid.sides
+    _, _, height, width = _area(image_height, image_width, **area)
     return _stretched_extent(Extent(height, width), resize_width, resize_height)
 
 
@@ -102,14 +100,21 @@ _AREA = AmdForm(make=_amd_resize_area, gives_layouts=True, fills_result=True, mi
 
 
 def _resize_corner(
-    image: Image, as_float: bool, dest_width: int, dest_height: int, crop_w: int, crop_h: int, mirror: bool
-) -> Image:
+    image: Image,
+    result: ResultExtent,
+    as_float: bool,
+    dest_width: int,
+    dest_height: int,
+    crop_w: int,
+    crop_h: int,
+    mirror: bool,
+) -> Pixels:
     """The top left `crop_w` x `crop_h`; 0 or too large: the full side.
 
     The names say otherwise, but rocAL crops first.
     """
     part = image.valid[: crop_h or None, : crop_w or None]
-    return _stretched_part(stretched(part, dest_width, dest_height, as_float, mirror), part)
+    return stretched(part, dest_width, dest_height, as_float, mirror)
 
 
 def _corner_extent(
@@ -146,6 +151,7 @@ _CORNER = AmdForm(make=_amd_resize_corner, gives_layouts=True, fills_result=True
 
 def _resize_roi(
     image: Image,
+    result: ResultExtent,
     as_float: bool,
     resize_width: int,
     resize_height: int,
@@ -154,9 +160,9 @@ def _resize_roi(
     roi_pos_x: float,
     roi_pos_y: float,
     interpolation_type: str,
-) -> Image:
-    part = cut(image, False, roi_h, roi_w, roi_pos_x, roi_pos_y).pixels
-    return _stretched_part(resized(part, resize_width, resize_height, interpolation_type, as_float), part)
+) -> Pixels:
+    part = cut(image, result, False, roi_h, roi_w, roi_pos_x, roi_pos_y)
+    return resized(part, resize_width, resize_height, interpolation_type, as_float)
 
 
 def _roi_extent(
