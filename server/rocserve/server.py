@@ -14,11 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rocserve.amd_inference_server.service import AmdInferenceServerService
-from rocserve.backends.backend_config import with_backend_config
-from rocserve.backends.free_memory import host_memory_limit
 from rocserve.backends.host import Host
 from rocserve.backends.parameters import usable_cpus
-from rocserve.backends.registry import BackendRegistry, discover_backends
+from rocserve.backends.registry import BackendRegistry, discover_backends, with_backend_config
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
@@ -128,7 +126,7 @@ class Server:
         self._paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self._fallbacks = FallbackCounter()
         self._custom_metrics = CustomMetrics()
-        self._memory = RequestMemory(settings.max_request_memory or default_limit(host_memory_limit(Host())))
+        self._memory = RequestMemory(settings.max_request_memory or default_limit(Host().memory_limit()))
         self._latencies, problems = read_latency_options(dict(settings.metrics.config))
         for problem in problems:
             log.warning("--metrics-config: %s; this is passed over", problem)

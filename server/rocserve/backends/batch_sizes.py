@@ -4,13 +4,15 @@ next size of the list and its results are sliced; one above the largest is run i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rocserve.backends.host import Host
 from rocserve.core.errors import invalid_argument
+from rocserve.core.heap_trim import private_bytes
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 """By tensor; the rows of a batch along the first dimension."""
@@ -74,3 +76,32 @@ def pieces(rows: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
     if rest:
         parts.append(Piece(whole * largest, rest, next(size for size in sizes if size >= rest)))
     return tuple(parts)
+
+
+_RUN_ROWS = 2
+
+
+def rows_that_fit(
+    run: Callable[[int], object], batches: int, memory_bytes: int, host: Host | None = None
+) -> int | None:
+    """The rows of each of so many batches at once; None = no bound is known.
+
+    What the second row adds is what each further one takes: the first one's run also has what every run has once. The
+    engine keeps what a run has worked in.
+
+    Args:
+        run: runs the model with so many rows.
+        memory_bytes: that this process may have; 0 = any.
+    """
+    run(1)
+    before = private_bytes()
+    run(_RUN_ROWS)
+    used = private_bytes()
+    row_bytes = used - before
+    around = (host or Host()).free_memory()
+    free = [around.free_bytes] if around is not None else []
+    if memory_bytes:
+        free.append(max(memory_bytes - used, 0))
+    if row_bytes <= 0 or not free:
+        return None
+    return max((_RUN_ROWS + min(free) // row_bytes) // batches, 1)

@@ -1,16 +1,58 @@
-"""The machine as a worker finds it: where its kernel and ROCm tell what there is."""
+"""Host reports what a machine has: its AMD GPUs, the memory that is free on it and on them, its ROCm.
+
+All of it is found without loading a GPU library:
+
+- GPUs: the amdgpu kernel driver lists what computes in /sys/class/kfd/kfd/topology/nodes: a folder a node, CPUs among
+  them, whose file `properties` holds a name and a decimal number a line (libhsakmt/src/topology.c of ROCm/ROCR-Runtime
+  reads the same). What a container may not use cannot be read there. HIP numbers the GPUs in the nodes' order, of those
+  that ROCR_VISIBLE_DEVICES leaves (rocm.docs.amd.com, "GPU isolation techniques").
+- Memory: MemAvailable of /proc/meminfo (proc_meminfo(5)). Control groups, where containers have their limits:
+  memory.max, memory.current and inactive_file and active_file of memory.stat, version 2 (kernel.org, "Control Group
+  v2"), or memory.limit_in_bytes, memory.usage_in_bytes and total_inactive_file and total_active_file, version 1. GPUs:
+  mem_info_vram_total and _used, mem_info_gtt_total and _used of the card's device, in bytes (kernel.org, "AMDGPU
+  driver, misc").
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from rocserve.backends.gpus import Gpu, find_gpu
-
+_NODES = "class/kfd/kfd/topology/nodes"
+_HIP = "HIP_VISIBLE_DEVICES"
+_ROCR = "ROCR_VISIBLE_DEVICES"
+_OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+_FRAME_BUFFERS = (1, 2)
+"""The types of memory bank that are a GPU's own: public and private."""
 _VERSION_FILES = (".info/version", "core/.info/version")
 """Of ROCm 7 and of ROCm 10, in their folder."""
+_NO_LIMIT = 1 << 60
+"""Version 1 of control groups has no word for none, but a number of about this size."""
+
+_Node = tuple[Path, Mapping[str, int]]
+"""A folder of the topology, and its properties."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    number: int
+    """As HIP_VISIBLE_DEVICES of a worker takes it."""
+    architecture: str
+    """E.g. "gfx90a", as ROCm sees it; "" where an old driver does not report it."""
+    pci_slot: str
+    """Domain, bus and device, e.g. "0000:c1:00"."""
+    memory_bytes: int
+    """What ROCm may allocate; of a GPU without memory of its own a part of the host's. 0 where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    place: str
+    """E.g. "GPU 0 (gfx90a)", "this machine"."""
+    total_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +69,6 @@ class Host:
     def environment(self) -> Mapping[str, str]:
         return os.environ if self.variables is None else self.variables
 
-    def gpu(self, number: int) -> Gpu | None:
-        """The GPU that HIP_VISIBLE_DEVICES of a worker calls `number`."""
-        return find_gpu(number, self.environment, self.system / "class/kfd/kfd/topology/nodes")
-
     @property
     def rocm_version(self) -> str:
         """E.g. "7.1.1", without the number of the build that may follow it ("7.1.1-38"); "" where ROCm is not
@@ -42,3 +80,176 @@ class Host:
             except (OSError, UnicodeDecodeError):
                 continue
         return ""
+
+    @property
+    def gpus(self) -> Sequence[int]:
+        """The numbers of the GPUs that may be used, as HIP_VISIBLE_DEVICES of a worker takes them: those in this
+        process' own variable, else all."""
+        chosen = self.environment.get(_HIP)
+        if chosen is not None:
+            return tuple(int(number) for number in chosen.split(",") if number.strip().isdecimal())
+        return range(len(self._gpu_nodes()))
+
+    def gpu(self, number: int) -> Gpu | None:
+        """The GPU that HIP_VISIBLE_DEVICES of a worker calls `number`; None where there is none."""
+        nodes = self._gpu_nodes()
+        if not 0 <= number < len(nodes):
+            return None
+        node, fields = nodes[number]
+        version = fields.get("gfx_target_version", 0)
+        return Gpu(
+            number=number,
+            architecture=_overridden(self.environment.get(_OVERRIDE, "")) or architecture_name(version),
+            pci_slot=_pci_slot(fields.get("domain", 0), fields.get("location_id", 0)),
+            memory_bytes=_own_memory(node),
+        )
+
+    def free_memory(self) -> FreeMemory | None:
+        """The least that the machine and each control group around this process leave; None where it is not known."""
+        return min(self._memories(), key=lambda memory: memory.free_bytes, default=None)
+
+    def memory_limit(self) -> int | None:
+        """The least that the machine has and each control group around this process may take; None where it is not
+        known."""
+        return min((memory.total_bytes for memory in self._memories()), default=None)
+
+    def free_gpu_memory(self, gpu: Gpu) -> FreeMemory | None:
+        """Of one GPU; None where it is not known. A part of the host's memory where the GPU has none, or less, of its
+        own: the driver then allocates there."""
+        device = self._device(gpu)
+        if device is None:
+            return None
+        own_total, own_used = _number(device / "mem_info_vram_total"), _number(device / "mem_info_vram_used")
+        place = f"GPU {gpu.number} ({gpu.architecture})" if gpu.architecture else f"GPU {gpu.number}"
+        if own_total is None or own_used is None:
+            return None
+        if gpu.memory_bytes <= own_total:
+            return FreeMemory(place, own_total, max(own_total - own_used, 0))
+        shared_used = _number(device / "mem_info_gtt_used") or 0
+        around = self.free_memory()
+        free = max(gpu.memory_bytes - shared_used, 0)
+        return FreeMemory(place, gpu.memory_bytes, min(free, around.free_bytes) if around else free)
+
+    def _gpu_nodes(self) -> Sequence[_Node]:
+        """The GPUs in HIP's order."""
+        folders = [path for path in (self.system / _NODES).glob("*") if path.name.isdecimal()]
+        nodes = [
+            (folder, _fields(folder / "properties")) for folder in sorted(folders, key=lambda path: int(path.name))
+        ]
+        # CPUs are listed without SIMD units.
+        gpus = [(folder, fields) for folder, fields in nodes if fields.get("simd_count", 0) > 0]
+        chosen = self.environment.get(_ROCR)
+        return gpus if chosen is None else _chosen_by_rocr(chosen, gpus)
+
+    def _device(self, gpu: Gpu) -> Path | None:
+        for link in sorted((self.system / "class/drm").glob("card*/device")):
+            device = link.resolve()
+            if device.name.rpartition(".")[0] == gpu.pci_slot:
+                return device
+        return None
+
+    def _memories(self) -> Iterator[FreeMemory]:
+        fields = _fields(self.processes / "meminfo")
+        total, free = fields.get("MemTotal:"), fields.get("MemAvailable:")
+        if total is not None and free is not None:
+            yield FreeMemory("this machine", total * 1024, free * 1024)
+        try:
+            lines = (self.processes / "self/cgroup").read_text().splitlines()
+        except OSError:
+            return
+        mounted = self.system / "fs/cgroup"
+        for line in lines:
+            hierarchy, _, rest = line.partition(":")
+            controllers, _, group = rest.partition(":")
+            if hierarchy == "0" and not controllers:
+                for folder in (*_with_parents(mounted, group), *_with_parents(mounted / "unified", group)):
+                    yield from _limit(folder, "memory.max", "memory.current", "")
+            elif "memory" in controllers.split(","):
+                for folder in _with_parents(mounted / "memory", group):
+                    yield from _limit(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+
+def architecture_name(gfx_target_version: int) -> str:
+    """90010 -> "gfx90a": major, minor and stepping in two decimal digits each, printed in one hexadecimal digit each
+    after the major version. "" for 0, as of CPUs."""
+    if gfx_target_version <= 0:
+        return ""
+    major, rest = divmod(gfx_target_version, 10_000)
+    minor, stepping = divmod(rest, 100)
+    return f"gfx{major}{minor:x}{stepping:x}"
+
+
+def _overridden(text: str) -> str:
+    """HSA_OVERRIDE_GFX_VERSION, "10.3.0", which makes ROCm take the GPU for another; "" for what it would not take."""
+    parts = text.split(".")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        return ""
+    major, minor, stepping = (int(part) for part in parts)
+    return architecture_name(major * 10_000 + minor * 100 + stepping)
+
+
+def _chosen_by_rocr(chosen: str, gpus: Sequence[_Node]) -> Sequence[_Node]:
+    """Those that the list names by their place or by "GPU-" and their unique id in hexadecimal digits; the list ends
+    for ROCm at the first that is neither."""
+    names = {
+        f"gpu-{fields['unique_id']:016x}": place for place, (_, fields) in enumerate(gpus) if "unique_id" in fields
+    }
+    left: list[_Node] = []
+    for entry in chosen.lower().split(","):
+        word = entry.strip()
+        place = int(word) if word.isdecimal() else names.get(word, -1)
+        if not 0 <= place < len(gpus):
+            break
+        left.append(gpus[place])
+    return left
+
+
+def _own_memory(node: Path) -> int:
+    banks = (_fields(file) for file in node.glob("mem_banks/*/properties"))
+    return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _FRAME_BUFFERS)
+
+
+def _pci_slot(domain: int, location: int) -> str:
+    """Bus and device of a location id. Its function bits, and those above 16, hold the partition's number on GPUs that
+    are divided into several nodes (kfd_topology_add_device of the kernel)."""
+    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
+
+
+def _with_parents(mounted: Path, group: str) -> Iterator[Path]:
+    """The group's folder and those around it, which limit it too. In a container the name may be the host's, and only
+    the outermost folder be there: it is the container's own."""
+    inner = PurePosixPath(group.lstrip("/"))
+    if ".." in inner.parts:
+        inner = PurePosixPath()
+    for part in (inner, *inner.parents):
+        folder = mounted / part
+        if folder.is_dir():
+            yield folder
+
+
+def _limit(folder: Path, limit_file: str, usage_file: str, prefix: str) -> Iterator[FreeMemory]:
+    limit, used = _number(folder / limit_file), _number(folder / usage_file)
+    if limit is None or used is None or limit >= _NO_LIMIT:
+        return
+    statistics = _fields(folder / "memory.stat")
+    # The group's files in the page cache are given up where their memory is needed.
+    cached = sum(statistics.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
+    yield FreeMemory("the memory limit of this container or service", limit, max(limit - max(used - cached, 0), 0))
+
+
+def _number(file: Path) -> int | None:
+    """None where there is none, as in memory.max of a group without a limit."""
+    try:
+        text = file.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _fields(file: Path) -> Mapping[str, int]:
+    """Names and numbers, a line each, without the numbers' units; none where the file cannot be read."""
+    try:
+        lines = [line.split() for line in file.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) >= 2 and words[1].isdecimal()}

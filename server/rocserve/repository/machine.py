@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rocserve.backends.base import EngineSpec
-from rocserve.backends.gpus import find_gpu, visible_gpus
+from rocserve.backends.host import Host
 from rocserve.backends.installed import has_file, is_installed
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.parameters import usable_cpus
@@ -107,12 +107,13 @@ class ThisMachine:
 
     @property
     def gpus(self) -> Sequence[int]:
-        return visible_gpus()
+        return Host().gpus
 
     @property
     def architectures(self) -> Sequence[str]:
         """Of each of the GPUs, e.g. "gfx90a"; "" where it is not known."""
-        found = (find_gpu(number) for number in visible_gpus())
+        host = Host()
+        found = map(host.gpu, host.gpus)
         return tuple("" if gpu is None else gpu.architecture for gpu in found)
 
     @property
@@ -129,7 +130,7 @@ class ThisMachine:
 
     def architecture(self, gpu: int) -> str:
         """See backends.base.Machine."""
-        found = find_gpu(gpu)
+        found = Host().gpu(gpu)
         return "" if found is None else found.architecture
 
     def cores(self, policy: str) -> Sequence[int]:

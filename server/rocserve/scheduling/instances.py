@@ -9,11 +9,10 @@ from rocserve.core.requests import InferRequest
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.compute_times import SHORT_NS, ComputeTimes
 from rocserve.scheduling.rate_limiter import LimitedInstance, RateLimiter
-from rocserve.workers.instance import SLOTS, Instance
+from rocserve.workers.instance import Instance
 
-AHEAD = SLOTS - 2
-"""Batches that may wait in a worker behind the one in its engine. A slot each for these, for the one in the engine, and
-for the one whose outputs are still being read."""
+AHEAD = 2
+"""Batches that may wait in a worker behind the one in its engine: more would only wait longer."""
 
 BRIEF_NS = 100_000
 """What the way to a worker and back takes, about. Where the engine takes less for a batch, the cost of each batch is

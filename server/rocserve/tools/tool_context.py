@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.backends.gpus import visible_gpus
+from rocserve.backends.host import Host
 from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import (
@@ -89,7 +89,7 @@ class ToolContext:
                 f"is of backend '{model.backend.name}', whose models have no compiled programs; this is for ONNX,"
                 " TensorFlow and .mxr models"
             )
-        gpus = () if source.instance_kind is InstanceKind.CPU else visible_gpus()
+        gpus = () if source.instance_kind is InstanceKind.CPU else Host().gpus
         self.device = source.device if source.device is not None else next(iter(gpus), None)
         self.model = model
         self.report = report

@@ -47,8 +47,6 @@ from rocserve.workers.instance_requests import CallStarter, InstanceRequests
 from rocserve.workers.messages import LONGEST_TEXT
 from rocserve.workers.results import BatchOutcome, ResultReader
 
-SLOTS = 4
-"""That an instance holds: one in the engine, one whose outputs are still being read, the others ahead of time."""
 HEAP_BYTES = 1 << 32
 """Of slots of one size, in an instance's heap and in a version's; gRPC's messages have half as many at most."""
 _RETURNED_TOGETHER = 15
@@ -157,11 +155,6 @@ class Instance:
             back[1].close()
             ring = SocketRinger(self._link.other_sleep_word(1), back[0]).ring
             self.requests = InstanceRequests(self, start_call, self._link.writers[BACK], ring)
-
-    @property
-    def free_slots(self) -> int:
-        """How many batches it can take now."""
-        return 0 if self.closed else SLOTS - len(self._sent)
 
     def take_peer(self) -> socket.socket:
         """The worker's end of the socket, for the one who hands it over and closes it."""

@@ -29,8 +29,6 @@ _Cut = tuple[TensorPlaces, tuple[int, ...]]
 _ALONE = (1,)
 """A request whose result is not cut."""
 _NO_PART: Part = ((), ())
-_ALONE = (1,)
-"""A request whose result is not cut."""
 _NOTHING = memoryview(b"")
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocserve.backends.backend_config import with_backend_config
-from rocserve.backends.registry import BackendRegistry, discover_backends
+from rocserve.backends.registry import BackendRegistry, discover_backends, with_backend_config
 
 
 def sizes(registry: BackendRegistry) -> dict[str, int]:

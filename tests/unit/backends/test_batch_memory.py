@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocserve.backends.batch_memory import rows_that_fit
+from rocserve.backends.batch_sizes import rows_that_fit
 from rocserve.backends.host import Host
 from rocserve.core.heap_trim import private_bytes
 

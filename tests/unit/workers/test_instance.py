@@ -22,7 +22,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import request_inputs
 from rocserve.workers.entries import ENTRY, FAILED, SERVER_RINGS, WORK
-from rocserve.workers.instance import SLOTS, WorkerGone
+from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import error_result
 
@@ -108,7 +108,7 @@ def test_when_the_other_end_is_closed_what_it_did_not_take_may_run_elsewhere(pee
     for _ in range(5):
         with pytest.raises(WorkerGone):
             peer.send()
-    assert peer.instance.free_slots == 0 and not peer.outcomes
+    assert peer.instance.closed and not peer.outcomes
 
 
 def test_what_is_released_after_the_end_is_given_back(plane: PlaneLoop) -> None:
@@ -173,7 +173,7 @@ def test_batches_of_many(plane: PlaneLoop) -> None:
         thread.start()
     for user in users:
         user.join()
-    assert not failures and peer.instance.free_slots == SLOTS
+    assert not failures and not peer.instance.owed().batch
     peer.end_of_worker.stop()
     server.join(5)
     assert not server.is_alive()

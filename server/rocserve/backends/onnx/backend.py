@@ -16,7 +16,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as engine_errors
 
 from rocserve.backends.base import Batch, BatchResult, Execution, LoadedModel, ModelSource, ThreadedExecution
-from rocserve.backends.batch_memory import rows_that_fit
+from rocserve.backends.batch_sizes import rows_that_fit
 from rocserve.backends.migraphx.configuration.accelerator import PARAMETERS
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.external_weights import find_external_weights

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from rocserve.backends.base import Batch, BatchResult, Execution, SequentialExecution
-from rocserve.backends.batch_memory import rows_that_fit
-from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
+from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes, rows_that_fit
 from rocserve.backends.device_tensors import DeviceTensors, SharedTensor, is_on_device
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.binding import BoundProgram, bind

@@ -11,8 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rocserve.backends.free_memory import free_gpu_memory
-from rocserve.backends.gpus import find_gpu, visible_gpus
 from rocserve.backends.host import Host
 from rocserve.config.model_limits import idle_unload_seconds, is_pinned
 from rocserve.core.dispatch import Dispatcher
@@ -67,7 +65,7 @@ class ResidentModels:
         self._background = BackgroundTasks(log)
         self._retry = RetryPolicy(1.0, 60.0)
         limits = {MODELS: settings.max_models, _HOST: settings.max_host_bytes}
-        limits |= {_gpu(number): settings.max_gpu_bytes for number in visible_gpus()}
+        limits |= {_gpu(number): settings.max_gpu_bytes for number in Host().gpus}
         self._limits = {place: most for place, most in limits.items() if most is not None}
         self._room = Room(self._limits)
         self._versions: dict[Tenant, LazyVersion] = {}
@@ -323,13 +321,14 @@ def _estimate(content: ModelContent, number: int) -> Mapping[str, int]:
     for group in groups:
         needs[_HOST] += group.count * (_WORKER_BYTES + file_bytes)
         if group.kind is not InstanceKind.CPU:
-            needs.update({_gpu(gpu): group.count * file_bytes for gpu in group.gpus or visible_gpus()})
+            needs.update({_gpu(gpu): group.count * file_bytes for gpu in group.gpus or Host().gpus})
     return needs
 
 
 def _free_gpu_bytes() -> Mapping[int, int]:
-    gpus = (find_gpu(number) for number in visible_gpus())
-    found = {gpu.number: free_gpu_memory(gpu, Host()) for gpu in gpus if gpu is not None}
+    host = Host()
+    gpus = map(host.gpu, host.gpus)
+    found = {gpu.number: host.free_gpu_memory(gpu) for gpu in gpus if gpu is not None}
     return {number: memory.free_bytes for number, memory in found.items() if memory is not None}
 
 

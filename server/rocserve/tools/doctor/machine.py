@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.backends.free_memory import free_gpu_memory, free_host_memory
-from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.host import Host
 from rocserve.backends.parameters import usable_cpus
 from rocserve.settings import default_front_ends
@@ -50,7 +48,7 @@ def examine_machine(host: Host) -> Iterator[Finding]:
     yield _fact("system", f"{platform.platform()}, {cpus} CPUs may be used")
     served = f"{count} processes each" if (count := default_front_ends(cpus)) else "the server's own process"
     yield _fact("gRPC and HTTP", f"served by {served}, unless --front-ends says otherwise")
-    memory = free_host_memory(host)
+    memory = host.free_memory()
     if memory is not None:
         yield _fact("memory", f"{size(memory.free_bytes)} of {size(memory.total_bytes)} free ({memory.place})")
     yield _rocm(host)
@@ -69,7 +67,7 @@ def _rocm(host: Host) -> Finding:
 
 
 def _gpus(host: Host) -> Iterator[Finding]:
-    numbers = visible_gpus(host.environment, host.system / "class/kfd/kfd/topology/nodes")
+    numbers = host.gpus
     if not numbers:
         yield Finding(_SECTION, "GPUs", State.ABSENT, "no AMD GPU that this process may use")
         yield from _idle_gpus(host)
@@ -79,7 +77,7 @@ def _gpus(host: Host) -> Iterator[Finding]:
             advice = "check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES"
             yield Finding(_SECTION, f"GPU {number}", State.BROKEN, "is asked for, and there is none", advice)
             continue
-        memory = free_gpu_memory(gpu, host)
+        memory = host.free_gpu_memory(gpu)
         amount = size(gpu.memory_bytes) if memory is None else f"{size(memory.free_bytes)} of {size(gpu.memory_bytes)}"
         text = f"{gpu.architecture or 'architecture unknown'}, {amount} free, PCI {gpu.pci_slot}"
         yield _fact(f"GPU {number}", text)

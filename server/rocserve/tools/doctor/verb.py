@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 import rocserve
-from rocserve.backends.gpus import visible_gpus
 from rocserve.backends.host import Host
 from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.configuration.options import Target
@@ -96,7 +95,7 @@ class EngineExamination:
         if fault:
             return target_fault(target, fault)
         name = _target_name(target)
-        gpus = visible_gpus() if target is Target.GPU else ()
+        gpus = Host().gpus if target is Target.GPU else ()
         if target is Target.GPU and not gpus:
             return Finding(_SECTION, name, State.ABSENT, "installed, but there is no GPU that this process may use")
         device = gpus[0] if gpus else None

@@ -9,8 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rocserve.backends.free_memory import FreeMemory, free_gpu_memory, free_host_memory
-from rocserve.backends.host import Host
+from rocserve.backends.host import FreeMemory, Host
 from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import Precision, Target
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
@@ -77,10 +76,10 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
         ServeError: UNAVAILABLE, with what is needed, what is free and what can be done.
     """
     host = host or Host()
-    around = free_host_memory(host)
+    around = host.free_memory()
     on_gpu = program.recipe.options.target is Target.GPU
     gpu = host.gpu(device or 0) if on_gpu else None
-    there = around if not on_gpu else free_gpu_memory(gpu, host) if gpu else None
+    there = around if not on_gpu else host.free_gpu_memory(gpu) if gpu else None
     if there is not None and program.total_bytes > there.free_bytes:
         raise unavailable(
             f"model {model} does not fit into {there.place}: it needs at least {readable_size(program.total_bytes)}"

@@ -1,4 +1,4 @@
-"""How much memory is free, read from trees as kernels write them."""
+"""The GPUs and the free memory of a machine, read from trees as kernels write them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from support.gpu_tree import GpuTree
 
-from rocserve.backends.free_memory import FreeMemory, free_gpu_memory, free_host_memory, host_memory_limit
-from rocserve.backends.host import Host
+from rocserve.backends.host import FreeMemory, Gpu, Host, architecture_name
 
 GIB = 1 << 30
 
@@ -41,61 +40,61 @@ def group(host: Host, name: str, **files: object) -> None:
 def of_gpu(host: Host, number: int = 0) -> FreeMemory | None:
     gpu = host.gpu(number)
     assert gpu is not None
-    return free_gpu_memory(gpu, host)
+    return host.free_gpu_memory(gpu)
 
 
 def test_a_machine_without_limits(host: Host) -> None:
-    assert free_host_memory(host) == FreeMemory("this machine", 64 * GIB, 48 * GIB)
+    assert host.free_memory() == FreeMemory("this machine", 64 * GIB, 48 * GIB)
     group(host, "", max="max", current=GIB)
-    assert free_host_memory(host) == FreeMemory("this machine", 64 * GIB, 48 * GIB)
+    assert host.free_memory() == FreeMemory("this machine", 64 * GIB, 48 * GIB)
 
 
 def test_this_machine_tells() -> None:
-    found = free_host_memory(Host())
+    found = Host().free_memory()
     assert found is not None and 0 < found.free_bytes <= found.total_bytes
 
 
 def test_a_container_with_a_limit(host: Host) -> None:
     group(host, "", max=8 * GIB, current=6 * GIB, stat=f"anon 1\ninactive_file {GIB}\nactive_file {2 * GIB}")
-    assert free_host_memory(host) == FreeMemory("the memory limit of this container or service", 8 * GIB, 5 * GIB)
+    assert host.free_memory() == FreeMemory("the memory limit of this container or service", 8 * GIB, 5 * GIB)
 
 
 def test_the_narrowest_of_the_groups_around_counts(host: Host) -> None:
     (host.processes / "self/cgroup").write_text("0::/system.slice/rocserve.service\n")
     group(host, "system.slice", max=20 * GIB, current=19 * GIB)
     group(host, "system.slice/rocserve.service", max=16 * GIB, current=2 * GIB)
-    found = free_host_memory(host)
+    found = host.free_memory()
     assert found is not None and (found.total_bytes, found.free_bytes) == (20 * GIB, GIB)
 
 
 def test_the_least_limit_counts_whatever_is_free(host: Host) -> None:
-    assert host_memory_limit(host) == 64 * GIB
+    assert host.memory_limit() == 64 * GIB
     (host.processes / "self/cgroup").write_text("0::/system.slice/rocserve.service\n")
     group(host, "system.slice", max=20 * GIB, current=19 * GIB)
     group(host, "system.slice/rocserve.service", max=16 * GIB, current=2 * GIB)
-    assert host_memory_limit(host) == 16 * GIB
+    assert host.memory_limit() == 16 * GIB
 
 
 def test_version_1_of_control_groups(host: Host) -> None:
     (host.processes / "self/cgroup").write_text("9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n")
     # In the container the host's name of the group leads nowhere.
     group(host, "memory", limit_in_bytes=4 * GIB, usage_in_bytes=3 * GIB, stat=f"total_inactive_file {GIB}")
-    found = free_host_memory(host)
+    found = host.free_memory()
     assert found is not None and (found.total_bytes, found.free_bytes) == (4 * GIB, 2 * GIB)
     group(host, "memory", limit_in_bytes=9223372036854771712)
-    assert free_host_memory(host) == FreeMemory("this machine", 64 * GIB, 48 * GIB)
+    assert host.free_memory() == FreeMemory("this machine", 64 * GIB, 48 * GIB)
 
 
 def test_a_group_over_its_limit_has_nothing_free(host: Host) -> None:
     group(host, "", max=GIB, current=2 * GIB, stat="")
-    found = free_host_memory(host)
+    found = host.free_memory()
     assert found is not None and found.free_bytes == 0
 
 
 def test_nothing_is_told(tmp_path: Path) -> None:
     nowhere = Host(system=tmp_path, processes=tmp_path, variables={})
-    assert free_host_memory(nowhere) is None
-    assert host_memory_limit(nowhere) is None
+    assert nowhere.free_memory() is None
+    assert nowhere.memory_limit() is None
 
 
 def test_gpus_are_told_apart_by_their_place(tree: GpuTree, host: Host) -> None:
@@ -119,3 +118,82 @@ def test_a_gpu_whose_driver_tells_nothing(tree: GpuTree, host: Host) -> None:
     tree.add_gpu(version=90010)
     (tree.system / "class/drm/card0/device").unlink()
     assert of_gpu(host) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        (90010, "gfx90a"),
+        (110000, "gfx1100"),
+        (100300, "gfx1030"),
+        (90402, "gfx942"),
+        (90500, "gfx950"),
+        (110501, "gfx1151"),
+        (120001, "gfx1201"),
+        (90006, "gfx906"),
+        (0, ""),
+    ],
+)
+def test_architectures(version: int, name: str) -> None:
+    assert architecture_name(version) == name
+
+
+def test_gpus_are_numbered_in_the_order_of_their_nodes(tmp_path: Path) -> None:
+    tree = GpuTree(tmp_path)
+    tree.add_cpu()
+    for place in range(11):
+        tree.add_gpu(version=90010 + place * 100, bus=place + 1, memory=64 << 30)
+    assert list(Host(tree.system, variables={}).gpus) == list(range(11))
+    assert Host(tree.system, variables={}).gpu(0) == Gpu(0, "gfx90a", "0000:01:00", 64 << 30)
+    tenth = Host(tree.system, variables={}).gpu(10)
+    assert tenth is not None and tenth.pci_slot == "0000:0b:00"
+    assert Host(tree.system, variables={}).gpu(11) is None
+    assert Host(tree.system, variables={}).gpu(-1) is None
+
+
+def test_what_a_container_may_not_use_is_not_counted(tmp_path: Path) -> None:
+    tree = GpuTree(tmp_path)
+    hidden, seen = tree.add_gpu(version=90010), tree.add_gpu(version=110000)
+    (hidden / "properties").write_text("")
+    assert list(Host(tree.system, variables={}).gpus) == [0]
+    gpu = Host(tree.system, variables={}).gpu(0)
+    assert gpu is not None and gpu.architecture == "gfx1100"
+    assert seen.name == "1"
+
+
+def test_rocr_visible_devices_renumbers(tmp_path: Path) -> None:
+    tree = GpuTree(tmp_path)
+    tree.add_cpu()
+    tree.add_gpu(version=90010, unique_id=0xABC)
+    tree.add_gpu(version=110000, unique_id=0xDEADBEEFDEADBEEF)
+
+    def architectures(chosen: str) -> list[str]:
+        host = Host(tree.system, variables={"ROCR_VISIBLE_DEVICES": chosen})
+        gpus = [host.gpu(number) for number in host.gpus]
+        return [gpu.architecture for gpu in gpus if gpu is not None]
+
+    assert architectures("1") == ["gfx1100"]
+    assert architectures("1,0") == ["gfx1100", "gfx90a"]
+    assert architectures("GPU-DEADBEEFDEADBEEF, GPU-0000000000000abc") == ["gfx1100", "gfx90a"]
+    assert architectures("0,7,1") == ["gfx90a"]
+    assert architectures("") == []
+
+
+def test_an_overridden_architecture_is_what_rocm_sees(tmp_path: Path) -> None:
+    tree = GpuTree(tmp_path)
+    tree.add_gpu(version=100302)
+
+    def architecture(value: str) -> str:
+        gpu = Host(tree.system, variables={"HSA_OVERRIDE_GFX_VERSION": value}).gpu(0)
+        assert gpu is not None
+        return gpu.architecture
+
+    assert architecture("10.3.0") == "gfx1030"
+    assert architecture("nonsense") == architecture("") == "gfx1032"
+
+
+def test_a_partition_of_a_gpu_has_its_place_on_the_bus(tmp_path: Path) -> None:
+    tree = GpuTree(tmp_path)
+    tree.add_gpu(version=90402, domain=1, bus=0xC1, partition=3)
+    gpu = Host(tree.system, variables={}).gpu(0)
+    assert gpu is not None and gpu.pci_slot == "0001:c1:00"
