@@ -15,7 +15,15 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import FolderReading
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestedOutput, RequestHead
+from rocserve.core.requests import (
+    Answer,
+    InferRequest,
+    InferResponse,
+    InputHead,
+    Parameters,
+    RequestedOutput,
+    RequestHead,
+)
 from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
@@ -76,16 +84,15 @@ class Answers:
     def expect_many(self) -> None:
         self.expects_many = True
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        response.data = [bytes(data) for data in response.data]
-        response.slot = None  # It would keep the instance.
-        self._tell(lambda: self.responses.append(response), final)
-
-    def end(self) -> None:
-        self._tell(lambda: None, True)
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._tell(lambda: self.errors.append(error), final)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, ServeError):
+            self._tell(lambda: self.errors.append(answer), final)
+        elif answer is None:
+            self._tell(lambda: None, final)
+        else:
+            answer.data = [bytes(data) for data in answer.data]
+            answer.slot = None  # It would keep the instance.
+            self._tell(lambda: self.responses.append(answer), final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         if self.has_left:

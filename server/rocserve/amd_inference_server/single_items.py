@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from rocserve.core.datatypes import DataType
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, TensorHead, encode_bytes_elements
 
@@ -103,12 +103,13 @@ class _ItemResponder(ForwardingResponder):
         self._is_item = is_item
         self._is_typed = is_typed
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        if self._is_item:
-            outputs = tuple([_without_batch(head) for head in response.head.outputs])
-            response.head = response.head._replace(outputs=outputs)
-        response.is_typed = self._is_typed
-        self._responder.send(response, final)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            if self._is_item:
+                outputs = tuple([_without_batch(head) for head in answer.head.outputs])
+                answer.head = answer.head._replace(outputs=outputs)
+            answer.is_typed = self._is_typed
+        self._responder.send(answer, final)
 
 
 def _without_batch(head: TensorHead) -> TensorHead:

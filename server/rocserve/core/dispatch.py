@@ -42,7 +42,7 @@ class Dispatcher:
             try:
                 (table.by_head.get(head) or table.named_by(head)).infer(request, responder)
             except ServeError as error:
-                responder.fail(error)
+                responder.send(error)
             return
         sequence = request.sequence
         key = None if sequence is None else (request.head.model_name, sequence.id)
@@ -59,7 +59,7 @@ class Dispatcher:
         try:
             self.tables.table.named_by(request.head).infer(request, responder)
         except ServeError as error:
-            responder.fail(error)
+            responder.send(error)
 
     def _prepare(
         self,
@@ -72,7 +72,7 @@ class Dispatcher:
             for steps in copying:
                 yield from steps
         except ServeError as error:
-            responder.fail(error)
+            responder.send(error)
         else:
             if request.head.has_strings:
                 request.element_faults = yield from _count(request)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
 from rocserve.core.phases import PhaseTotals
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Buffer, Tensor, TensorHead, heads_of
@@ -176,6 +177,11 @@ class InferResponse:
     @property
     def outputs(self) -> list[Tensor]:
         return [Tensor(*head, data) for head, data in zip(self.head.outputs, self.data, strict=True)]
+
+
+Answer = InferResponse | ServeError | None
+"""What a request is answered with: a response, an error in its place, or None: no further response comes, which only
+decoupled models say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from rocserve.core.errors import ServeError, invalid_argument, not_found, unavai
 from rocserve.core.hints import names_hint
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import Answer, InferRequest, RequestHead
 from rocserve.core.statistics import ModelStatistics
 
 
 class ForwardingResponder:
-    """Hands all on to another responder. Implements core.serving.Responder."""
+    """Forwards all to another responder. Implements core.serving.Responder."""
 
     __slots__ = ("_responder",)
 
@@ -29,17 +29,9 @@ class ForwardingResponder:
         """See core.serving.Responder."""
         self._responder.expect_many()
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
+    def send(self, answer: Answer, final: bool = True) -> None:
         """See core.serving.Responder."""
-        self._responder.send(response, final)
-
-    def end(self) -> None:
-        """See core.serving.Responder."""
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        """See core.serving.Responder."""
-        self._responder.fail(error, final)
+        self._responder.send(answer, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """See core.serving.Responder."""
@@ -47,7 +39,7 @@ class ForwardingResponder:
 
 
 class EndingResponder(ForwardingResponder):
-    """Hands all on as well, and does `on_end` once, before the last response goes out."""
+    """Forwards all as well, and calls `on_end` once, before the last answer goes out."""
 
     __slots__ = ("_on_end",)
 
@@ -55,24 +47,13 @@ class EndingResponder(ForwardingResponder):
         super().__init__(responder)
         self._on_end: Callable[[], None] | None = on_end
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
+    def send(self, answer: Answer, final: bool = True) -> None:
+        """See core.serving.Responder."""
         if final:
-            self._end()
-        self._responder.send(response, final)
-
-    def end(self) -> None:
-        self._end()
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        if final:
-            self._end()
-        self._responder.fail(error, final)
-
-    def _end(self) -> None:
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end()
+            on_end, self._on_end = self._on_end, None
+            if on_end is not None:
+                on_end()
+        self._responder.send(answer, final)
 
 
 _HIGHEST_VERSION = 2**63 - 1
@@ -81,8 +62,7 @@ _MOST_HINTED = 100
 
 
 class Responder(Protocol):
-    """Who waits for a request's answer. All is called on the data plane's thread, and exactly one call ends the
-    request."""
+    """Receives a request's answers. All is called on the data plane's thread, and exactly one call ends the request."""
 
     def expect_many(self) -> None:
         """Any number of responses will come: the model is decoupled. Called before all others.
@@ -91,15 +71,9 @@ class Responder(Protocol):
             ServeError: UNIMPLEMENTED, there is room for one only; nothing has been done with the request.
         """
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        """One response, the last unless `final` is False. Its tensors are valid only until this call returns. What has
-        no form on the wire is told as an error instead."""
-
-    def end(self) -> None:
-        """No further response comes (decoupled models only)."""
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        """An error in a response's place, and the end unless `final` is False (decoupled models only)."""
+    def send(self, answer: Answer, final: bool = True) -> None:
+        """One answer, the last unless `final` is False, as it may be with decoupled models. A response's tensors are
+        valid only until this call returns; what has no form on the wire becomes an error instead."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Call back, at most once and on the data plane's thread, when nobody waits for the answer any more."""

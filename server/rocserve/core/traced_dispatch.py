@@ -7,7 +7,7 @@ import time
 from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Tensor
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
@@ -22,7 +22,7 @@ def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Re
     try:
         version = dispatcher.tables.table.find(head.model_name, head.model_version)
     except ServeError as error:
-        responder.fail(error)
+        responder.send(error)
         return
     trace = request.trace = parent.child(version.name, str(version.version), request.id)
     note_inputs(trace, request)
@@ -51,22 +51,12 @@ class TracedResponder(ForwardingResponder):
         super().__init__(responder)
         self._trace = trace
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        if self._trace.wants_tensors:
-            self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, response.outputs)
-        self._note_end(final)
-        self._responder.send(response, final)
-
-    def end(self) -> None:
-        self._note_end(True)
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._note_end(final)
-        self._responder.fail(error, final)
-
-    def _note_end(self, final: bool) -> None:
+    def send(self, answer: Answer, final: bool = True) -> None:
+        """See core.serving.Responder."""
+        if self._trace.wants_tensors and isinstance(answer, InferResponse):
+            self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, answer.outputs)
         # Before the answer goes on: it may end the whole, and this trace is part of it.
         if final:
             self._trace.note(REQUEST_END, time.monotonic_ns())
             self._trace.end()
+        self._responder.send(answer, final)

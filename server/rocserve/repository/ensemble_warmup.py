@@ -11,7 +11,7 @@ from pathlib import Path
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ControlKind, ModelConfig
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServingTable
 from rocserve.core.statistics import ModelStatistics
@@ -82,17 +82,11 @@ class _Waiter:
     def expect_many(self) -> None:
         """Each of them is welcome."""
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, ServeError):
+            self._error = self._error or answer
         if final:
-            self.end()
-
-    def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._settle)
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._error = self._error or error
-        if final:
-            self.end()
+            self._loop.call_soon_threadsafe(self._settle)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Nobody goes away."""

@@ -27,7 +27,7 @@ def send_copied(response: InferResponse, final: bool, responder: Responder) -> G
     try:
         data = yield from copied(response.data)
     except ServeError as error:
-        responder.fail(error, final)
+        responder.send(error, final)
     else:
         responder.send(replace(response, data=data, slot=None), final)
 
@@ -191,10 +191,7 @@ class BatchAnswerer:
             if batch.absent_rows:
                 self._statistics.leave_out(batch.absent_rows)
         for responder, answer in answers:
-            if isinstance(answer, ServeError):
-                responder.fail(answer)
-            else:
-                responder.send(answer)
+            responder.send(answer)
         return True
 
     def drop(self, batch: FormedBatch, entry: InferRequest) -> bool:

@@ -13,7 +13,7 @@ from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
-from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, InferRequest, InferResponse
+from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
@@ -179,10 +179,7 @@ class InFlightRequests:
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
         is_done = self._count_if_done(running)
         for request, answer in answers:
-            if isinstance(answer, ServeError):
-                self._respond(request, answer, True)
-            else:
-                request.responder.send(answer)
+            self._respond(request, answer, True)
         return is_done
 
     def _on_answer(self, in_flight: _InFlight, answer: Result | None, final: bool) -> None:
@@ -197,7 +194,7 @@ class InFlightRequests:
         if isinstance(answer, Rescheduled):
             self._reschedule(in_flight)
             return
-        response: InferResponse | ServeError | None
+        response: Answer
         answered_ns = time.monotonic_ns()
         if answer is None or isinstance(answer, ServeError):
             response = answer
@@ -246,9 +243,7 @@ class InFlightRequests:
             if is_done:
                 self._on_answered()
 
-    def _count_response(
-        self, in_flight: _InFlight, response: InferResponse | ServeError | None, answered_ns: int
-    ) -> None:
+    def _count_response(self, in_flight: _InFlight, response: Answer, answered_ns: int) -> None:
         """One of the many that a decoupled model may give."""
         statistics, index = self._statistics, in_flight.response_count
         begun_ns = in_flight.responded_ns or in_flight.batch.formed.compute_start_ns
@@ -262,14 +257,10 @@ class InFlightRequests:
         in_flight.response_count = index + 1
         in_flight.responded_ns = now_ns
 
-    def _respond(self, request: InferRequest, response: InferResponse | ServeError | None, final: bool) -> None:
-        if response is None:
-            request.responder.end()
-        elif isinstance(response, ServeError):
-            self._statistics.note_failure(response.text)
-            request.responder.fail(response, final)
-        else:
-            request.responder.send(response, final)
+    def _respond(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        if isinstance(answer, ServeError):
+            self._statistics.note_failure(answer.text)
+        request.responder.send(answer, final)
 
     def _mark_ended(self, in_flight: _InFlight, failed: bool, now_ns: int) -> None:
         in_flight.ended_ns = now_ns

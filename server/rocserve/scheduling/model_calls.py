@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from rocserve.backends.request_model import ModelCall, ModelResponse
 from rocserve.core.dispatch import Dispatcher
-from rocserve.core.errors import ServeError
-from rocserve.core.requests import InferRequest, InferResponse, ParameterValue
+from rocserve.core.requests import Answer, InferRequest, InferResponse, ParameterValue
 from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
 from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.scheduling.ensemble.graph import StepHeads
@@ -51,14 +50,11 @@ class _CallResponder:
     def expect_many(self) -> None:
         """As many as come."""
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        self._opened.answer(ModelResponse(response.outputs, response.parameters), final)
-
-    def end(self) -> None:
-        self._opened.answer(None, True)
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._opened.answer(error, final)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            self._opened.answer(ModelResponse(answer.outputs, answer.parameters), final)
+        else:
+            self._opened.answer(answer, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._opened.watch_cancellation(callback)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse, Parameters, ResponseHead
+from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest, InferResponse, Parameters, ResponseHead
 from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
@@ -161,10 +161,11 @@ class _Keeper(ForwardingResponder):
         super().__init__(responder)
         self._lookup_ns = lookup_ns
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        # Before it is sent: who has an answer and asks again, or asks for the statistics, finds it there.
-        self._answers.keep(self._key, response, self._lookup_ns)
-        self._responder.send(response, final)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        # Before it is sent: a client that has an answer and asks again, or asks for the statistics, finds it there.
+        if isinstance(answer, InferResponse):
+            self._answers.keep(self._key, answer, self._lookup_ns)
+        self._responder.send(answer, final)
 
 
 def _key(request: InferRequest) -> bytes:

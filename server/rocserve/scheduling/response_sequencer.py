@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from rocserve.core.errors import ServeError
-from rocserve.core.requests import InferResponse
+from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.serving import ForwardingResponder, Responder
 
 
@@ -81,17 +80,12 @@ class OrderedResponder(ForwardingResponder):
         super().__init__(responder)
         self._ticket = ticket
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        if not self._ticket.is_next:
+    def send(self, answer: Answer, final: bool = True) -> None:
+        """See core.serving.Responder."""
+        if isinstance(answer, InferResponse) and not self._ticket.is_next:
             # The tensors are views on memory that is used again when this call returns.
-            response.data = [bytes(data) for data in response.data]
-        self._ticket.send(lambda: self._responder.send(response, final), final)
-
-    def end(self) -> None:
-        self._ticket.send(self._responder.end)
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._ticket.send(lambda: self._responder.fail(error, final), final)
+            answer.data = [bytes(data) for data in answer.data]
+        self._ticket.send(lambda: self._responder.send(answer, final), final)
 
     def out_of_order(self) -> Responder:
         """The responder itself, for a request that is refused at once; its ticket ends."""

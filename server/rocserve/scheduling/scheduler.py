@@ -415,7 +415,7 @@ def refuse(entry: InferRequest, error: ServeError, statistics: ModelStatistics) 
     if isinstance(responder, OrderedResponder):
         # It need not wait for the answers to others.
         responder = responder.out_of_order()
-    responder.fail(error)
+    responder.send(error)
 
 
 def cancelled() -> ServeError:

@@ -57,7 +57,7 @@ class ScheduledVersion:
         except ServeError as error:
             # As in Triton, what does not fit the model has never been one of its requests.
             self.statistics.note_failure(error.text)
-            responder.fail(error)
+            responder.send(error)
             return
         try:
             if self.config.decoupled:
@@ -74,7 +74,7 @@ class ScheduledVersion:
             else:
                 self.statistics.record_failure(now, now)
             self.statistics.note_failure(error.text)
-            responder.fail(error)
+            responder.send(error)
 
     def _infer_unless_cached(self, answers: CachedAnswers, request: InferRequest, responder: Responder) -> None:
         """What has been answered before is answered again."""

@@ -101,14 +101,14 @@ class InferenceService:
             try:
                 responder = self._client_limits.admit(client.origin().address, responder)
             except ServeError as error:
-                responder.fail(error)
+                responder.send(error)
                 return
         copying: Sequence[Steps] = ()
         if request.head.uses_shared_memory:
             try:
                 responder, copying = self._client_memory.attach(request, responder)
             except ServeError as error:
-                responder.fail(error)
+                responder.send(error)
                 return
         if is_observed:
             responder = self._observer.note_tensors(request, responder)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
 from rocserve.core.traced_dispatch import note_inputs
@@ -117,9 +117,10 @@ class _TensorResponder(ForwardingResponder):
         super().__init__(responder)
         self._trace = trace
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, response.outputs)
-        self._responder.send(response, final)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, answer.outputs)
+        self._responder.send(answer, final)
 
 
 class _ClientTracedResponder(ForwardingResponder):
@@ -133,16 +134,7 @@ class _ClientTracedResponder(ForwardingResponder):
         self._protocol = protocol
         self._is_complete = False
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        self._tell(lambda: self._responder.send(response, final), final)
-
-    def end(self) -> None:
-        self._tell(self._responder.end, True)
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._tell(lambda: self._responder.fail(error, final), final)
-
-    def _tell(self, tell: Callable[[], None], final: bool) -> None:
+    def send(self, answer: Answer, final: bool = True) -> None:
         trace = self._trace
         if final:
             trace.note(REQUEST_END, time.monotonic_ns())
@@ -151,7 +143,7 @@ class _ClientTracedResponder(ForwardingResponder):
             trace.note_front_end("INFER_RESPONSE_COMPLETE", time.monotonic_ns())
         trace.note_front_end(f"{self._protocol}_SEND_START", time.monotonic_ns())
         try:
-            tell()
+            self._responder.send(answer, final)
         finally:
             trace.note_front_end(f"{self._protocol}_SEND_END", time.monotonic_ns())
             if final:
@@ -161,63 +153,34 @@ class _ClientTracedResponder(ForwardingResponder):
 class LoggedResponder(ForwardingResponder):
     """Says in the log what became of a request; never what its tensors hold."""
 
-    __slots__ = ("_head", "_id", "_log", "_sent", "_started_ns")
+    __slots__ = ("_asked", "_log", "_model", "_prefix", "_sent", "_started_ns")
 
     def __init__(self, responder: Responder, request: InferRequest, started_ns: int, log: logging.Logger) -> None:
         super().__init__(responder)
-        self._id, self._head = request.id, request.head
+        head = request.head
+        self._model = f"model '{head.model_name}'"
+        self._asked = f"{self._model} version {head.model_version}" if head.model_version else self._model
+        self._prefix = request_prefix([request.id])
+        """Triton's, which many errors' texts begin with already."""
         self._started_ns = started_ns
         self._log = log
         self._sent = 0
-        inputs = ", ".join(f"{entry.name} {entry.datatype} {list(entry.shape)}" for entry in request.head.inputs)
-        self._say("inference of model '%s'%s begins: %s", self._model, self._asked_version, inputs)
+        inputs = ", ".join(f"{entry.name} {entry.datatype} {list(entry.shape)}" for entry in head.inputs)
+        self._say("%s begins: %s", self._asked, inputs)
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        self._sent += 1
-        if final:
-            self._say(
-                "inference of model '%s' version %s ends: OK after %.3f ms",
-                response.head.model_name,
-                response.head.model_version,
-                self._milliseconds,
-            )
-        self._responder.send(response, final)
-
-    def end(self) -> None:
-        self._say(
-            "inference of model '%s' ends: OK, %d responses in %.3f ms", self._model, self._sent, self._milliseconds
-        )
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._say(
-            "inference of model '%s'%s %s: %s after %.3f ms: %s",
-            self._model,
-            self._asked_version,
-            "ends" if final else "goes on",
-            error.code.name,
-            self._milliseconds,
-            error.text.removeprefix(self._prefix),
-        )
-        self._responder.fail(error, final)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        milliseconds = (time.monotonic_ns() - self._started_ns) / 1e6
+        if isinstance(answer, ServeError):
+            end, text = "ends" if final else "goes on", answer.text.removeprefix(self._prefix)
+            self._say("%s %s: %s after %.3f ms: %s", self._asked, end, answer.code.name, milliseconds, text)
+        elif answer is None:
+            self._say("%s ends: OK, %d responses in %.3f ms", self._model, self._sent, milliseconds)
+        else:
+            self._sent += 1
+            if final:
+                version = answer.head.model_version
+                self._say("%s version %s ends: OK after %.3f ms", self._model, version, milliseconds)
+        self._responder.send(answer, final)
 
     def _say(self, text: str, *values: object) -> None:
-        self._log.debug(f"%s{text}", self._prefix, *values, stacklevel=2)
-
-    @property
-    def _prefix(self) -> str:
-        """Triton's, which many errors' texts begin with already."""
-        return request_prefix([self._id])
-
-    @property
-    def _model(self) -> str:
-        return self._head.model_name
-
-    @property
-    def _asked_version(self) -> str:
-        version = self._head.model_version
-        return f" version {version}" if version else ""
-
-    @property
-    def _milliseconds(self) -> float:
-        return (time.monotonic_ns() - self._started_ns) / 1e6
+        self._log.debug(f"%sinference of {text}", self._prefix, *values, stacklevel=2)

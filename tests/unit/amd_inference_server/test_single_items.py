@@ -11,7 +11,7 @@ from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.tensors import encode_bytes_elements, tensor_from_numpy
 
 
@@ -24,13 +24,11 @@ class Answers:
 
     def expect_many(self) -> None: ...
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        self.responses.append(response)
-
-    def end(self) -> None: ...
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self.errors.append(error.text)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, ServeError):
+            self.errors.append(answer.text)
+        elif answer is not None:
+            self.responses.append(answer)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None: ...
 

@@ -68,7 +68,7 @@ class HandModel:
             try:
                 responder.expect_many()
             except ServeError as error:
-                responder.fail(error)
+                responder.send(error)
                 return
         self.asked.put((request, responder))
 
@@ -83,7 +83,7 @@ class Watcher:
         self._responder = responder
 
     def __call__(self) -> None:
-        self._responder.fail(not_found("it left"))
+        self._responder.send(not_found("it left"))
 
 
 class Stream:
@@ -160,7 +160,7 @@ def test_responses_come_as_they_are_made(stream: Stream, models: dict[str, HandM
     assert stream.told() == ("a", 2, False)
     second.send(response("b", 3))
     assert stream.told() == ("b", 3, True)
-    first.end()
+    first.send(None)
     stream.close_sending()
     with pytest.raises(StopIteration):
         stream.receive()
@@ -189,7 +189,7 @@ def test_the_end_alone_is_told_when_asked_for(stream: Stream, models: dict[str, 
     first.send(response("a", 2))
     assert [stream.told() for _ in range(2)] == [("a", 1, False), ("a", 2, True)]
     second.send(response("b", 1), False)
-    second.end()
+    second.send(None)
     assert [stream.told() for _ in range(2)] == [("b", 1, False), ("b", None, True)]
 
 
@@ -199,7 +199,7 @@ def test_the_stream_ends_behind_its_open_requests(stream: Stream, models: dict[s
     stream.close_sending()
     for value in range(3):
         responder.send(response("a", value), False)
-    responder.end()
+    responder.send(None)
     assert [stream.told()[1] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(StopIteration):
         stream.receive()
@@ -208,7 +208,7 @@ def test_the_stream_ends_behind_its_open_requests(stream: Stream, models: dict[s
 def test_an_error_may_stand_between_responses(stream: Stream, models: dict[str, HandModel]) -> None:
     stream.ask("many", "a")
     responder = models["many"].next()
-    responder.fail(not_found("a gap"), False)
+    responder.send(not_found("a gap"), False)
     responder.send(response("a", 1))
     error = stream.receive()
     assert (error.error_message, error.infer_response.id, error.infer_response.model_name) == ("a gap", "a", "many")
@@ -253,7 +253,7 @@ def test_who_leaves_is_told_of_for_each_open_request(stream: Stream, models: dic
         responder.watch_cancellation(lambda number=number: gone.append(number))
         responder.send(response(str(number), number), False)
         assert stream.told()[1] == number
-    responder.end()
+    responder.send(None)
     stream.call.cancel()
     wait_until(lambda: sorted(gone) == [0, 1])
     late = threading.Event()
@@ -288,5 +288,5 @@ def test_responses_after_the_client_left_are_dropped(stream: Stream, models: dic
     stream.call.cancel()
     assert left.wait(10)
     responder.send(response("a", 1), False)
-    responder.fail(ServeError(StatusCode.INTERNAL, "late"), False)
-    responder.end()
+    responder.send(ServeError(StatusCode.INTERNAL, "late"), False)
+    responder.send(None)

@@ -44,7 +44,7 @@ class Service:
 
 
 def fail(responder: Responder) -> None:
-    responder.fail(internal("no"))
+    responder.send(internal("no"))
 
 
 @pytest.mark.parametrize("is_answer", [False, True])

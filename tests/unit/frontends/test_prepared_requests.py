@@ -117,7 +117,7 @@ def test_a_region_that_is_cut_while_it_is_copied_fails_its_request_alone(
     service: InferenceService, model: TakingModel, regions: ClientRegions
 ) -> None:
     errors: queue.Queue[ServeError] = queue.Queue()
-    failing: Any = SimpleNamespace(fail=errors.put)
+    failing: Any = SimpleNamespace(send=errors.put)
     place = {"shared_memory_region": "r", "shared_memory_byte_size": LARGE}
     head = RequestHead("m", "", (InputHead("X", "UINT8", (LARGE,), place),))
     cut = InferRequest(head, "cut", [b""], sequence=SequenceTag(7))

@@ -71,7 +71,7 @@ class Member:
         self.seen.append(values)
         self.sequences.append(request.sequence)
         if self._error is not None:
-            responder.fail(self._error)
+            responder.send(self._error)
         else:
             responder.send(InferResponse.of("member", "1", request.id, [tensor_from_numpy("Y", values * 2)]))
 

@@ -4,6 +4,7 @@ plane's loop and the repository are real."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -40,10 +41,8 @@ class Answer:
     left: Callable[[], None] | None = None
     responder: Any = None
 
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self.error = error
-
-    def end(self) -> None: ...
+    def send(self, answer: ServeError | None, final: bool = True) -> None:
+        self.error = answer
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self.left = callback
@@ -98,7 +97,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
             answer = answer._responder
         answer.version = version
         if answer.responder:
-            responder.end()
+            responder.send(None)
         else:
             answer.responder = responder
 
@@ -199,7 +198,7 @@ async def test_a_model_with_requests_in_hand_stays(folders: Folders, rig: Any) -
     waiting = host.ask("b")
     await host.served.until(lambda: host.served.reason("b") == "waits for room")
     assert host.resident == {"a"}
-    host.plane.call_soon(running.responder.end)
+    host.plane.call_soon(functools.partial(running.responder.send, None))
     await host.answered(waiting)
     assert waiting.data == "b"
 

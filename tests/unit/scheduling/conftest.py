@@ -15,6 +15,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig
 from rocserve.core.request_form import Member
+from rocserve.core.requests import Answer as Answered
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
@@ -90,29 +91,22 @@ class Answer:
         self._log = log
         self._loop = loop
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
+    def send(self, answer: Answered, final: bool = True) -> None:
         assert not self.done.is_set(), "answered twice"
-        self.response = InferResponse(response.head, response.id, [bytes(data) for data in response.data])
-        self._finish()
+        assert answer is not None, "the model is not decoupled"
+        if isinstance(answer, ServeError):
+            self.error = answer
+        else:
+            self.response = InferResponse(answer.head, answer.id, [bytes(data) for data in answer.data])
+        if self._log is not None:
+            self._log.append(self)
+        self.done.set()
 
     def expect_many(self) -> None:
         raise AssertionError("the model is not decoupled")
 
-    def end(self) -> None:
-        raise AssertionError("the model is not decoupled")
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        assert not self.done.is_set(), "answered twice"
-        self.error = error
-        self._finish()
-
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self.leave = self._loop.turning(callback)
-
-    def _finish(self) -> None:
-        if self._log is not None:
-            self._log.append(self)
-        self.done.set()
 
 
 def config(batching: DynamicBatching | None = None, max_batch_size: int = 8, width: int = -1) -> ModelConfig:

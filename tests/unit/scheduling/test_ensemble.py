@@ -20,6 +20,7 @@ from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
+from rocserve.core.requests import Answer as Answered
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
@@ -59,7 +60,7 @@ class Member:
         try:
             plan = self._validator.validate(request)
         except ServeError as error:
-            responder.fail(error)
+            responder.send(error)
             return
         self.requests.append(request)
         if self._held:
@@ -74,7 +75,7 @@ class Member:
         try:
             values = self._rule(np.frombuffer(request.data[0], np.float32))
         except ServeError as error:
-            responder.fail(error)
+            responder.send(error)
             return
         shape = plan.inputs[0].shape
         outputs = [Tensor(name, FP32, shape, memoryview(values.tobytes())) for name in plan.outputs]
@@ -87,13 +88,12 @@ class Answer:
         self.error: ServeError | None = None
         self.count = 0
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        self.count += 1
-        self.response = response
-
-    def fail(self, error: ServeError) -> None:
-        self.count += 1
-        self.error = error
+    def send(self, answer: Answered, final: bool = True) -> None:
+        if isinstance(answer, ServeError):
+            self.error = answer
+        elif answer is not None:
+            self.response = answer
+        self.count += answer is not None
 
     def watch_cancellation(self, callback) -> None:
         self.leave = callback
@@ -393,7 +393,6 @@ def test_what_goes_between_steps_is_given_back_when_a_step_fails():
 def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
     class Many(Answer):
         def expect_many(self) -> None: ...
-        def end(self) -> None: ...
 
     first, second = Member("a", plus(1), held=True), Member("b", plus(1), held=True)
     version = ensemble(first, second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], decoupled=True)
@@ -416,7 +415,7 @@ def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
     assert (answer.count, version.memory.answer_bytes) == (1, 16)
     second.finish()
     assert (answer.count, version.memory.answer_bytes) == (3, 0)
-    responder.end()
+    responder.send(None)
     assert version.memory.answer_bytes == 0
 
 

@@ -16,7 +16,7 @@ from support.outputs import outputs_from
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, LatencyOptions
-from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InputHead, RequestHead
+from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.core.trace import Trace
@@ -145,21 +145,14 @@ class Told(Responder):
         self.keeps_slots = False
         self.kept: list[object] = []
 
-    def send(self, response, final: bool = True) -> None:
+    def send(self, answer: InferResponse | ServeError | None, final: bool = True) -> None:
         assert not self.done.is_set(), "told more after the end"
-        if self.keeps_slots:
-            self.kept.append(response.slot)
-        self.values.append(float(response.outputs[0].numpy()[0, 0]))
-        if final:
-            self.done.set()
-
-    def end(self) -> None:
-        assert not self.done.is_set(), "told more after the end"
-        self.done.set()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        assert not self.done.is_set(), "told more after the end"
-        self.error = error
+        if isinstance(answer, ServeError):
+            self.error = answer
+        elif answer is not None:
+            if self.keeps_slots:
+                self.kept.append(answer.slot)
+            self.values.append(float(answer.outputs[0].numpy()[0, 0]))
         if final:
             self.done.set()
 

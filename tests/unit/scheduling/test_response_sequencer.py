@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import internal
+from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import DynamicBatching, QueuePolicy
-from rocserve.core.requests import InferResponse
+from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.workers.instance import WorkerGone
@@ -23,15 +23,14 @@ class Log:
 
     def expect_many(self) -> None: ...
 
-    def send(self, response, final=True) -> None:
-        data = b"".join(bytes(tensor.data) for tensor in response.outputs).decode()
-        self._said.append(f"{self._name}:{data}{'.' if final else ''}")
-
-    def end(self) -> None:
-        self._said.append(f"{self._name}:end")
-
-    def fail(self, error, final=True) -> None:
-        self._said.append(f"{self._name}:{error.text}")
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, ServeError):
+            text = answer.text
+        elif answer is None:
+            text = "end"
+        else:
+            text = b"".join(bytes(tensor.data) for tensor in answer.outputs).decode() + ("." if final else "")
+        self._said.append(f"{self._name}:{text}")
 
     def watch_cancellation(self, callback) -> None: ...
 
@@ -63,9 +62,9 @@ def test_responses_of_the_first_flow_and_those_of_others_wait(responders, said) 
     b.send(response(data), final=False)
     data[:] = b"9"
     a.send(response(bytearray(b"2")), final=False)
-    c.fail(internal("broken"))
+    c.send(internal("broken"))
     assert said == ["a:2"]
-    a.end()
+    a.send(None)
     assert said == ["a:2", "a:end", "b:1"]
     b.send(response(bytearray(b"3")))
     assert said == ["a:2", "a:end", "b:1", "b:3.", "c:broken"]
@@ -74,9 +73,9 @@ def test_responses_of_the_first_flow_and_those_of_others_wait(responders, said) 
 def test_who_gives_up_its_ticket_keeps_nobody_waiting(responders, said) -> None:
     a, b, c = responders
     b.send(response(bytearray(b"1")))
-    a.out_of_order().fail(internal("refused"))
+    a.out_of_order().send(internal("refused"))
     assert said == ["b:1.", "a:refused"]
-    c.end()
+    c.send(None)
     assert said[-1] == "c:end"
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.requests import Answer, InferResponse
 from rocserve.services import client_limits
 from rocserve.services.client_limits import ClientLimits
 
@@ -13,9 +14,7 @@ class Answers:
     """A responder that remembers nothing."""
 
     def expect_many(self) -> None: ...
-    def send(self, response: object, final: bool = True) -> None: ...
-    def end(self) -> None: ...
-    def fail(self, error: ServeError, final: bool = True) -> None: ...
+    def send(self, answer: object, final: bool = True) -> None: ...
     def watch_cancellation(self, callback: object) -> None: ...
 
 
@@ -34,8 +33,8 @@ def refusal(limits: ClientLimits, address: str) -> str:
     return raised.value.text
 
 
-@pytest.mark.parametrize("end", ["send", "end", "fail"])
-def test_a_client_has_so_many_requests_in_flight_however_they_end(end: str) -> None:
+@pytest.mark.parametrize("last", [InferResponse.of("m", "1", "", ()), None, internal("x")])
+def test_a_client_has_so_many_requests_in_flight_however_they_end(last: Answer) -> None:
     limits = ClientLimits(2, 0)
     first: Any = limits.admit("10.0.0.1", Answers())
     limits.admit("10.0.0.1", Answers())
@@ -45,11 +44,11 @@ def test_a_client_has_so_many_requests_in_flight_however_they_end(end: str) -> N
     )
     limits.admit("10.0.0.2", Answers())
     # Responses that others follow do not count; what comes after the last is not counted again.
-    first.send(None, final=False)
-    first.fail(internal("one of several"), final=False)
+    first.send(InferResponse.of("m", "1", "", ()), final=False)
+    first.send(internal("one of several"), final=False)
     refusal(limits, "10.0.0.1")
     for _ in range(2):
-        {"send": lambda: first.send(None), "end": first.end, "fail": lambda: first.fail(internal("x"))}[end]()
+        first.send(last)
     limits.admit("10.0.0.1", Answers())
     refusal(limits, "10.0.0.1")
 
@@ -59,7 +58,7 @@ def test_clients_are_forgotten_when_they_have_nothing_in_flight() -> None:
     responders: list[Any] = [limits.admit(f"10.0.0.{number}", Answers()) for number in range(50)]
     assert len(limits) == 50
     for responder in responders:
-        responder.end()
+        responder.send(None)
     assert len(limits) == 0
 
 
@@ -67,17 +66,17 @@ def test_a_client_sends_so_many_requests_a_second() -> None:
     clock = Clock()
     limits = ClientLimits(0, 10, clock)
     for _ in range(10):
-        limits.admit("10.0.0.1", Answers()).end()
+        limits.admit("10.0.0.1", Answers()).send(None)
     assert "more than the 10 requests a second" in refusal(limits, "10.0.0.1")
     limits.admit("10.0.0.2", Answers())
     clock.now += 0.25
     for _ in range(2):
-        limits.admit("10.0.0.1", Answers()).end()
+        limits.admit("10.0.0.1", Answers()).send(None)
     refusal(limits, "10.0.0.1")
     # No more than a second's worth is saved.
     clock.now += 3600
     for _ in range(10):
-        limits.admit("10.0.0.1", Answers()).end()
+        limits.admit("10.0.0.1", Answers()).send(None)
     refusal(limits, "10.0.0.1")
 
 
@@ -96,10 +95,10 @@ def test_the_table_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     clock = Clock()
     limits = ClientLimits(0, 2, clock)
     for number in range(100):
-        limits.admit(f"10.0.0.{number}", Answers()).end()
+        limits.admit(f"10.0.0.{number}", Answers()).send(None)
     # All others share what one client has.
     for number in range(2):
-        limits.admit(f"10.0.1.{number}", Answers()).end()
+        limits.admit(f"10.0.1.{number}", Answers()).send(None)
     assert "the client others sends" in refusal(limits, "10.0.1.2")
     assert len(limits) == 101
     clock.now += 1.0

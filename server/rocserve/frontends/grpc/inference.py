@@ -9,7 +9,7 @@ from typing import cast
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
 from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import RequestDecoder, id_of_refused
 from rocserve.frontends.grpc.response_codec import ResponseEncoder, join_large, typed_answer
@@ -65,7 +65,7 @@ class InferenceHandlers:
             request.deadline = call.deadline
             self.service.infer(request, call)
         except ServeError as error:
-            call.fail(error)
+            call.send(error)
             self.service.refuse(error, partial(id_of_refused, call.message))
 
     def model_stream_infer(self, call: StreamCall) -> InferenceStream:
@@ -97,17 +97,21 @@ class InferCall(ServerUnaryCall):
     def expect_many(self) -> None:
         raise unimplemented(NOT_FOR_DECOUPLED["GRPC"])
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if not isinstance(answer, InferResponse):
+            error = answer or internal("the model ended the request without a response")
+            self.reply_error(self.handlers.paths.without(error))
+            return
         try:
-            if response.is_typed:
-                message = typed_answer(response).SerializeToString()
-            elif response.is_large:
-                self.handlers.plane.work_off(self._reply_large(response))
+            if answer.is_typed:
+                message = typed_answer(answer).SerializeToString()
+            elif answer.is_large:
+                self.handlers.plane.work_off(self._reply_large(answer))
                 return
             else:
-                message = b"".join(self.handlers.encoder.parts(response))
+                message = b"".join(self.handlers.encoder.parts(answer))
         except ServeError as error:
-            self.fail(error)
+            self.send(error)
         else:
             self.reply(message)
 
@@ -115,15 +119,9 @@ class InferCall(ServerUnaryCall):
         try:
             message = yield from join_large(self.handlers.encoder.parts(response))
         except ServeError as error:
-            self.fail(error)
+            self.send(error)
         else:
             self.reply(message)
-
-    def end(self) -> None:
-        self.reply_error(internal("the model ended the request without a response"))
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self.reply_error(self.handlers.paths.without(error))
 
 
 class InferenceStream:
@@ -164,7 +162,7 @@ class InferenceStream:
             request.in_turn = True
             service.infer(request, responder)
         except ServeError as error:
-            responder.fail(error)
+            responder.send(error)
             service.refuse(error, partial(id_of_refused, message))
         except BaseException:
             memory.release(responder)
@@ -255,43 +253,43 @@ class _StreamResponder:
         self._ticket_ended = True
         self._ticket.end()
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        encoder = self._stream.handlers.encoder
+    def send(self, answer: Answer, final: bool = True) -> None:
+        handlers = self._stream.handlers
         try:
-            if response.is_large:
-                self._stream.handlers.plane.work_off(self._answer_large(response, final))
+            if answer is None:
+                message = self._empty_message()
+            elif isinstance(answer, ServeError):
+                message = self._error_message(answer, final)
+            elif answer.is_large:
+                handlers.plane.work_off(self._answer_large(answer, final))
                 return
-            message = encoder.encode_stream_response(response, final)
+            else:
+                message = handlers.encoder.encode_stream_response(answer, final)
         except ServeError as error:
-            self.fail(error, final)
-            return
+            message = self._error_message(error, final)
         self._answer(message, final)
 
     def _answer_large(self, response: InferResponse, final: bool) -> Generator[None, None, None]:
         try:
             message = yield from join_large(self._stream.handlers.encoder.stream_parts(response, final))
         except ServeError as error:
-            self.fail(error, final)
-        else:
-            self._answer(message, final)
+            message = self._error_message(error, final)
+        self._answer(message, final)
 
-    def end(self) -> None:
+    def _empty_message(self) -> bytes | None:
+        """No further response comes, for clients that want to be told."""
         head = self.head
         if head is None or head.parameters.get("triton_enable_empty_final_response") is not True:
-            self._answer(None)
-            return
+            return None
         last = InferResponse.of(head.model_name, head.model_version, self.request_id, ())
-        self._answer(self._stream.handlers.encoder.encode_stream_response(last, True))
+        return self._stream.handlers.encoder.encode_stream_response(last, True)
 
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        text = self._stream.handlers.paths.hide(error.text)
-        if self.head is not None and self.is_accepted and not error.is_refusal:
-            message = self._stream.handlers.encoder.encode_stream_error(
-                text, self.request_id, self.head.model_name, final
-            )
-        else:
-            message = self._stream.handlers.encoder.encode_stream_error(text, self.request_id)
-        self._answer(message, final)
+    def _error_message(self, error: ServeError, final: bool) -> bytes:
+        handlers, head = self._stream.handlers, self.head
+        text = handlers.paths.hide(error.text)
+        if head is not None and self.is_accepted and not error.is_refusal:
+            return handlers.encoder.encode_stream_error(text, self.request_id, head.model_name, final)
+        return handlers.encoder.encode_stream_error(text, self.request_id)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._callback = callback

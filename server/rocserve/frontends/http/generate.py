@@ -10,14 +10,22 @@ from rocserve.core.errors import ServeError, deadline_exceeded, internal, invali
 from rocserve.core.model_config import InputConfig
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_parameters import check_entries
-from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, InputHead, ParameterValue, RequestHead
+from rocserve.core.requests import (
+    NO_PARAMETERS,
+    Answer,
+    InferRequest,
+    InferResponse,
+    InputHead,
+    ParameterValue,
+    RequestHead,
+)
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
 from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter, read_id
 from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.protocol import Request, Response
-from rocserve.frontends.http.responders import AnswerStream, HttpParts, Outcome, request_deadline
+from rocserve.frontends.http.responders import AnswerStream, HttpParts, request_deadline
 from rocserve.frontends.http.tensor_json import json_elements, raw_contents
 
 NESTED = "parameters"
@@ -186,7 +194,7 @@ class GenerateHandler:
             responder.close()
 
 
-async def _only_response(first: Outcome | None, responder: AnswerStream, paths: PrivatePaths) -> Response:
+async def _only_response(first: Answer, responder: AnswerStream, paths: PrivatePaths) -> Response:
     count = 0
     outcome = first
     while outcome is not None:
@@ -200,7 +208,7 @@ async def _only_response(first: Outcome | None, responder: AnswerStream, paths: 
     return Response(status, body, JSON)
 
 
-async def _send_events(request: Request, first: Outcome | None, responder: AnswerStream, paths: PrivatePaths) -> None:
+async def _send_events(request: Request, first: Answer, responder: AnswerStream, paths: PrivatePaths) -> None:
     """The first one decides about the status; what fails later is an event of the stream."""
     status, body = (200, b"") if first is None else _told(first, paths)
     request.begin_stream(status, EVENT_STREAM, {"Cache-Control": "no-cache"})
@@ -213,7 +221,7 @@ async def _send_events(request: Request, first: Outcome | None, responder: Answe
     request.end_stream()
 
 
-def _told(outcome: Outcome, paths: PrivatePaths) -> tuple[int, bytes]:
+def _told(outcome: InferResponse | ServeError, paths: PrivatePaths) -> tuple[int, bytes]:
     """Status and body of one response or error."""
     if not isinstance(outcome, ServeError):
         try:

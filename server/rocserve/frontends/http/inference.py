@@ -8,7 +8,7 @@ from functools import partial
 
 from rocserve.core.errors import ServeError, deadline_exceeded, internal, unimplemented
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import (
     HEADER_LENGTH,
@@ -36,7 +36,7 @@ from rocserve.frontends.http.infer_response import (
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.protocol import Request, Response
 from rocserve.frontends.http.raw_request import form_boundary, form_parts, form_request, raw_request
-from rocserve.frontends.http.responders import HttpParts, HttpResponder, Outcome, request_deadline
+from rocserve.frontends.http.responders import HttpParts, HttpResponder, request_deadline
 from rocserve.plane.loop import TimerHandle
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import NOT_FOR_DECOUPLED
@@ -223,22 +223,18 @@ class InferCall(HttpResponder):
     def expect_many(self) -> None:
         raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        if response.is_large and response.slot is not None:
-            self._copy(response, final)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            if answer.is_large and answer.slot is not None:
+                self._copy(answer, final)
+                return
         else:
-            self.release()
-            self._answer(response)
-
-    def end(self) -> None:
-        self.fail(internal("expected a single response, got 0"))
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._note_failure(error)
+            answer = answer or internal("expected a single response, got 0")
+            self._note_failure(answer)
         self.release()
-        self._answer(error)
+        self._answer(answer)
 
-    def _answer(self, outcome: Outcome) -> None:
+    def _answer(self, outcome: InferResponse | ServeError) -> None:
         if self._is_answered:
             return  # The client has gone, or been told that its deadline has passed.
         self._end()

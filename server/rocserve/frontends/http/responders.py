@@ -11,7 +11,7 @@ from typing import Protocol
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import Holding, RequestMemory
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.infer_response import detached
@@ -55,8 +55,6 @@ class ServedModels:
 
 BACKLOG_LIMIT_BYTES = 256 << 20
 """Of responses that a client does not fetch."""
-
-Outcome = InferResponse | ServeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +168,14 @@ class AnswerStream(HttpResponder):
     def __init__(self, request: Request, parts: HttpParts, deadline: float | None) -> None:
         super().__init__(request, parts, deadline)
         self._answers = Holding()
-        self._queue: asyncio.Queue[Outcome | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Answer] = asyncio.Queue()
         self._backlog_bytes = 0
         self._taken_bytes = 0
         self._is_closed = False
         self.is_overdue = False
         """The deadline has passed, which has been told."""
 
-    async def next(self) -> Outcome | None:
+    async def next(self) -> Answer:
         """The next response or error; None when no further one comes."""
         # The one before has been sent.
         self._parts.memory.release_answer(self._answers, self._taken_bytes)
@@ -201,25 +199,19 @@ class AnswerStream(HttpResponder):
 
     def expect_many(self) -> None: ...
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        if response.is_large and response.slot is not None:
-            self._copy(response, final)
-            return
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            if answer.is_large and answer.slot is not None:
+                self._copy(answer, final)
+                return
+            answer = detached(answer)
+        elif answer is not None:
+            self._note_failure(answer)
         if final:
             self.release()
-        self._put(detached(response), final)
+        self._put(answer, final)
 
-    def end(self) -> None:
-        self.release()
-        self._put(None, True)
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._note_failure(error)
-        if final:
-            self.release()
-        self._put(error, final)
-
-    def _put(self, outcome: Outcome | None, final: bool) -> None:
+    def _put(self, outcome: Answer, final: bool) -> None:
         if self._is_closed:
             return
         nbytes = _size(outcome)
@@ -245,7 +237,7 @@ class AnswerStream(HttpResponder):
         self.cancel()
 
 
-def _size(outcome: Outcome | None) -> int:
+def _size(outcome: Answer) -> int:
     return sum(map(len, outcome.data)) if isinstance(outcome, InferResponse) else 0
 
 

@@ -133,7 +133,7 @@ class RemoteInference:
                 pieces, size = framed((details, origin))
                 self._end.post(ENTRY.pack(entries.DETAILS, 0, 0, 0, self._end.place(pieces, size), size, 0))
         except HeapFull as error:
-            client.fail(error)
+            client.send(error)
             return
         token = self._tokens.pop() if self._tokens else self._new_token()
         self._open[token] = (client, request.id)
@@ -263,14 +263,14 @@ class RemoteInference:
             del self._open[token]
             self._tokens.append(token)
         if flags & entries.NONE:
-            client.end()
+            client.send(None)
             return
         if flags & entries.ERROR:
             text = bytes(read(self._answers_heap.view(place, nbytes), 1)[0]).decode()
             error = MemoryFull(text) if flags & entries.FULL else ServeError(status_code(count), text)
             error.is_refusal = bool(flags & entries.REFUSAL)
             error.retry_seconds = head_number / 1000
-            client.fail(error, final)
+            client.send(error, final)
             return
         told, places = self._answer_heads[head_number & 0xFFFFFFFF]
         data: Sequence[Buffer]

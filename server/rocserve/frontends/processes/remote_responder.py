@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, unimplemented
-from rocserve.core.requests import InferResponse
+from rocserve.core.requests import Answer
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import MANY, SINGLE, WATCH
 from rocserve.plane.heap import HeapFull
@@ -54,20 +54,17 @@ class RemoteResponder:
             raise unimplemented(NOT_FOR_DECOUPLED[self._link.protocol])
         self._link.tell(MANY, self._token)
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
+    def send(self, answer: Answer, final: bool = True) -> None:
         """See Responder."""
-        try:
-            self._link.answer(self._token, response, final)
-        except HeapFull as error:
-            self._link.fail(self._token, error, final)
-
-    def end(self) -> None:
-        """See Responder."""
-        self._link.end(self._token)
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        """See Responder."""
-        self._link.fail(self._token, error, final, not self.is_accepted)
+        if answer is None:
+            self._link.end(self._token)
+        elif isinstance(answer, ServeError):
+            self._link.fail(self._token, answer, final, not self.is_accepted)
+        else:
+            try:
+                self._link.answer(self._token, answer, final)
+            except HeapFull as error:
+                self._link.fail(self._token, error, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """See Responder."""

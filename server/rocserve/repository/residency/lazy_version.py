@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, unavailable
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import Answer, InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop, TimerHandle
@@ -175,7 +175,7 @@ class LazyVersion:
         if refusal is not None:
             self._own_statistics().record_rejection(*2 * (time.monotonic_ns(),))
             self._own_statistics().note_failure(refusal.text)
-            responder.fail(refusal)
+            responder.send(refusal)
             return
         waiting = _Waiting(request, responder, now)
         self._waiting[waiting] = None
@@ -204,7 +204,7 @@ class LazyVersion:
         else:
             self._own_statistics().record_rejection(began, now)
             self._own_statistics().note_failure(error.text)
-        waiting.responder.fail(error)
+        waiting.responder.send(error)
 
     def _take_waiting(self) -> Sequence[_Waiting]:
         waiting, self._waiting = tuple(self._waiting), {}
@@ -326,17 +326,9 @@ class _Counted:
     def expect_many(self) -> None:
         self._responder.expect_many()
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
+    def send(self, answer: Answer, final: bool = True) -> None:
         self._tenant.in_hand -= final
-        self._responder.send(response, final)
-
-    def end(self) -> None:
-        self._tenant.in_hand -= 1
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._tenant.in_hand -= final
-        self._responder.fail(error, final)
+        self._responder.send(answer, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         is_first, self._on_left = self._on_left is None, callback

@@ -24,7 +24,7 @@ from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.phases import PhaseTotals
 from rocserve.core.request_memory import Holding, MemoryFull
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, InferRequest, InferResponse
+from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse
 from rocserve.core.sequences import (
     SEQUENCE_END,
     SEQUENCE_ID,
@@ -103,27 +103,21 @@ class StepRequest:
             )
         self.is_decoupled = True
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        if self.may_stay:
-            self.slot = response.slot or self.slot
-        if response.is_large and response.slot is not None:
-            self._run.ensemble.dispatcher.work_off(send_copied(response, final, self))
-            return
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            if self.may_stay:
+                self.slot = answer.slot or self.slot
+            if answer.is_large and answer.slot is not None:
+                self._run.ensemble.dispatcher.work_off(send_copied(answer, final, self))
+                return
         if final:
             self._leave()
-        self._run.step_sent(self, response, final)
-
-    def end(self) -> None:
-        self._leave()
-        if self.is_decoupled:
+        if isinstance(answer, InferResponse):
+            self._run.step_sent(self, answer, final)
+        elif answer is None and self.is_decoupled:
             self._run.step_ended()
         else:
-            self._run.step_failed(internal(f"model '{self.step.model_name}' sent no response"))
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        if final:
-            self._leave()
-        self._run.step_failed(error)
+            self._run.step_failed(answer or internal(f"model '{self.step.model_name}' sent no response"))
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._run.watch_cancellation(callback)
@@ -482,11 +476,9 @@ class EnsembleRun:
                 " one output is not set while no more ensemble steps can be made",
             )
         self._end(failed=error is not None)
-        if error is None:
-            self._responder.end()
-        else:
+        if error is not None:
             self.ensemble.statistics.note_failure(error.text)
-            self._responder.fail(error)
+        self._responder.send(error)
 
     def _release_iteration(self, iteration: int) -> None:
         """From here on its bytes are those of an answer that is sent."""

@@ -97,7 +97,7 @@ class EnsembleVersion:
                 responder.expect_many()
         except ServeError as error:
             self.statistics.note_failure(error.text)
-            responder.fail(error)
+            responder.send(error)
             return
         if self.on_request is not None:
             self.on_request(self)

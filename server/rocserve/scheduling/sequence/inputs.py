@@ -12,7 +12,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ControlKind, ModelConfig, SequenceBatching, SequenceControl, SequenceState
-from rocserve.core.requests import InferResponse
+from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.sequence_tensors import control_inputs
 from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.serving import ForwardingResponder, Responder
@@ -229,11 +229,7 @@ class _Nobody:
 
     def expect_many(self) -> None: ...
 
-    def send(self, response: InferResponse, final: bool = True) -> None: ...
-
-    def end(self) -> None: ...
-
-    def fail(self, error: ServeError, final: bool = True) -> None: ...
+    def send(self, answer: Answer, final: bool = True) -> None: ...
 
     def watch_cancellation(self, callback: object) -> None: ...
 
@@ -260,36 +256,27 @@ class SequenceResponder(ForwardingResponder):
         self._keeper = keeper
         self._on_ended = on_ended
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
+    def send(self, answer: Answer, final: bool = True) -> None:
         """See core.serving.Responder."""
         request = self.request
-        if self._keeper.states and request is not None and request.states is not None and request.bare is not None:
-            try:
-                self._keeper.take(response.outputs, request.states)
-            except ServeError as error:
-                self.fail(error, final)
-                return
-            wanted = request.bare[1].outputs
-            outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
-            head = response.head
-            response = InferResponse.of(head.model_name, head.model_version, response.id, outputs, response.parameters)
+        if request is not None and isinstance(answer, InferResponse):
+            answer = self._without_states(answer, request)
         if final:
-            self._note_end()
-        self._responder.send(response, final)
+            # The request knows this: such a ring would keep the client's data until the next collection.
+            self.request = None
+            if request is not None:
+                self._on_ended(request)
+        self._responder.send(answer, final)
 
-    def end(self) -> None:
-        """See core.serving.Responder."""
-        self._note_end()
-        self._responder.end()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        """See core.serving.Responder."""
-        if final:
-            self._note_end()
-        self._responder.fail(error, final)
-
-    def _note_end(self) -> None:
-        # It knows this: such a ring would keep the client's data until the next collection.
-        request, self.request = self.request, None
-        if request is not None:
-            self._on_ended(request)
+    def _without_states(self, response: InferResponse, request: SequenceRequest) -> InferResponse | ServeError:
+        """Keep the states that are among a response's outputs; the response as the client gets it."""
+        if not self._keeper.states or request.states is None or request.bare is None:
+            return response
+        try:
+            self._keeper.take(response.outputs, request.states)
+        except ServeError as error:
+            return error
+        wanted = request.bare[1].outputs
+        outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
+        head = response.head
+        return InferResponse.of(head.model_name, head.model_version, response.id, outputs, response.parameters)

@@ -13,7 +13,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Steps
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import EndingResponder, Responder, ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.plane.guarded_mapping import GuardedMapping
@@ -144,9 +144,13 @@ class RegionResponder(EndingResponder):
         self._work_off = work_off
         self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        steps = self._send(response, final)
-        if response.is_large:
+    def send(self, answer: Answer, final: bool = True) -> None:
+        """See core.serving.Responder."""
+        if not isinstance(answer, InferResponse):
+            super().send(answer, final)
+            return
+        steps = self._send(answer, final)
+        if answer.is_large:
             self._work_off(steps)
         else:
             for _ in steps:
@@ -163,7 +167,7 @@ class RegionResponder(EndingResponder):
                     yield from self._leave(self._parts[head.name], head.name, memoryview(data[index]))
                     data[index] = b""
         except ServeError as error:
-            self.fail(error, final)
+            self.send(error, final)
             return
         # A new one: what was given may be kept, to answer other requests.
         super().send(replace(response, data=data, in_shared_memory=self._parts.keys()), final)

@@ -90,11 +90,11 @@ def test_a_request_takes_memory_until_it_is_answered() -> None:
 
 
 def test_an_error_tells_whether_the_request_was_scheduled() -> None:
-    refused = Call(lambda responder: responder.fail(internal("no")))
+    refused = Call(lambda responder: responder.send(internal("no")))
     refused.begin()
     failed = Call()
     failed.begin()
-    failed.fail(internal("no"))
+    failed.send(internal("no"))
     assert [refused.is_refused, failed.is_refused] == [True, False]
     told = [call.answers[0].content_type for call in (refused, failed)]
     assert told == ["application/json", "text/plain"]
@@ -104,7 +104,7 @@ def test_there_is_room_for_one_response_only() -> None:
     call = Call()
     with pytest.raises(ServeError, match="doesn't support models with decoupled transaction policy"):
         call.expect_many()
-    call.end()
+    call.send(None)
     assert b"expected a single response, got 0" in call.answers[0].body
 
 
@@ -138,7 +138,7 @@ async def test_what_waits_for_the_client_to_leave_is_let_go_with_the_answer(make
     gone = weakref.ref(leave)
     del leave
     if fails:
-        answer.fail(internal("no"))
+        answer.send(internal("no"))
     else:
         answer.send(response(bytearray(b"a")))
     assert gone() is None
@@ -152,9 +152,9 @@ async def test_a_stream_of_answers() -> None:
     memory = bytearray(b"a")
     answers.send(replace(response(memory), slot=memory), final=False)
     memory[:] = b"x"
-    answers.fail(internal("no"), final=False)
-    answers.end()
-    answers.end()
+    answers.send(internal("no"), final=False)
+    answers.send(None)
+    answers.send(None)
     outcomes = [await answers.next() for _ in range(3)]
     assert isinstance(outcomes[0], InferResponse)
     assert outcomes[0].outputs[0].data == b"a", "it is on memory of its own"

@@ -17,7 +17,7 @@ from support.waiting import wait_until
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.core.tensor_places import PlacedTensors
@@ -52,17 +52,12 @@ class Client:
     def expect_many(self) -> None:
         self.many = True
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        response.data = [bytes(data) for data in response.data]
-        self.responses.append(response)
-        if final:
-            self.ended.set()
-
-    def end(self) -> None:
-        self.ended.set()
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self.errors.append(error)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, ServeError):
+            self.errors.append(answer)
+        elif answer is not None:
+            answer.data = [bytes(data) for data in answer.data]
+            self.responses.append(answer)
         if final:
             self.ended.set()
 
@@ -94,13 +89,13 @@ class Service:
         self.origins.append(responder.origin())  # type: ignore[attr-defined]
         name = request.head.model_name
         if name == "fail":
-            responder.fail(invalid_argument("no \N{SNOWMAN}"))
+            responder.send(invalid_argument("no \N{SNOWMAN}"))
         elif name == "many":
             responder.expect_many()
             for count in range(3):
                 responder.send(self._echo(request), final=False)
                 assert count < 3
-            responder.end()
+            responder.send(None)
         elif name == "large":
             response = self._echo(request)
             response.is_large = True

@@ -26,7 +26,8 @@ from rocserve.core.model_config import (
     SequenceState,
 )
 from rocserve.core.request_form import Member
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import Answer as Answered
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
@@ -139,22 +140,18 @@ class Answer:
         self.leave: Callable[[], None] | None = None
         self.done = Flag(loop)
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
+    def send(self, answer: Answered, final: bool = True) -> None:
         assert not self.done.is_set(), "answered twice"
-        self.names = [tensor.name for tensor in response.outputs]
-        self.value = int.from_bytes(response.outputs[0].data, "little")
+        assert answer is not None, "the model is not decoupled"
+        if isinstance(answer, ServeError):
+            self.error = answer
+        else:
+            self.names = [tensor.name for tensor in answer.outputs]
+            self.value = int.from_bytes(answer.outputs[0].data, "little")
         self.done.set()
 
     def expect_many(self) -> None:
         raise AssertionError("the model is not decoupled")
-
-    def end(self) -> None:
-        raise AssertionError("the model is not decoupled")
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        assert not self.done.is_set(), "answered twice"
-        self.error = error
-        self.done.set()
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self.leave = self._loop.turning(callback)

@@ -13,7 +13,7 @@ from support.shared_memory import GUARD, SharedFile, shared_file
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, SequenceBatching
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
 from rocserve.plane.heap import COPIED_AT_ONCE
@@ -42,14 +42,8 @@ class Heard:
     def expect_many(self) -> None:
         pass
 
-    def send(self, response: InferResponse, final: bool = True) -> None:
-        self._note(response)
-
-    def end(self) -> None:
-        self._note(None)
-
-    def fail(self, error: ServeError, final: bool = True) -> None:
-        self._note(error)
+    def send(self, answer: Answer, final: bool = True) -> None:
+        self._note(answer)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._note(callback)
@@ -343,7 +337,7 @@ def test_each_response_of_many_is_left_there(memory: ClientMemory, regions: Clie
     regions.unregister("r", ClientRegion)
     for text in (b"aaaa", b"too long", b"bbbb"):
         responder.send(answer(text), False)
-    responder.end()
+    responder.send(None)
     kinds = [type(told).__name__ for told in heard.told]
     assert kinds == ["InferResponse", "ServeError", "InferResponse", "NoneType"]
     assert heard.registered == [["r"], ["r"], ["r"], []]
@@ -361,7 +355,7 @@ def test_a_region_in_use_goes_when_its_last_user_has(memory: ClientMemory, regio
         regions.register("r", "/anything", 0, 1)
     second, second_responder = ask()
     first_responder.send(answer(bytes(16)))
-    second_responder.fail(ServeError(StatusCode.UNAVAILABLE, "the worker died"))
+    second_responder.send(ServeError(StatusCode.UNAVAILABLE, "the worker died"))
     # Told after the regions were let go: whoever has the answer finds them gone.
     assert (first.registered, second.registered) == ([["r"]], [[]])
 
