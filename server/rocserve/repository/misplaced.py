@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 
 from rocserve.config.model_folder import is_version_name
@@ -41,10 +41,9 @@ def advice_on_folder(
         paths: of its files, relative to it.
         known: the backends' file names.
     """
-    models = {path: filename for path in paths if (filename := model_filename(path, known))}
-    found = [_in_version(folder, version, paths, models) for version in versions]
+    found = [_in_version(folder, version, paths, known) for version in versions]
     if not versions:
-        found.append(_without_versions(folder, paths, models))
+        found.append(_without_versions(folder, paths, known))
     if "config.pbtxt" not in paths and "config.toml" not in paths:
         found += [
             f"'{folder / name}' is not read; a model's configuration is config.pbtxt, or none at all"
@@ -54,18 +53,21 @@ def advice_on_folder(
     return tuple(text for text in found if text)
 
 
-def _in_version(folder: Path, version: int, paths: Collection[str], models: Mapping[str, str]) -> str:
+def _in_version(folder: Path, version: int, paths: Collection[str], known: Sequence[str]) -> str:
     own = f"{version}/"
     inside = [path for path in paths if path.startswith(own)]
-    deeper = [path for path in inside if path in models and path.count("/") == 2]
-    if len(deeper) != 1 or any(path.count("/") == 1 for path in inside):
+    if any(path.count("/") == 1 for path in inside):
+        return ""
+    deeper = [path for path in inside if path.count("/") == 2 and model_filename(path, known)]
+    if len(deeper) != 1:
         return ""
     there = folder / deeper[0]
     what = f"the model file of '{folder.name}' is one folder too deep, at '{there}'"
     return f"{what}; repair it with: mv {_quoted(there.parent)}/* {_quoted(folder / own)}/"
 
 
-def _without_versions(folder: Path, paths: Collection[str], models: Mapping[str, str]) -> str:
+def _without_versions(folder: Path, paths: Collection[str], known: Sequence[str]) -> str:
+    models = {path: filename for path in paths if (filename := model_filename(path, known))}
     if not models:
         if "config.json" in paths and any(path.endswith(_HUGGING_FACE) for path in paths):
             return (
