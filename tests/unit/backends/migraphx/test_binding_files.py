@@ -7,26 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.backends.migraphx.binding import interface
-from rocserve.backends.migraphx.binding.interface import Binding, is_compiled, loaded_version
-
-HEAD = b"\x85\xa7version\x07\xb0migraphx_version\xa62.14.0\xa7targets\x90"
-
-
-@pytest.mark.parametrize(
-    ("content", "compiled"),
-    [
-        (HEAD + b"\xa8contexts\x90\xa7modules\x80", False),
-        (HEAD + b"\xa8contexts\x91\x81\xa4name\xa3ref\xa7modules\x80", True),
-        (HEAD + b"\xa8contexts", True),
-        (b"what is this", True),
-        (b"", True),
-    ],
-    ids=["parsed", "compiled", "cut", "garbage", "empty"],
-)
-def test_whether_a_program_file_is_compiled(tmp_path: Path, content: bytes, compiled: bool) -> None:
-    path = tmp_path / "program.mxr"
-    path.write_bytes(content)
-    assert is_compiled(path) == compiled
+from rocserve.backends.migraphx.binding.interface import Binding, loaded_version
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from support import migraphx_models as networks
-from support.migraphx import run_with_migraphx
 from support.migraphx_compiling import MLP, Bench
 
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
@@ -81,27 +80,3 @@ def test_a_file_that_ends_the_process_is_told_from_others(probe: Probe, program:
         "trying model.mxr of model 'x' failed while loading it: MIGraphX ended by signal 6 (SIGABRT): "
     )
     assert "program.cpp" in error.text
-
-
-def test_a_program_that_is_not_compiled_is_refused(bench: Bench, probe: Probe, tmp_path: Path) -> None:
-    recipe = bench.recipe(networks.mlp(), 1, MLP)
-    saved = tmp_path / "parsed.mxr"
-    script = (
-        "import ctypes, sys\n"
-        "library = ctypes.CDLL(sys.argv[3])\n"
-        "options, program = ctypes.c_void_p(), ctypes.c_void_p()\n"
-        "library.migraphx_onnx_options_create(ctypes.byref(options))\n"
-        "library.migraphx_parse_onnx(ctypes.byref(program), sys.argv[1].encode(), options)\n"
-        "file_options = ctypes.c_void_p()\n"
-        "library.migraphx_file_options_create(ctypes.byref(file_options))\n"
-        "library.migraphx_save(program, sys.argv[2].encode(), file_options)\n"
-    )
-    library = str(bench.root / "usr/lib/x86_64-linux-gnu/libmigraphx_c.so.3")
-    ran = run_with_migraphx(bench.root, script, recipe.source.path, str(saved), library)
-    assert ran.returncode == 0, ran.stderr
-    error = failure(probe, saved.read_bytes())
-    assert error.code is StatusCode.INVALID_ARGUMENT
-    assert error.text == (
-        "trying model.mxr of model 'x' failed while loading it: model.mxr holds a program that is not compiled; compile"
-        " it (`rocserve compile`, `migraphx-driver compile`)"
-    )

@@ -77,9 +77,9 @@ class CBinding(Binding):
             self._library.call("tf_options_set_output_names", handle, names, len(names))
         return self._program("parse_tf", path, handle)
 
-    def _load(self, path: Path, compiled: bool) -> CProgram:
+    def _load(self, path: Path) -> CProgram:
         options = self._library.new("file_options_create", "file_options_destroy")
-        return self._program("load", path, options, compiled)
+        return self._program("load", path, options, compiled=True)
 
     def _program(self, function: str, path: Path, options: Handle, compiled: bool = False) -> CProgram:
         handle = self._library.new(function, "program_destroy", os.fsencode(path), options)
@@ -292,7 +292,7 @@ class _Arguments:
     def _bind(self, name: str, address: int, lengths: tuple[int, ...]) -> None:
         argument = c_void_p()
         # It copies the shape, and is copied by the parameters, where an earlier one of this name goes.
-        status = self._create(byref(argument), self._shape(name, lengths), address)
+        status = self._create(byref(argument), self._shape(name, lengths), c_void_p(address))
         if not status:
             status = self._add(self.handle, name.encode(), argument)
             self._destroy(argument)
@@ -336,7 +336,7 @@ class _Results:
 
     def _view(self, arguments: c_void_p, index: int) -> Array:
         argument, buffer = self._argument, self._place
-        self._get(byref(argument), arguments, index)
+        self._get(byref(argument), arguments, ctypes.c_size_t(index))
         self._buffer(byref(buffer), argument)
         layout = self._layouts[index]
         if layout is None or not self._fixed[index]:

@@ -258,9 +258,9 @@ class Binding(abc.ABC):
         return _parsed(self._parse_tensorflow(path, options), options.input_shapes)
 
     def load(self, path: Path) -> Program:
-        """A program from a .mxr file."""
+        """A compiled program from a .mxr file (`model_files/mxr.py` tells whether it is one)."""
         _check_file(path)
-        return self._load(path, is_compiled(path))
+        return self._load(path)
 
     def take_messages(self) -> Sequence[str]:
         """What MIGraphX has written meanwhile that was no error (warnings, progress), line by line."""
@@ -284,7 +284,7 @@ class Binding(abc.ABC):
     def _parse_tensorflow(self, path: Path, options: TensorflowOptions) -> Program: ...
 
     @abc.abstractmethod
-    def _load(self, path: Path, compiled: bool) -> Program: ...
+    def _load(self, path: Path) -> Program: ...
 
 
 def _parsed(program: Program, shapes: Iterable[str]) -> Program:
@@ -416,26 +416,6 @@ def shape_text(shape: Sequence[Dimension]) -> str:
 
 def names_text(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
-
-
-_HEAD = 1 << 20
-"""Bytes. The file begins with its version and targets; the contexts of the targets come before the program."""
-_KEY = b"\xa8contexts"
-"""As msgpack writes the key (8 letters)."""
-_EMPTY_ARRAY = 0x90
-
-
-def is_compiled(path: Path) -> bool:
-    """Whether the program has contexts, which compiling gives it. True where the file does not tell.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    found = head.find(_KEY)
-    after = found + len(_KEY)
-    return found < 0 or after >= len(head) or head[after] != _EMPTY_ARRAY
 
 
 _MAPS = Path("/proc/self/maps")

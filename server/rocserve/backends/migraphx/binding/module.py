@@ -70,7 +70,7 @@ class ModuleBinding(Binding):
             }
         else:
             keywords["map_input_dims"] = {name: list(shape) for name, shape in options.input_shapes.items()}
-        return ModuleProgram(self, self.call(self.module.parse_onnx, os.fspath(path), **keywords), False)
+        return ModuleProgram(self, self.call(self.module.parse_onnx, os.fspath(path), **keywords), compiled=False)
 
     def _parse_tensorflow(self, path: Path, options: TensorflowOptions) -> ModuleProgram:
         program = self.call(
@@ -81,10 +81,10 @@ class ModuleBinding(Binding):
             map_input_dims={name: list(shape) for name, shape in options.input_shapes.items()},
             output_names=list(options.output_names),
         )
-        return ModuleProgram(self, program, False)
+        return ModuleProgram(self, program, compiled=False)
 
-    def _load(self, path: Path, compiled: bool) -> ModuleProgram:
-        return ModuleProgram(self, self.call(self.module.load, os.fspath(path)), compiled)
+    def _load(self, path: Path) -> ModuleProgram:
+        return ModuleProgram(self, self.call(self.module.load, os.fspath(path)), compiled=True)
 
     def _dynamic(self, size: Dimension) -> Any:
         return self.module.shape.dynamic_dimension(*bounds(size))

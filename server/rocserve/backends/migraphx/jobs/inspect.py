@@ -32,9 +32,6 @@ class InspectResult:
     parameters: tuple[ProgramTensor, ...]
     """By name."""
     outputs: tuple[ProgramTensor, ...]
-    extra_parameters: tuple[str, ...]
-    """Buffers that the caller has to bring: the program was compiled without offload_copy."""
-    is_compiled: bool
     text: str
     """MIGraphX's print."""
 
@@ -50,7 +47,5 @@ def perform(job: InspectJob, binding: Binding, report: Report) -> InspectResult:
     return InspectResult(
         parameters=tuple(program.parameters.values()),
         outputs=program.outputs,
-        extra_parameters=program.extra_parameters,
-        is_compiled=program.is_compiled,
         text=program.text(),
     )

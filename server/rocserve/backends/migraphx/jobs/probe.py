@@ -40,10 +40,6 @@ def perform(job: ProbeJob, binding: Binding, report: Report) -> ProbeResult:
     name = Path(job.path).name
     report("loading it")
     program = binding.load(Path(job.path))
-    if not program.is_compiled:
-        raise invalid_argument(
-            f"{name} holds a program that is not compiled; compile it (`rocserve compile`, `migraphx-driver compile`)"
-        )
     if program.extra_parameters:
         raise invalid_argument(
             f"{name} was compiled with offload_copy off (it has the parameters {', '.join(program.extra_parameters)}):"
