@@ -144,14 +144,25 @@ class RenewedContext(ssl.SSLContext):
         return self._reloader.context.wrap_bio(*arguments, **named)
 
 
+def certificate_files(
+    grpc: GrpcSettings, port: GrpcSettings | HttpSettings | MetricsSettings
+) -> CertificateFiles | None:
+    """The certificates of a port: those of gRPC; None = it has no TLS. Raises: ValueError: one is not given."""
+    if not (port.use_ssl or port.use_ssl_mutual):
+        return None
+    if grpc.server_cert is None or grpc.server_key is None:
+        raise ValueError("TLS needs the server's certificate and its key (server_cert, server_key)")
+    if port.use_ssl_mutual and grpc.root_cert is None:
+        raise ValueError("mutual TLS needs the root certificate that vouches for clients (root_cert)")
+    return CertificateFiles(grpc.server_cert, grpc.server_key, grpc.root_cert if port.use_ssl_mutual else None)
+
+
 def tls_context(
     grpc: GrpcSettings, port: HttpSettings | MetricsSettings, user: str, log: logging.Logger
 ) -> ssl.SSLContext | None:
-    """TLS of a port of HTTP, which has gRPC's certificates; None = it has none. Raises: OSError."""
-    if not (port.use_ssl or port.use_ssl_mutual) or grpc.server_cert is None or grpc.server_key is None:
-        return None
-    root = grpc.root_cert if port.use_ssl_mutual else None
-    return RenewedContext(CertificateFiles(grpc.server_cert, grpc.server_key, root), user, log)
+    """TLS of a port of HTTP; None = it has none. Raises: OSError."""
+    files = certificate_files(grpc, port)
+    return None if files is None else RenewedContext(files, user, log)
 
 
 def _no_password() -> str:

@@ -17,7 +17,7 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.certificates import tls_context
 from rocserve.frontends.grpc.guards import full_name
 from rocserve.frontends.grpc.service import GrpcService, MethodRoutes
-from rocserve.frontends.grpc.transport import Route, TransportOptions, transport_options
+from rocserve.frontends.grpc.transport import Route, TransportLimits, listen_address, transport_settings
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.observability.failures import LoopErrors
 from rocserve.plane import anonymous_file
@@ -254,11 +254,10 @@ class FrontEnds:
             access,
             MethodRoutes(loop, served.memory, log),
         )
-        options = transport_options(self._settings)
         if count:
-            port = await self._start_processes(options.where, count, service.routes(), log)
+            port = await self._start_processes(listen_address(settings), count, service.routes(), log)
         else:
-            port = self._start_transport(options, access, service.routes(), log)
+            port = self._start_transport(access, service.routes(), log)
         self.ports["grpc"] = port
         return (
             self._counts.tell("gRPC", count),
@@ -296,9 +295,7 @@ class FrontEnds:
         for processes in self._processes:
             processes.tell_wants()
 
-    def _start_transport(
-        self, options: TransportOptions, access: Access, routes: Mapping[str, Route], log: logging.Logger
-    ) -> int:
+    def _start_transport(self, access: Access, routes: Mapping[str, Route], log: logging.Logger) -> int:
         from rocserve.frontends.grpc.inference import InferenceHandlers
         from rocserve.frontends.grpc.server import GrpcServer
 
@@ -306,7 +303,8 @@ class FrontEnds:
         forwarding = header_forwarding(self._settings.grpc.header_forward_pattern)
         handlers = InferenceHandlers(served.inference, served.memory, forwarding)
         all_routes = {**routes, **handlers.routes(access.restrictions)}
-        transport = GrpcServer(options, all_routes, log, self._plane, served.memory)
+        settings, limits = transport_settings(self._settings), TransportLimits.of(self._settings)
+        transport = GrpcServer(settings, all_routes, log, self._plane, served.memory, limits)
         port = transport.start()
         self._handlers, self._transport = handlers, transport
         return port

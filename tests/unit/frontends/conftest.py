@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import grpc
@@ -14,8 +14,9 @@ import pytest
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.server import GrpcServer
 from rocserve.frontends.grpc.server_calls import ServerCall
-from rocserve.frontends.grpc.transport import Routes, TransportOptions
+from rocserve.frontends.grpc.transport import Routes, TransportLimits
 from rocserve.plane.loop import PlaneLoop
+from rocserve.settings import GrpcSettings
 
 LOG = logging.getLogger("test.grpc")
 CHANNEL_OPTIONS = (
@@ -67,8 +68,10 @@ def serve(plane: PlaneLoop) -> Iterator[Serve]:
     running: list[Served] = []
 
     def start(routes: Routes, memory: RequestMemory | None = None, **options: Any) -> Served:
-        settings = TransportOptions(**{"address": "127.0.0.1", "port": 0, **options})
-        transport = GrpcServer(settings, routes, LOG, plane, memory)
+        names = {entry.name for entry in fields(TransportLimits)} & options.keys()
+        limits = TransportLimits(**{name: options.pop(name) for name in names})
+        settings = GrpcSettings(**{"address": "127.0.0.1", "port": 0, **options})
+        transport = GrpcServer(settings, routes, LOG, plane, memory, limits)
         served = Served(transport, transport.start())
         running.append(served)
         return served

@@ -19,7 +19,8 @@ SERVER = """
 import logging, sys, time
 from rocserve.frontends.grpc import polling
 from rocserve.frontends.grpc.server import GrpcServer
-from rocserve.frontends.grpc.transport import TransportOptions, UnaryRoute
+from rocserve.frontends.grpc.transport import UnaryRoute
+from rocserve.settings import GrpcSettings
 from rocserve.plane.loop import PlaneLoop
 
 if sys.argv[1] == "deaf":
@@ -28,7 +29,7 @@ log = logging.getLogger()
 plane = PlaneLoop(log)
 plane.start()
 routes = {"/test.Service/Unary": UnaryRoute(lambda call: call.reply(call.message))}
-transport = GrpcServer(TransportOptions("127.0.0.1", 0), routes, log, plane)
+transport = GrpcServer(GrpcSettings(address="127.0.0.1", port=0), routes, log, plane)
 port = transport.start()
 print(port, type(transport._polling).__name__, flush=True)
 for line in sys.stdin:

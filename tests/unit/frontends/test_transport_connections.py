@@ -205,7 +205,7 @@ def test_messages_are_compressed_as_asked(serve: Any, level: str, request_compre
 
 
 def test_a_small_message_that_unpacks_to_a_large_one_is_refused(serve: Any) -> None:
-    unary = serve(one(echo), max_receive_message_bytes=1_000_000).unary()
+    unary = serve(one(echo), max_message_bytes=1_000_000).unary()
     with pytest.raises(grpc.RpcError) as raised:
         unary(bytes(1_000_001), timeout=10, compression=grpc.Compression.Gzip)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.frontends.grpc.transport import TransportOptions, channel_arguments
+from rocserve.frontends.certificates import certificate_files
+from rocserve.frontends.grpc.transport import TransportLimits, channel_arguments
+from rocserve.settings import GrpcSettings, HttpSettings
 
 
 def test_options_reach_grpc_under_its_own_names() -> None:
     arguments = dict(
         channel_arguments(
-            TransportOptions(
+            GrpcSettings(
                 response_compression_level="medium",
                 keepalive_time_ms=1,
                 keepalive_timeout_ms=2,
@@ -23,9 +25,8 @@ def test_options_reach_grpc_under_its_own_names() -> None:
                 max_connection_age_ms=6,
                 max_connection_age_grace_ms=7,
                 max_connection_idle_ms=8,
-                handshake_timeout_ms=9,
-                max_connections=10,
-            )
+            ),
+            TransportLimits(handshake_timeout_ms=9, max_connections=10),
         )
     )
     assert arguments["grpc.default_compression_level"] == 2
@@ -44,14 +45,13 @@ def test_options_reach_grpc_under_its_own_names() -> None:
     assert arguments["grpc.max_receive_message_length"] == 2**31 - 1
     assert (
         not {"grpc.max_connection_age_ms", "grpc.default_compression_level"}
-        & dict(channel_arguments(TransportOptions())).keys()
+        & dict(channel_arguments(GrpcSettings(), TransportLimits())).keys()
     )
 
 
-def test_options_that_contradict_themselves_are_refused() -> None:
-    with pytest.raises(ValueError, match="none, low, medium, high; got 'best'"):
-        TransportOptions(response_compression_level="best")
+def test_tls_without_its_files_is_refused() -> None:
     with pytest.raises(ValueError, match="certificate and its key"):
-        TransportOptions(use_ssl=True)
+        certificate_files(GrpcSettings(), HttpSettings(use_ssl=True))
+    mutual = GrpcSettings(use_ssl_mutual=True, server_cert=Path("c"), server_key=Path("k"))
     with pytest.raises(ValueError, match="root certificate"):
-        TransportOptions(use_ssl_mutual=True, server_cert=Path("c"), server_key=Path("k"))
+        certificate_files(mutual, mutual)

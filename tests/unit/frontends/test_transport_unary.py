@@ -250,7 +250,7 @@ def test_a_watcher_that_raises_harms_nobody(serve: Any) -> None:
 
 
 def test_a_message_over_the_limit_is_refused_and_the_server_goes_on(serve: Any) -> None:
-    served = serve(one(echo), max_receive_message_bytes=1000)
+    served = serve(one(echo), max_message_bytes=1000)
     unary = served.unary()
     with pytest.raises(grpc.RpcError) as raised:
         unary(bytes(1001), timeout=10)
@@ -260,7 +260,7 @@ def test_a_message_over_the_limit_is_refused_and_the_server_goes_on(serve: Any) 
 
 
 def test_an_answer_over_the_limit_is_refused_and_the_server_goes_on(serve: Any) -> None:
-    unary = serve(one(lambda call: call.reply(bytes(int(call.message)))), max_send_message_bytes=1000).unary()
+    unary = serve(one(lambda call: call.reply(bytes(int(call.message)))), max_message_bytes=1000).unary()
     with pytest.raises(grpc.RpcError) as raised:
         unary(b"1001", timeout=10)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

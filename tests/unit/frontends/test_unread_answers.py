@@ -15,7 +15,7 @@ from support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTI
 from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
-from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportOptions, UnaryCall, UnaryRoute
+from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportLimits, UnaryCall, UnaryRoute
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
 ANSWER_BYTES = 1 << 20
@@ -66,7 +66,7 @@ def connections() -> Iterator[ExitStack]:
 def test_answers_that_nobody_reads_count_until_they_are_given_up(
     serve: Any, connections: ExitStack, path: str, held: int
 ) -> None:
-    served = serve(ROUTES, write_timeout_ms=300)
+    served = serve(ROUTES, write_timeout_seconds=0.3)
     transport = served.transport
     for _ in range(CLIENTS):
         connections.enter_context(call_without_reading(served.port, path))
@@ -120,7 +120,7 @@ def held_open(done: threading.Event) -> Iterator[bytes]:
 
 
 def test_large_answers_have_longer() -> None:
-    options = TransportOptions(write_timeout_ms=60_000)
+    options = TransportLimits(write_timeout_seconds=60)
     assert options.write_seconds(1000) < 61
     assert options.write_seconds(64 << 20) == 60 + 1024
 

@@ -21,7 +21,7 @@ from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.certificates import CertificateFiles, CertificateReloader, Certificates
+from rocserve.frontends.certificates import CertificateFiles, CertificateReloader, Certificates, certificate_files
 from rocserve.frontends.grpc.polling import Polling, QueuePolling, WaitingThread, find_epoll
 from rocserve.frontends.grpc.port_sockets import has_connections, stop_listening
 from rocserve.frontends.grpc.server_calls import (
@@ -37,11 +37,11 @@ from rocserve.frontends.grpc.transport import (
     SERVER_EXITING,
     Routes,
     StreamRoute,
-    TransportOptions,
+    TransportLimits,
     UnaryRoute,
     binding_error,
-    certificate_files,
     channel_arguments,
+    listen_address,
     too_many_calls,
     unknown_method,
 )
@@ -49,6 +49,7 @@ from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, WaitingCalls
 from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes, received_bytes
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop
+from rocserve.settings import GrpcSettings
 
 MOST_EVENTS = 48
 """Of a turn: some 1 ms, after which the workers' answers have their turn."""
@@ -70,15 +71,17 @@ class GrpcServer:
 
     def __init__(
         self,
-        options: TransportOptions,
+        settings: GrpcSettings,
         routes: Routes,
         log: logging.Logger,
         plane: PlaneLoop,
         memory: RequestMemory | None = None,
+        limits: TransportLimits | None = None,
     ) -> None:
         """`memory`: what unfinished messages and answers that clients do not read count against; None = the latter
         alone, against one of its own."""
-        self.options = options
+        self.limits = limits = limits or TransportLimits()
+        self._settings = settings
         self.plane = plane
         self.memory = memory or RequestMemory()
         self._counts_unfinished = memory is not None
@@ -86,7 +89,7 @@ class GrpcServer:
         self.failures = RequestFailures(log)
         self.live: set[ServerCall] = set()
         self.sending: dict[ServerUnaryCall | ServerStreamCall, float] = {}
-        self.waiting: WaitingCalls = WaitingCalls(options.waiting, time.monotonic(), log)
+        self.waiting: WaitingCalls = WaitingCalls(limits.waiting, time.monotonic(), log)
         self._unrequested = 0
         self.closed = False
         self._unary = {name.encode(): route for name, route in routes.items() if isinstance(route, UnaryRoute)}
@@ -108,12 +111,14 @@ class GrpcServer:
             OSError: the address cannot be bound (in use, not permitted, unknown), or a certificate cannot be read or
                 used.
         """
-        files = certificate_files(self.options)
+        files = certificate_files(self._settings, self._settings)
         credentials = None if files is None else server_credentials(files, self.log)
         self._queue = cygrpc.CompletionQueue()
-        self._server = cygrpc.Server(channel_arguments(self.options), False)
+        self._server = cygrpc.Server(channel_arguments(self._settings, self.limits), False)
         self._server.register_completion_queue(self._queue)
-        target = self.options.target.encode()
+        where = listen_address(self._settings)
+        host = f"[{where.address}]" if ":" in where.address else where.address
+        target = f"{host}:{where.port}".encode()
         try:
             if credentials is None:
                 port: int = self._server.add_http2_port(target)
@@ -123,7 +128,7 @@ class GrpcServer:
             port = 0
         if port == 0:
             self._server.destroy()
-            raise binding_error(self.options)
+            raise binding_error(where, files)
         if self._counts_unfinished:
             self.waiting.unfinished = UnfinishedBytes(
                 self.memory, partial(received_bytes, port), time.monotonic(), self.log
@@ -203,7 +208,7 @@ class GrpcServer:
         """Cancel the calls whose clients have not taken an answer within its time."""
         now = time.monotonic()
         for call, since in list(self.sending.items()):
-            if since + self.options.write_seconds(call.unsent_bytes) < now:
+            if since + self.limits.write_seconds(call.unsent_bytes) < now:
                 call.give_up()
 
     def _begin(self) -> None:
@@ -227,7 +232,7 @@ class GrpcServer:
             for _ in range(self.looks):
                 self.poll()
             stop_listening(port)
-            age_seconds = self.options.max_connection_age_ms * AGE_SPREAD / 1000
+            age_seconds = self._settings.max_connection_age_ms * AGE_SPREAD / 1000
             linger = age_seconds + LINGER_SECONDS if age_seconds else 0.0
             self._shut_down_without_connections(port, time.monotonic() + linger)
 
@@ -297,8 +302,8 @@ class GrpcServer:
         count = len(waiting.since)
         if count >= waiting.check_from:
             waiting.check(time.monotonic())
-        if len(self.live) - count >= self.options.max_concurrent_calls:
-            refuse(event, StatusCode.UNAVAILABLE, too_many_calls(self.options.max_concurrent_calls))
+        if len(self.live) - count >= self.limits.max_concurrent_calls:
+            refuse(event, StatusCode.UNAVAILABLE, too_many_calls(self.limits.max_concurrent_calls))
             return
         route = self._unary.get(name)
         if route is not None:

@@ -23,7 +23,7 @@ from rocserve.frontends.grpc.transport import (
     Metadata,
     StreamReceiver,
     StreamRoute,
-    TransportOptions,
+    TransportLimits,
     UnaryRoute,
     status_text,
 )
@@ -52,7 +52,7 @@ _GONE: list[Callable[[], None]] = []
 class CallOwner(Protocol):
     """What calls need of their transport."""
 
-    options: TransportOptions
+    limits: TransportLimits
     memory: RequestMemory
     log: logging.Logger
     failures: RequestFailures
@@ -269,7 +269,7 @@ class ServerStreamCall(ServerCall):
     def __init__(self, transport: CallOwner, event: Event) -> None:
         super().__init__(transport, event)
         self._receiver: StreamReceiver | None = None
-        self._flow = StreamFlow(transport.options, transport.memory)
+        self._flow = StreamFlow(transport.limits, transport.memory)
         self._sending = False
         self._metadata_sent = False
         self._status: Any = None

@@ -6,17 +6,17 @@ from collections import deque
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.grpc.transport import CLIENT_DOES_NOT_READ, TransportOptions
+from rocserve.frontends.grpc.transport import CLIENT_DOES_NOT_READ, TransportLimits
 
 
 class StreamFlow:
     """The bounds of one stream, whose answers count against the server's memory until they have been sent. Not locked:
     its call guards it."""
 
-    __slots__ = ("_backlog", "_backlog_bytes", "_memory", "_options", "_sending_bytes", "_unanswered", "held_bytes")
+    __slots__ = ("_backlog", "_backlog_bytes", "_limits", "_memory", "_sending_bytes", "_unanswered", "held_bytes")
 
-    def __init__(self, options: TransportOptions, memory: RequestMemory) -> None:
-        self._options = options
+    def __init__(self, limits: TransportLimits, memory: RequestMemory) -> None:
+        self._limits = limits
         self._memory = memory
         self.held_bytes = 0
         self._unanswered = 0
@@ -38,8 +38,8 @@ class StreamFlow:
     def may_read(self) -> bool:
         """Whether there is room for one more message."""
         return (
-            self._unanswered < self._options.stream_unanswered_limit
-            and self._backlog_bytes < self._options.stream_backlog_bytes
+            self._unanswered < self._limits.stream_unanswered_limit
+            and self._backlog_bytes < self._limits.stream_backlog_bytes
         )
 
     def queue(self, message: bytes) -> None:
@@ -50,7 +50,7 @@ class StreamFlow:
         """
         try:
             self._memory.admit_answer(self, len(message))
-            if self._backlog_bytes + len(message) >= self._options.stream_backlog_limit_bytes:
+            if self._backlog_bytes + len(message) >= self._limits.stream_backlog_limit_bytes:
                 raise ServeError(StatusCode.RESOURCE_EXHAUSTED, CLIENT_DOES_NOT_READ)
         except ServeError:
             self.drop()

@@ -1,4 +1,4 @@
-"""The interface between the gRPC service and what moves its bytes: calls, routes, options.
+"""The interface between the gRPC service and what moves its bytes: calls, routes, limits.
 
 Messages are bytes; nothing here knows protobuf. Handlers are called on the transport's own thread and must not
 block; answers may come from any thread.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import errno
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.certificates import CertificateFiles
 from rocserve.frontends.grpc.unfinished import WaitingLimits
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.settings import ServerSettings
+from rocserve.settings import GrpcSettings, ServerSettings
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Keys that end in "-bin" carry bytes, all others text."""
@@ -143,37 +142,12 @@ Routes = Mapping[str, Route]
 
 
 @dataclass(frozen=True, slots=True)
-class TransportOptions:
-    """Durations are milliseconds, as in tritonserver's flags, whose names these are."""
+class TransportLimits:
+    """Bounds of a transport, beside those of its settings."""
 
-    address: str = "0.0.0.0"
-    port: int = 8001
-    """0 = any free port."""
-    reuse_port: bool = False
-    use_ssl: bool = False
-    use_ssl_mutual: bool = False
-    """Clients must show a certificate that `root_cert` vouches for. Implies `use_ssl`."""
-    server_cert: Path | None = None
-    server_key: Path | None = None
-    root_cert: Path | None = None
-    max_receive_message_bytes: int = (1 << 31) - 1
-    max_send_message_bytes: int = (1 << 31) - 1
-    response_compression_level: str = "none"
-    """none, low, medium or high; what that means depends on what the client accepts."""
-    keepalive_time_ms: int = 7_200_000
-    keepalive_timeout_ms: int = 20_000
-    keepalive_permit_without_calls: bool = False
-    http2_max_pings_without_data: int = 2
-    http2_min_recv_ping_interval_without_data_ms: int = 300_000
-    http2_max_ping_strikes: int = 2
-    max_connection_age_ms: int = 0
-    """0 = connections are not ended for their age."""
-    max_connection_age_grace_ms: int = 0
-    max_connection_idle_ms: int = 3_600_000
-    """A connection without calls is ended after this; its client opens another for its next call. 0 = never."""
     handshake_timeout_ms: int = 10_000
     """What a new connection has for TLS and for HTTP/2's first frames."""
-    write_timeout_ms: int = 60_000
+    write_timeout_seconds: float = 60.0
     """An answer that its client has not taken by then is given up; a large one has longer, see `write_seconds`."""
     max_connections: int | None = None
     """One more is closed at once; None = any number."""
@@ -189,62 +163,28 @@ class TransportOptions:
     stream_backlog_limit_bytes: int = 1 << 30
     """Unsent bytes of one stream at which it is ended with RESOURCE_EXHAUSTED: its client does not read."""
 
-    def __post_init__(self) -> None:
-        if self.response_compression_level not in COMPRESSION_LEVELS:
-            raise ValueError(
-                f"response compression level must be one of {', '.join(COMPRESSION_LEVELS)};"
-                f" got '{self.response_compression_level}'"
-            )
-        if self.secure and (self.server_cert is None or self.server_key is None):
-            raise ValueError("TLS needs the server's certificate and its key (server_cert, server_key)")
-        if self.use_ssl_mutual and self.root_cert is None:
-            raise ValueError("mutual TLS needs the root certificate that vouches for clients (root_cert)")
-
-    @property
-    def secure(self) -> bool:
-        return self.use_ssl or self.use_ssl_mutual
+    @classmethod
+    def of(cls, settings: ServerSettings) -> TransportLimits:
+        limit = file_limit()
+        return cls(
+            write_timeout_seconds=settings.write_timeout_seconds,
+            max_connections=None if limit is None else limit // _GRPC_SHARE,
+            waiting=WaitingLimits(message_seconds=settings.grpc.message_timeout_seconds),
+        )
 
     def write_seconds(self, nbytes: int) -> float:
         """What the client has to take an answer of so many bytes. gRPC does not tell how far it has got."""
-        return self.write_timeout_ms / 1000 + nbytes / LEAST_READ_BYTES_PER_SECOND
-
-    @property
-    def where(self) -> ListenAddress:
-        return ListenAddress("gRPC", "grpc", self.address, self.port, self.reuse_port)
-
-    @property
-    def target(self) -> str:
-        """Address and port as gRPC wants them."""
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return self.write_timeout_seconds + nbytes / LEAST_READ_BYTES_PER_SECOND
 
 
-def transport_options(settings: ServerSettings) -> TransportOptions:
-    grpc, limit = settings.grpc, file_limit()
-    return TransportOptions(
-        address=grpc.address,
-        port=grpc.port,
-        reuse_port=grpc.reuse_port,
-        use_ssl=grpc.use_ssl,
-        use_ssl_mutual=grpc.use_ssl_mutual,
-        server_cert=grpc.server_cert,
-        server_key=grpc.server_key,
-        root_cert=grpc.root_cert,
-        max_receive_message_bytes=grpc.max_message_bytes,
-        max_send_message_bytes=grpc.max_message_bytes,
-        response_compression_level=grpc.response_compression_level,
-        keepalive_time_ms=grpc.keepalive_time_ms,
-        keepalive_timeout_ms=grpc.keepalive_timeout_ms,
-        keepalive_permit_without_calls=grpc.keepalive_permit_without_calls,
-        http2_max_pings_without_data=grpc.http2_max_pings_without_data,
-        http2_min_recv_ping_interval_without_data_ms=grpc.http2_min_recv_ping_interval_without_data_ms,
-        http2_max_ping_strikes=grpc.http2_max_ping_strikes,
-        max_connection_age_ms=grpc.max_connection_age_ms or int(settings.max_connection_age_seconds * 1000),
-        max_connection_age_grace_ms=grpc.max_connection_age_grace_ms,
-        max_connection_idle_ms=grpc.max_connection_idle_ms,
-        write_timeout_ms=int(settings.write_timeout_seconds * 1000),
-        max_connections=None if limit is None else limit // _GRPC_SHARE,
-        waiting=WaitingLimits(message_seconds=grpc.message_timeout_seconds),
-    )
+def transport_settings(settings: ServerSettings) -> GrpcSettings:
+    """gRPC's own, with the age that connections on all ports may have where it has none."""
+    age_ms = settings.grpc.max_connection_age_ms or int(settings.max_connection_age_seconds * 1000)
+    return replace(settings.grpc, max_connection_age_ms=age_ms)
+
+
+def listen_address(settings: GrpcSettings) -> ListenAddress:
+    return ListenAddress("gRPC", "grpc", settings.address, settings.port, settings.reuse_port)
 
 
 def file_limit() -> int | None:
@@ -253,59 +193,48 @@ def file_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def certificate_files(options: TransportOptions) -> CertificateFiles | None:
-    """The certificates that the options name; None = no TLS."""
-    if not options.secure or options.server_cert is None or options.server_key is None:
-        return None
-    return CertificateFiles(
-        options.server_cert, options.server_key, options.root_cert if options.use_ssl_mutual else None
-    )
-
-
-def channel_arguments(options: TransportOptions) -> ChannelArguments:
-    """The options under the names of gRPC's core (grpc/impl/channel_arg_names.h)."""
-    most_calls = options.max_concurrent_calls + options.waiting.total
+def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> ChannelArguments:
+    """Both under the names of gRPC's core (grpc/impl/channel_arg_names.h)."""
+    most_calls = limits.max_concurrent_calls + limits.waiting.total
     arguments = {
-        "grpc.so_reuseport": int(options.reuse_port),
+        "grpc.so_reuseport": int(settings.reuse_port),
         # With more in one read the core has a thread of its own go on, which does not wake the loop (polling.py).
         "grpc.http2.max_requests_per_read": MOST_REQUESTS_PER_READ,
-        "grpc.max_receive_message_length": options.max_receive_message_bytes,
-        "grpc.max_send_message_length": options.max_send_message_bytes,
-        "grpc.keepalive_time_ms": options.keepalive_time_ms,
-        "grpc.keepalive_timeout_ms": options.keepalive_timeout_ms,
-        "grpc.keepalive_permit_without_calls": int(options.keepalive_permit_without_calls),
-        "grpc.http2.max_pings_without_data": options.http2_max_pings_without_data,
-        "grpc.http2.min_ping_interval_without_data_ms": options.http2_min_recv_ping_interval_without_data_ms,
-        "grpc.http2.max_ping_strikes": options.http2_max_ping_strikes,
-        "grpc.server_handshake_timeout_ms": options.handshake_timeout_ms,
+        "grpc.max_receive_message_length": settings.max_message_bytes,
+        "grpc.max_send_message_length": settings.max_message_bytes,
+        "grpc.keepalive_time_ms": settings.keepalive_time_ms,
+        "grpc.keepalive_timeout_ms": settings.keepalive_timeout_ms,
+        "grpc.keepalive_permit_without_calls": int(settings.keepalive_permit_without_calls),
+        "grpc.http2.max_pings_without_data": settings.http2_max_pings_without_data,
+        "grpc.http2.min_ping_interval_without_data_ms": settings.http2_min_recv_ping_interval_without_data_ms,
+        "grpc.http2.max_ping_strikes": settings.http2_max_ping_strikes,
+        "grpc.server_handshake_timeout_ms": limits.handshake_timeout_ms,
         # Calls that wait for being asked for. The core's own limit of 1,000 would refuse a burst at random.
         "grpc.server.max_pending_requests": most_calls,
         "grpc.server.max_pending_requests_hard_limit": 2 * most_calls,
     }
-    if options.response_compression_level != "none":
-        arguments["grpc.default_compression_level"] = COMPRESSION_LEVELS[options.response_compression_level]
-    if options.max_connections is not None:
-        arguments["grpc.max_allowed_incoming_connections"] = options.max_connections
-    if options.max_connection_idle_ms > 0:
-        arguments["grpc.max_connection_idle_ms"] = options.max_connection_idle_ms
-    if options.max_connection_age_ms > 0:
-        arguments["grpc.max_connection_age_ms"] = options.max_connection_age_ms
-    if options.max_connection_age_grace_ms > 0:
-        arguments["grpc.max_connection_age_grace_ms"] = options.max_connection_age_grace_ms
+    if settings.response_compression_level != "none":
+        arguments["grpc.default_compression_level"] = COMPRESSION_LEVELS[settings.response_compression_level]
+    if limits.max_connections is not None:
+        arguments["grpc.max_allowed_incoming_connections"] = limits.max_connections
+    if settings.max_connection_idle_ms > 0:
+        arguments["grpc.max_connection_idle_ms"] = settings.max_connection_idle_ms
+    if settings.max_connection_age_ms > 0:
+        arguments["grpc.max_connection_age_ms"] = settings.max_connection_age_ms
+    if settings.max_connection_age_grace_ms > 0:
+        arguments["grpc.max_connection_age_grace_ms"] = settings.max_connection_age_grace_ms
     return tuple(arguments.items())
 
 
-def binding_error(options: TransportOptions) -> OSError:
+def binding_error(where: ListenAddress, files: CertificateFiles | None) -> OSError:
     """Why gRPC could not bind. It does not say, so a plain socket asks the system again."""
-    where = options.where
     try:
         with where.bind() as probe:
             probe.listen()
     except OSError as error:
         return where.refusal(error)
-    if options.secure:
-        used = ", ".join(str(path) for path in (options.server_cert, options.server_key, options.root_cert) if path)
-        return OSError(errno.EINVAL, f"cannot serve gRPC with TLS: expected PEM files that belong together: {used}")
+    if files is not None:
+        return OSError(errno.EINVAL, f"cannot serve gRPC with TLS: {files.expected}")
     return where.refusal(OSError(errno.EADDRINUSE, ""))
 
 

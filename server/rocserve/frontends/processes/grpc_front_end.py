@@ -8,7 +8,7 @@ from functools import partial
 
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.server import GrpcServer
-from rocserve.frontends.grpc.transport import transport_options
+from rocserve.frontends.grpc.transport import TransportLimits, transport_settings
 from rocserve.frontends.processes.main import WayToServer
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.restrictions import GRPC_HEADER_PREFIX, restrictions
@@ -23,8 +23,8 @@ class GrpcFrontEnd:
         self._handlers = InferenceHandlers(way.inference, way.memory, forwarded)
         restricted = restrictions(settings.grpc.restricted, way.log, GRPC_HEADER_PREFIX)
         routes = {**self._handlers.routes(restricted), **way.forwarding.routes()}
-        options = replace(transport_options(settings), port=port, reuse_port=True)
-        self._transport = GrpcServer(options, routes, way.log, way.plane, way.memory)
+        own = replace(transport_settings(settings), port=port, reuse_port=True)
+        self._transport = GrpcServer(own, routes, way.log, way.plane, way.memory, TransportLimits.of(settings))
 
     async def start(self) -> None:
         self._transport.start()
