@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import itertools
 import logging
 import os
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocserve.core.errors import internal
+from rocserve.core.errors import ServeError, internal
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.instance import Instance
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
 from rocserve.workers.messages import (
+    EndLeft,
     Exited,
     Keep,
-    Kept,
-    KeptListed,
     LaunchOptions,
-    ListKept,
+    NewServer,
     Spawn,
     Spawned,
-    SpawnFailed,
+    TakeOver,
 )
-from rocserve.workers.process import WorkerProcess, WorkerSession, kill
+from rocserve.workers.process import WorkerProcess, WorkerSession
 from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.worker_output import WorkerOutput
-from rocserve.workers.zygote_link import KeptWorkers, ZygoteLink, ZygoteProcess
+from rocserve.workers.zygote_link import ZygoteLink, ZygoteProcess
 
 _LAUNCH_ATTEMPTS = 3
 _ANSWER_SECONDS = 60.0
@@ -43,20 +41,6 @@ come first, take seconds, many on a machine that has much else to do."""
 
 def _nothing(zygote: object) -> None:
     """Where the zygote ends with this process."""
-
-
-@dataclass(slots=True)
-class _Launch:
-    """A worker that the zygote was asked for."""
-
-    model_name: str
-    settings: WorkerSettings
-    """With the model's own bounds."""
-    group: ControlGroup | None
-    """Its cgroup, where the kernel keeps its bounds."""
-    start: Callable[[int, int | None], WorkerProcess]
-    """Takes its pid and pidfd."""
-    worker: asyncio.Future[WorkerProcess]
 
 
 class WorkerLauncher:
@@ -110,12 +94,12 @@ class WorkerLauncher:
             parent_pipe,
             zygote,
             on_zygote,
-            self._on_message,
+            self._on_exited,
             self._zygote_gone,
         )
-        self._kept = KeptWorkers()
-        self._spawn_ids = itertools.count(1)
-        self._launches: dict[int, _Launch] = {}
+        self._may_take_over = zygote is not None
+        self._taken_groups: set[str] = set()
+        """The cgroups' folders of the workers that were taken over."""
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}
         """The last of each group of models that share one."""
@@ -129,10 +113,9 @@ class WorkerLauncher:
     def start(self) -> None:
         """Start the zygote, unless there is one. It imports the modules on its own; a launch meanwhile waits for it."""
         if self._link.has_zygote:
-            self._link.tell(ListKept())
-            return
-        self._kept.are_known.set()
-        self._link.start()
+            self._link.tell(NewServer())
+        else:
+            self._link.start()
 
     async def launch(self, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger) -> WorkerSession:
         """A session with these instances in a process of its own, which is started, or in that of its group; what that
@@ -158,52 +141,55 @@ class WorkerLauncher:
         # A model, or what it starts, may open /dev/stderr.
         os.fchmod(output_writer, 0o622)
         settings = self._bounded(options)
-        answer: asyncio.Future[WorkerProcess] | None = None
         group: ControlGroup | None = None
+        process: WorkerProcess | None = None
+
+        def add(spawned: Spawned, pidfds: Sequence[int]) -> WorkerProcess:
+            nonlocal process
+            process = self._add(spawned.pid, reception, output_reader, pidfds, options, log, group)
+            if spawned.user_problem:
+                self._warn_of_user(options.model_name, spawned.user_problem)
+            return process
+
         try:
             if self._groups is not None and (settings.memory_bytes or settings.tasks):
                 group = self._groups.create(settings.memory_bytes, settings.tasks)
-            start = functools.partial(self._add, reception, output_reader, options, log, group)
-            descriptors = [output_writer, peer.fileno(), reception.fileno(), output_reader]
+            named = worker_environment(os.environ, self.settings, options.model_name)
+            folder = str(group.folder) if group is not None else ""
+            spawn = Spawn(
+                replace(options, environment={**named, **options.environment}),
+                Confinement(self._candidates, settings.core_dumps, settings.file_bytes, folder),
+            )
+            descriptors = (output_writer, peer.fileno(), reception.fileno(), output_reader)
             for _ in range(_LAUNCH_ATTEMPTS):
-                answer = asyncio.get_running_loop().create_future()
-                launch = _Launch(options.model_name, settings, group, start, answer)
-                process = await self._spawn(options, descriptors, launch)
-                if process is not None:
-                    return process
+                with suppress(ConnectionResetError):
+                    return await self._link.ask(spawn, descriptors, add)
             raise internal("the zygote, which starts workers, ends again and again; see the server's log")
-        except BaseException:
-            if answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None:
-                answer.result().kill()
-            else:
+        finally:
+            os.close(output_writer)
+            peer.close()
+            if process is None:
                 reception.close()
                 os.close(output_reader)
                 if group is not None:
                     self._watch.add_grouped(group, None)
-            raise
-        finally:
-            os.close(output_writer)
-            peer.close()
 
-    async def has_kept(self, key: str) -> bool:
-        """Whether a worker of the server before has loaded what has this key."""
-        if not self._kept.are_known.is_set():
-            self._link.attach()
-            try:
-                await asyncio.wait_for(self._kept.are_known.wait(), self._link.answer_seconds)
-            except TimeoutError:
-                self._link.give_up()
-        return self._kept.has(key)
+    async def take_over(self, key: str, options: LaunchOptions, log: logging.Logger) -> WorkerProcess | None:
+        """A worker of the server before that has loaded what has this key; None: there is none."""
+        settings = self._bounded(options)
 
-    async def take_over(
-        self, key: str, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger
-    ) -> WorkerSession:
-        """A session with the worker that `has_kept` has told of."""
-        kept = self._kept.take(key)
-        settings, folder = self._bounded(options), kept.control_group
-        group = ControlGroup(Path(folder), settings.memory_bytes, settings.tasks) if folder else None
-        process = self._add(kept.reception, kept.output, options, log, group, kept.pid, kept.pidfd)
-        return _session(process, instances)
+        def add(spawned: Spawned, descriptors: Sequence[int]) -> WorkerProcess:
+            reception, output, *pidfds = descriptors
+            group: ControlGroup | None = None
+            if spawned.control_group:
+                group = ControlGroup(Path(spawned.control_group), settings.memory_bytes, settings.tasks)
+                self._taken_groups.add(spawned.control_group)
+            return self._add(spawned.pid, socket.socket(fileno=reception), output, pidfds, options, log, group)
+
+        if self._may_take_over:
+            with suppress(ConnectionResetError, ServeError):
+                return await self._link.ask(TakeOver(key), (), add)
+        return None
 
     def _bounded(self, options: LaunchOptions) -> WorkerSettings:
         """The settings with the model's own bounds."""
@@ -212,16 +198,18 @@ class WorkerLauncher:
 
     def _add(
         self,
+        pid: int,
         reception: socket.socket,
         output: int,
+        pidfds: Sequence[int],
         options: LaunchOptions,
         log: logging.Logger,
         group: ControlGroup | None,
-        pid: int,
-        pidfd: int | None,
     ) -> WorkerProcess:
-        """A worker that runs, kept within its bounds from now on. `group`: its cgroup, where the kernel keeps these."""
+        """A worker that runs, kept within its bounds from now on. `pidfds`: none where the kernel has none.
+        `group`: its cgroup, where the kernel keeps these."""
         printed = WorkerOutput(output, options.output_prefix, log)
+        pidfd = pidfds[0] if pidfds else None
         worker = self._workers[pid] = WorkerProcess(pid, pidfd, reception, printed, group, options.shared_worker)
         if group is not None:
             self._watch.add_grouped(group, worker)
@@ -236,11 +224,15 @@ class WorkerLauncher:
         self._link.tell(Keep(worker.pid, key))
 
     def end_kept(self) -> None:
-        """What has not been claimed by now is wanted no more: its model is gone, or another."""
-        groups = self._kept.control_groups
-        self._kept.end()
-        for folder in groups:
-            self._watch.add_grouped(ControlGroup(Path(folder), 0, 0), None)
+        """Workers of the server before that have not been taken over by now are ended: their models are gone, or
+        others. With them go the cgroups that it has left."""
+        if not self._may_take_over:
+            return
+        self._may_take_over = False
+        self._link.tell(EndLeft())
+        for group in self._groups.left() if self._groups is not None else ():
+            if str(group.folder) not in self._taken_groups:
+                self._watch.add_grouped(group, None)
 
     def set_verbose(self, verbose: bool) -> None:
         """Have all workers write details to the log, or none, from now on."""
@@ -256,67 +248,10 @@ class WorkerLauncher:
             os.close(self._parent_pipe_writer)
             os.close(self._parent_pipe)
 
-    async def _spawn(self, options: LaunchOptions, descriptors: Sequence[int], launch: _Launch) -> WorkerProcess | None:
-        """One attempt; None when the zygote ended meanwhile."""
-        spawn_id = next(self._spawn_ids)
-        named = worker_environment(os.environ, self.settings, options.model_name)
-        message = Spawn(
-            spawn_id,
-            replace(options, environment={**named, **options.environment}),
-            Confinement(
-                self._candidates,
-                launch.settings.core_dumps,
-                launch.settings.file_bytes,
-                str(launch.group.folder) if launch.group is not None else "",
-            ),
-        )
-        self._launches[spawn_id] = launch
-        try:
-            return await self._link.ask(message, descriptors, launch.worker)
-        except ConnectionResetError:
-            return None
-        finally:
-            del self._launches[spawn_id]
-
-    def _on_message(self, message: Any, descriptors: Sequence[int]) -> None:
-        match message:
-            case Spawned(spawn_id, pid, user_problem):
-                self._spawned(spawn_id, pid, descriptors[0] if descriptors else None, user_problem)
-            case SpawnFailed(spawn_id, reason):
-                launch = self._launches.get(spawn_id)
-                if launch is not None and not launch.worker.done():
-                    launch.worker.set_exception(internal(reason))
-            case Exited(pid, wait_status):
-                worker = self._workers.pop(pid, None)
-                if worker is not None:
-                    worker.has_exited(wait_status)
-                self._kept.exited(pid)
-            case Kept() as kept:
-                self._kept.add(kept, descriptors)
-            case KeptListed():
-                self._list_ended()
-
-    def _list_ended(self) -> None:
-        """All are known that the server before had; cgroups of others are of workers that have ended since."""
-        if self._groups is not None:
-            known = self._kept.control_groups
-            for group in self._groups.left():
-                if str(group.folder) not in known:
-                    self._watch.add_grouped(group, None)
-        self._kept.are_known.set()
-
-    def _spawned(self, spawn_id: int, pid: int, pidfd: int | None, user_problem: str) -> None:
-        launch = self._launches.get(spawn_id)
-        if launch is not None and not launch.worker.done():
-            # At once: the next message may already be that it has exited.
-            launch.worker.set_result(launch.start(pid, pidfd))
-            if user_problem:
-                self._warn_of_user(launch.model_name, user_problem)
-            return
-        # Nobody waits any more.
-        kill(pid, pidfd)
-        if pidfd is not None:
-            os.close(pidfd)
+    def _on_exited(self, exited: Exited) -> None:
+        worker = self._workers.pop(exited.pid, None)
+        if worker is not None:
+            worker.has_exited(exited.wait_status)
 
     def _warn_of_user(self, model_name: str, problem: str) -> None:
         """Once with what to do, and then a line for each further model. `problem`: "root: user 'nobody' cannot ..."."""
@@ -334,12 +269,8 @@ class WorkerLauncher:
         self._told_of_user.add(model_name)
 
     def _zygote_gone(self) -> None:
-        # They have noticed, and end.
+        # Workers that it has held have noticed, and end.
         self.end_kept()
-        self._kept.are_known.set()
-        for launch in self._launches.values():
-            if not launch.worker.done():
-                launch.worker.set_exception(ConnectionResetError("the zygote has ended"))
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.zygote_gone()

@@ -2,7 +2,8 @@
 
 Control messages go over the control socket of a session, one at a time: Load -> Loaded | LoadFailed,
 WarmUp -> WarmedUp | LoadFailed, Unload -> (the session ends). Progress and MetricChanges come from the worker in
-between. Spawn, Keep and ListKept go to the zygote, and their answers come from it.
+between. Spawn and TakeOver go to the zygote, and their answers come from it in the same order; so do Keep, NewServer
+and EndLeft. Exited comes from it at any time.
 
 Each is its name and JSON; on a control socket, a stream, it stands behind its length. No pickle: nothing is executed or
 imported because of what a message says.
@@ -177,24 +178,24 @@ class LaunchOptions:
 class Spawn:
     """Start a worker; the file descriptors of its sockets and pipes come along (see `zygote.py`)."""
 
-    spawn_id: int
     options: LaunchOptions
     confinement: Confinement = field(default_factory=Confinement)
 
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """The worker runs; a pidfd comes along where the kernel has them (Linux 5.3)."""
+    """The worker runs; a pidfd comes along where the kernel has them (Linux 5.3). Of one that was taken over the
+    server's end of its reception and the reading end of its output pipe come first."""
 
-    spawn_id: int
     pid: int
     user_problem: str = ""
     """Why it does not run as the user that comes first; "" = it does."""
+    control_group: str = ""
+    """The folder of its cgroup, of one that was taken over; "" = it has none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    spawn_id: int
     reason: str
 
 
@@ -211,31 +212,28 @@ class Keep:
 
     pid: int
     key: str
-    """Tells all that its load depends on."""
+    """Equal for workers that have loaded the same in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
-class ListKept:
-    """Another server asks which workers are held for it. Those that are not have nobody any more: end them."""
+class NewServer:
+    """Another server is there, and this comes back to it: what came before was for the server before. Workers that are
+    not held for it are ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A worker that is held; the server's end of its reception, the reading end of its output pipe and, where
-    the kernel has them, a pidfd come along."""
+class TakeOver:
+    """Have a worker that is held from the server before."""
 
-    pid: int
     key: str
-    control_group: str
-    """The folder of its cgroup; "" = it has none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeptListed:
-    """There are no more."""
+class EndLeft:
+    """End the workers that are still held from the server before."""
 
 
-ZygoteMessage = Spawn | Spawned | SpawnFailed | Exited | Keep | ListKept | Kept | KeptListed
+ZygoteMessage = Spawn | Spawned | SpawnFailed | Exited | Keep | NewServer | TakeOver | EndLeft
 
 _NAMED: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(ControlMessage | ZygoteMessage)}
 

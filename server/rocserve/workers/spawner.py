@@ -17,15 +17,15 @@ from rocserve.core.passed_descriptors import receive_with_descriptors, send_with
 from rocserve.workers import main as worker
 from rocserve.workers.isolation import Identity, choose, confine
 from rocserve.workers.messages import (
+    EndLeft,
     Exited,
     Keep,
-    Kept,
-    KeptListed,
     LaunchOptions,
-    ListKept,
+    NewServer,
     Spawn,
     Spawned,
     SpawnFailed,
+    TakeOver,
     ZygoteMessage,
     decode_message,
     encode_message,
@@ -45,6 +45,8 @@ class _Held:
     control_group: str
     key: str = ""
     """"" = it does not serve yet."""
+    is_left: bool = False
+    """By the server before."""
 
     def close(self) -> None:
         os.close(self.output)
@@ -95,8 +97,18 @@ class Spawner:
             case Keep(pid, key):
                 if held := self._held.get(pid):
                     held.key = key
-            case ListKept():
-                self._list_kept()
+            case NewServer() as arrival:
+                for pid, held in self._held.items():
+                    held.is_left = bool(held.key)
+                    if not held.is_left:
+                        _end_group(pid)
+                self._send(arrival)
+            case TakeOver(key):
+                self._hand_over(key)
+            case EndLeft():
+                for pid, held in self._held.items():
+                    if held.is_left:
+                        _end_group(pid)
             case message:
                 raise ValueError(f"a {type(message).__name__} is nothing for the zygote")
         return True
@@ -110,22 +122,21 @@ class Spawner:
             pid = self._spawn(spawn, identity, descriptors, held)
         except OSError as error:
             held.close()
-            self._send(SpawnFailed(spawn.spawn_id, str(error)))
+            self._send(SpawnFailed(str(error)))
             return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._held[pid] = held
-        self._send_with_pidfd(Spawned(spawn.spawn_id, pid, problem), pid)
+        self._send_with_pidfd(Spawned(pid, problem), pid)
 
-    def _list_kept(self) -> None:
+    def _hand_over(self, key: str) -> None:
         for pid, held in self._held.items():
-            if held.key:
-                message = Kept(pid, held.key, held.control_group)
-                self._send_with_pidfd(message, pid, held.reception, held.output)
-            else:
-                _end_group(pid)
-        self._send(KeptListed())
+            if held.is_left and held.key == key:
+                held.is_left = False
+                self._send_with_pidfd(Spawned(pid, "", held.control_group), pid, held.reception, held.output)
+                return
+        self._send(SpawnFailed("no such worker is held"))
 
     def _spawn(self, spawn: Spawn, identity: Identity | None, descriptors: list[int], held: _Held) -> int:
         options = spawn.options

@@ -7,9 +7,8 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 _TAKE_OVER_SECONDS = 10.0
 """A worker that the server before has left may still be at what that has sent it; with a longer batch it is ended."""
-
-_Start = Callable[[LaunchOptions, Sequence[Instance], logging.Logger], Awaitable[WorkerSession]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,23 +131,30 @@ class WorkerSupervisor:
         """
         try:
             async with asyncio.timeout(_TAKE_OVER_SECONDS):
-                if self._key and await self._launcher.has_kept(self._key):
-                    signature = await self._load_by(functools.partial(self._launcher.take_over, self._key))
+                process = await self._launcher.take_over(self._key, self._options, self._log) if self._key else None
+                if process is not None:
+                    signature = await self._load_by(process)
                     self._log.info("%s is still loaded", self._name)
                     return signature
         except (ServeError, TimeoutError) as error:
             reason = str(error) or f"it has not answered within {_TAKE_OVER_SECONDS:g} s"
             self._log.warning("the worker of %s that was left could not be taken over: %s", self._name, reason)
-        return await self._load_by(self._launcher.launch)
+        return await self._load_by()
 
-    async def _load_by(self, start: _Start) -> Signature:
+    async def _load_by(self, process: WorkerProcess | None = None) -> Signature:
+        """`process`: None: another one is started."""
         instances: list[Instance] = []
         self._load_limit = LoadLimit(self._group.limits.load_seconds)
         try:
             for _ in range(self._load.plan.instance_count):
                 instances.append(self._new_instance())
-            self._worker = await start(self._options, instances, self._log)
+            if process is not None:
+                self._worker = WorkerSession(process, instances)
+            else:
+                self._worker = await self._launcher.launch(self._options, instances, self._log)
         except BaseException as error:
+            if process is not None:
+                process.kill()
             for instance in instances:
                 instance.take_peer().close()
             self._end_instances(instances, f"the worker of {self._name} was not started")

@@ -11,15 +11,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from rocserve.core.errors import internal
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
-from rocserve.workers.messages import Kept, decode_message, encode_message
-from rocserve.workers.process import kill
+from rocserve.workers.messages import Exited, NewServer, Spawned, SpawnFailed, decode_message, encode_message
+from rocserve.workers.process import WorkerProcess, kill
 
 _MESSAGE_BYTES = 64 * 1024
 _MOST_DESCRIPTORS = 3
@@ -29,8 +30,6 @@ _SEND_BUFFER_BYTES = 1024 * 1024
 _HEALTHY_SECONDS = 5.0
 _FULL_SECONDS = 0.05
 """Between two looks whether the zygote takes further messages."""
-
-Answer = TypeVar("Answer")
 
 
 class ZygoteProcess:
@@ -81,64 +80,8 @@ def _has_closed(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-@dataclass(frozen=True, slots=True)
-class KeptWorker:
-    pid: int
-    control_group: str
-    """The folder of its cgroup; "" = it has none of its own."""
-    reception: socket.socket
-    """By it the worker gets the sockets of its sessions."""
-    output: int
-    """Of the pipe that it writes to."""
-    pidfd: int | None
-
-    def close(self) -> None:
-        self.reception.close()
-        for descriptor in (self.output, self.pidfd):
-            if descriptor is not None:
-                os.close(descriptor)
-
-
-class KeptWorkers:
-    """The workers that the server before has left: held by the zygote until they are taken over, or ended."""
-
-    def __init__(self) -> None:
-        self.are_known = asyncio.Event()
-        """The zygote has told of all."""
-        self._workers: dict[str, list[KeptWorker]] = {}
-        """By their keys."""
-
-    def add(self, kept: Kept, descriptors: Sequence[int]) -> None:
-        """As the zygote tells of it."""
-        reception, output, *pidfds = descriptors
-        worker = KeptWorker(
-            kept.pid, kept.control_group, socket.socket(fileno=reception), output, pidfds[0] if pidfds else None
-        )
-        self._workers.setdefault(kept.key, []).append(worker)
-
-    def has(self, key: str) -> bool:
-        return bool(self._workers.get(key))
-
-    def take(self, key: str) -> KeptWorker:
-        """One with this key, of which there is one; it is the caller's."""
-        return self._workers[key].pop()
-
-    def exited(self, pid: int) -> None:
-        for workers in self._workers.values():
-            for worker in [each for each in workers if each.pid == pid]:
-                workers.remove(worker)
-                worker.close()
-
-    @property
-    def control_groups(self) -> Sequence[str]:
-        return [each.control_group for workers in self._workers.values() for each in workers if each.control_group]
-
-    def end(self) -> None:
-        """What has not been taken is wanted no more."""
-        for worker in (each for workers in self._workers.values() for each in workers):
-            kill(worker.pid, worker.pidfd)
-            worker.close()
-        self._workers.clear()
+TakeReply = Callable[[Spawned, Sequence[int]], WorkerProcess]
+"""Makes a worker of the zygote's reply, and of the descriptors that came with it."""
 
 
 class ZygoteLink:
@@ -153,7 +96,7 @@ class ZygoteLink:
         parent_pipe: int,
         zygote: ZygoteProcess | None,
         on_zygote: Callable[[ZygoteProcess], None],
-        on_message: Callable[[Any, Sequence[int]], None],
+        on_exited: Callable[[Exited], None],
         on_gone: Callable[[], None],
     ) -> None:
         """
@@ -162,21 +105,25 @@ class ZygoteLink:
             answer_seconds: how long it may say nothing while something is waited for.
             zygote: of the server before.
             on_zygote: told of each that is started.
-            on_message: takes what it says, and the descriptors that come with it.
+            on_exited: takes the ends of workers.
             on_gone: called each time that one has ended.
         """
         self._preload = tuple(preload)
         self._log = log
         self._environment = environment
-        self.answer_seconds = answer_seconds
+        self._answer_seconds = answer_seconds
         self._parent_pipe = parent_pipe
         self._zygote = zygote
         self._on_zygote = on_zygote
-        self._on_message = on_message
+        self._on_exited = on_exited
         self._on_gone = on_gone
         self._started_at = self._heard_at = time.monotonic()
         """When the zygote last said something; before `_started_at` while it has not."""
         self._attached = False
+        self._asked: deque[tuple[asyncio.Future[WorkerProcess], TakeReply]] = deque()
+        """What the zygote is to reply to, in the order of its replies."""
+        self._is_in_turn = zygote is None
+        """What comes is for this server, no longer for the one before."""
 
     @property
     def has_zygote(self) -> bool:
@@ -194,35 +141,47 @@ class ZygoteLink:
             with suppress(OSError):
                 self._zygote.connection.send(encode_message(message), socket.MSG_DONTWAIT)
 
-    async def ask(self, message: Any, descriptors: Sequence[int], answer: asyncio.Future[Answer]) -> Answer:
-        """What `on_message` or `on_gone` sets as the answer, an exception too."""
-        await self._send(encode_message(message), descriptors, answer)
-        asked_at = time.monotonic()
-        while not answer.done():
-            left = max(asked_at, self._heard_at) + self.answer_seconds - time.monotonic()
-            if left > 0:
-                await asyncio.wait((answer,), timeout=left)
-            else:
-                self.give_up()
-        return answer.result()
+    async def ask(self, message: Any, descriptors: Sequence[int], take: TakeReply) -> WorkerProcess:
+        """The worker that `take` makes of the reply, as soon as that has come: the next message may be that it has
+        exited. When cancelled, none is left.
 
-    async def _send(self, message: bytes, descriptors: Sequence[int], answer: asyncio.Future[Answer]) -> None:
-        """Nothing is sent once there is an answer."""
+        Raises:
+            ConnectionResetError: the zygote has ended.
+            ServeError: INTERNAL, the worker could not be started.
+        """
+        answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(encode_message(message), descriptors)
+            self._asked.append((answer, take))
+            asked_at = time.monotonic()
+            while not answer.done():
+                left = max(asked_at, self._heard_at) + self._answer_seconds - time.monotonic()
+                if left > 0:
+                    await asyncio.wait((answer,), timeout=left)
+                else:
+                    self._give_up()
+            return answer.result()
+        except asyncio.CancelledError:
+            if not answer.cancel() and answer.exception() is None:
+                answer.result().kill()
+            raise
+
+    async def _send(self, message: bytes, descriptors: Sequence[int]) -> None:
         asked_at = time.monotonic()
-        while not answer.done():
+        while True:
             try:
                 # A zygote that stands still must not keep the loop waiting.
-                send_with_descriptors(self.attach(), message, descriptors, socket.MSG_DONTWAIT)
+                send_with_descriptors(self._attach(), message, descriptors, socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
-                if time.monotonic() - max(asked_at, self._heard_at) > self.answer_seconds:
-                    self.give_up()
+                if time.monotonic() - max(asked_at, self._heard_at) > self._answer_seconds:
+                    self._give_up()
                 else:
                     await asyncio.sleep(_FULL_SECONDS)
             except ConnectionError:
                 self._gone()
 
-    def attach(self) -> socket.socket:
+    def _attach(self) -> socket.socket:
         """The connection to a zygote, watched by the running loop."""
         if self._zygote is None:
             self.start()
@@ -233,11 +192,11 @@ class ZygoteLink:
             asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
         return connection
 
-    def give_up(self) -> None:
+    def _give_up(self) -> None:
         """It has not answered in time."""
         self._log.error(
             "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
-            self.answer_seconds,
+            self._answer_seconds,
         )
         if self._heard_at < self._started_at:
             # It may be an import that does not end.
@@ -263,7 +222,27 @@ class ZygoteLink:
             self._gone()
             return
         self._heard_at = time.monotonic()
-        self._on_message(decode_message(data), descriptors)
+        match decode_message(data):
+            case NewServer():
+                self._is_in_turn = True
+            case Exited() as exited:
+                self._on_exited(exited)
+            case Spawned() | SpawnFailed() as reply:
+                self._take_reply(reply, descriptors)
+
+    def _take_reply(self, reply: Spawned | SpawnFailed, descriptors: Sequence[int]) -> None:
+        answer, take = self._asked.popleft() if self._is_in_turn else (None, None)
+        if answer is not None and take is not None and not answer.done():
+            if isinstance(reply, Spawned):
+                answer.set_result(take(reply, descriptors))
+            else:
+                answer.set_exception(internal(reply.reason))
+            return
+        # Nobody waits any more. A pidfd comes alone, or behind two others.
+        if isinstance(reply, Spawned):
+            kill(reply.pid, descriptors[-1] if len(descriptors) % 2 else None)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _do_without_preload(self) -> None:
         if self._preload:
@@ -278,4 +257,8 @@ class ZygoteLink:
         self._log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
         if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
             self._do_without_preload()
+        asked, self._asked, self._is_in_turn = self._asked, deque(), True
+        for answer, _ in asked:
+            if not answer.done():
+                answer.set_exception(ConnectionResetError("the zygote has ended"))
         self._on_gone()

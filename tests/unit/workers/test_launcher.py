@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,17 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import WorkerPlan
+from rocserve.workers.messages import (
+    LaunchOptions,
+    NewServer,
+    Spawned,
+    SpawnFailed,
+    TakeOver,
+    WorkerPlan,
+    decode_message,
+    encode_message,
+)
+from rocserve.workers.zygote_link import ZygoteProcess
 
 
 async def facts_of(workshop: Workshop, **changes: object) -> dict[str, str]:
@@ -332,3 +343,25 @@ async def test_a_flood_is_cut_and_what_came_last_is_known(workshop: Workshop, ca
     left_out = sum(int(line.split()[1]) for line in lines if "lines left out" in line)
     assert logged < 2000
     assert logged + left_out + lines.count("m:1: last of the flood") + lines.count("m:1: closed") == 20_002
+
+
+@pytest.fixture
+def sleepers() -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    return subprocess.Popen(["sleep", "60"]), subprocess.Popen(["sleep", "60"])
+
+
+async def test_replies_to_the_server_before_are_passed_over(sleepers) -> None:
+    connection, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote, worker = sleepers
+    zygotes.send(encode_message(Spawned(worker.pid)))
+    launcher = WorkerLauncher((), LOG, zygote=ZygoteProcess(zygote.pid, connection))
+    launcher.start()
+    asking = asyncio.create_task(launcher.take_over("key", LaunchOptions("m", forked=True), LOG))
+    await asyncio.sleep(0)
+    assert [decode_message(zygotes.recv(1024)) for _ in range(2)] == [NewServer(), TakeOver("key")]
+    zygotes.send(encode_message(NewServer()))
+    zygotes.send(encode_message(SpawnFailed("no such worker is held")))
+    assert await asking is None
+    assert worker.wait(5) == -signal.SIGKILL
+    await launcher.close()
+    assert zygote.wait(5) == -signal.SIGKILL

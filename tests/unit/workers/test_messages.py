@@ -87,7 +87,7 @@ def test_fields_that_are_missing_or_new_are_errors() -> None:
 def test_sets_and_options_keep_their_types() -> None:
     signature = Signature((), (), True, frozenset({"b", "a"}))
     assert from_json(Signature, to_json(signature)) == signature
-    spawn = Spawn(1, LaunchOptions("t", False, environment={"A": "\xff"}))
+    spawn = Spawn(LaunchOptions("t", False, environment={"A": "\xff"}))
     assert decode_message(encode_message(spawn)) == spawn
 
 
