@@ -63,7 +63,7 @@ class Peer:
     def result(self, data: bytes, head: TensorHead = HEAD) -> OutgoingResult:
         """A result of one output."""
         end, contents = self.end_of_worker, padded((data,))
-        number = end.layouts.number(end.layouts.of([Tensor(*head, data)]), end.tell_layout)
+        number = end.layouts.number(end.layouts.of([Tensor(*head, data)]), end.send_layout)
         return OutgoingResult(0, 0, number, 0, sum(map(len, contents)), contents)
 
     def finish(self, batch: ReceivedBatch, *results: OutgoingResult) -> None:

@@ -85,7 +85,7 @@ class Machine(Protocol):
         """
 
     def most_instances(self, gpus: int) -> int:
-        """How many a model may have on so many GPUs; on the CPU for 0."""
+        """How many a model may have on that number of GPUs; on the CPU for 0."""
 
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
         """The words that stand before the interpreter in the command of the engine's workers.
@@ -119,7 +119,7 @@ class BackendSpec:
     """Whether no model file of its kind brings code. Only such a backend is a load request's to choose, and such files
     a request may bring."""
     marks_of_programs: tuple[bytes, ...] = ()
-    """What is found in each of those files that brings compiled code after all."""
+    """Bytes that are found in each of those files that brings compiled code after all."""
     request_parameters: frozenset[str] = frozenset()
     """The parameters, a model's own and its execution accelerators', that a load request may set: none of them names
     code, a program, or a file outside of the model's folder. All others are the repository's."""
@@ -225,7 +225,7 @@ class Execution(Protocol):
     """Runs a model's batches one at a time, each beside those of the model's other executions. On one thread."""
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        """By input, where a batch of so many rows is best put before `start`; empty = anywhere."""
+        """By input, where a batch of `rows` is best put before `start`; empty = anywhere."""
 
     def start(self, batch: Batch) -> None:
         """Begin to run a batch, which stays as it is until `result`. Raises: as `LoadedModel.execute`."""
@@ -261,7 +261,7 @@ class SequentialExecution:
 
 
 _POLL_SECONDS = 0.0001
-"""For how long whoever looks whether a thread is done leaves the GIL to it; what comes meanwhile waits as long."""
+"""For how long a check whether a thread is done leaves the GIL to it; what comes meanwhile waits as long."""
 
 
 class ThreadedExecution:

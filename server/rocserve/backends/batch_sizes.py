@@ -18,7 +18,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 """By tensor; the rows of a batch along the first dimension."""
 
 LARGEST_WITHOUT_CONFIGURATION = 4
-"""The largest size where the configuration does not say max_batch_size: what is completed may be more than anybody
+"""The largest size where the configuration does not say max_batch_size: a completed one may be more than anybody
 sends, and each size is compiled before the model serves."""
 
 _MOST_SIZES = 64
@@ -84,13 +84,13 @@ _RUN_ROWS = 2
 def rows_that_fit(
     run: Callable[[int], object], batches: int, memory_bytes: int, host: Host | None = None
 ) -> int | None:
-    """The rows of each of so many batches at once; None = no bound is known.
+    """The rows of each of a number of batches at once; None = no bound is known.
 
     What the second row adds is what each further one takes: the first one's run also has what every run has once. The
     engine keeps what a run has worked in.
 
     Args:
-        run: runs the model with so many rows.
+        run: runs the model with that many rows.
         memory_bytes: that this process may have; 0 = any.
     """
     run(1)

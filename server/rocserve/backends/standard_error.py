@@ -1,4 +1,4 @@
-"""What a library writes to descriptor 2 during a call: MIGraphX and ONNX Runtime tell some errors nowhere else."""
+"""What a library writes to descriptor 2 during a call: MIGraphX and ONNX Runtime report some errors nowhere else."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ STANDARD_ERROR = 2
 class StandardErrorCapture:
     """Takes what any code writes to descriptor 2 between `begin` and `end`. Safe on several threads, calls may overlap.
 
-    Where descriptor 2 is an anonymous file (whoever started this process made it, to read it), nothing is redirected:
-    the text is read there, and what is written before an abort stays in it. Anything else is exchanged for an anonymous
-    file of our own while calls are under way. The descriptor is the process's, so what other threads write meanwhile is
+    Where descriptor 2 is an anonymous file (made by the starter of this process, to read it), nothing is redirected:
+    the text is read there, and text from before an abort stays in it. Anything else is exchanged for an anonymous file
+    of our own while calls are under way. The descriptor is the process's, so what other threads write meanwhile is
     taken too, and what overlapping calls write is seen by each of them.
     """
 

@@ -1,9 +1,9 @@
 """Doorbell wakes a process that sleeps; it costs a system call only when the process does.
 
-A process looks at its links again and again, and sleeps only when nothing has come for a while. Before it sleeps it
-says so in memory that all can read who write to it, looks once more, and waits for its bell. Whoever has written to it
-reads that word, and rings where it says so. Each of the two writes before it reads, with a fence between, so that one
-of them sees the other.
+A process polls its links again and again, and sleeps only when nothing has come for a while. Before it sleeps it
+says so in memory that all its writers can read, polls once more, and waits for its bell. A writer reads that word
+afterwards, and rings where the process sleeps. Each of the two writes before it reads, with a fence between, so that
+one of them sees the other.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def sleep_word(sleeps: int) -> memoryview:
 
 
 class SocketRinger:
-    """Rings whoever sleeps on the other end of a socket, which also tells when that end is gone.
+    """Rings the thread that sleeps on the other end of a socket, which also shows when that end is gone.
 
     A socket of their own is what keeps one worker from taking away the rings of another.
     """
@@ -137,7 +137,7 @@ class SocketSleeper:
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
         """Until somebody rings or the time is over, at once when there is mail.
 
-        Returns: False: nobody is there any more to ring, as a sleep tells that begins when this is so.
+        Returns: False: the other end is gone; a sleep that begins afterwards finds it.
         """
         word = self._word
         word[0] += 1

@@ -1,12 +1,12 @@
-"""Guarded mapping is a file that another process may cut at any time; what is gone of it turns into zeros.
+"""Guarded mapping is a file that another process may cut at any time; the missing part turns into zeros.
 
-Whoever touches a page beyond the end of a mapped file, or one that its file system has no room for, gets SIGBUS, which
-ends a process. Here a handler puts zeros in the place of that page and of those behind it; who has touched it goes on,
+A thread that touches a page beyond the end of a mapped file, or one that its file system has no room for, gets SIGBUS,
+which ends a process. Here a handler puts zeros in the place of that page and of those behind it; the thread goes on,
 and asks afterwards whether that has happened. The kernel's own copies (pread, pwrite) return an error instead, and take
 three to four times as long.
 
-The handler is Python code that libffi calls, in the midst of whatever touched the page. It may run there: such memory
-is only copied to and from, by C functions that hold no lock but Python's, and those may call back into Python.
+The handler is Python code that libffi calls, in the midst of the code that touched the page. It may run there: such
+memory is only copied to and from, by C functions that hold no lock but Python's, and those may call back into Python.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _libc.sigaction.argtypes = (ctypes.c_int, ctypes.POINTER(_SignalAction), ctypes.
 
 @dataclass(slots=True, eq=False)
 class GuardedMapping:
-    """What is known of a mapping. Not frozen, for it may be torn at any time."""
+    """State of a mapping. Not frozen, for it may be torn at any time."""
 
     begin: int
     end: int

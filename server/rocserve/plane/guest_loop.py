@@ -1,6 +1,6 @@
 """GuestLoop runs asyncio's callbacks on the data plane's thread, in turns of its loop.
 
-What is written for asyncio, HTTP's connections, is served so where requests are scheduled, and no thread is woken
+Code for asyncio, HTTP's connections, runs so where requests are scheduled, and no thread is woken
 between the two. The plane's loop sleeps for both: it watches what asyncio waits to read, and calls back itself, which
 spares a turn of asyncio's loop for each request; it watches the guest's epoll for what can be written to, and its
 timers wake it for the guest's.
@@ -96,14 +96,14 @@ class GuestLoop(asyncio.SelectorEventLoop):
             self.run_forever()
 
     def _end_turn(self, timeout: float | None) -> None:
-        """It is about to run what is due, and would otherwise sleep for so many seconds."""
+        """It is about to run what is due, and would otherwise sleep for `timeout` seconds."""
         self.stop()
         if timeout is None or self._wakes_at != NEVER:
             return
         if timeout > 0:
             self._wake_at(self.time() + timeout)
         else:
-            # The next turn tells when there is more to do.
+            # The next turn finds out when there is more to do.
             self._plane.at_end_of_turn(self._turn)
 
     def _wake_at(self, when: float) -> None:
@@ -118,7 +118,7 @@ class GuestLoop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.EpollSelector):
-    """Looks, and never waits."""
+    """Polls, and never waits."""
 
     def __init__(self, on_select: Callable[[float | None], None]) -> None:
         super().__init__()

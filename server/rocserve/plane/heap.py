@@ -3,8 +3,8 @@
 A tensor is a place in a heap, (offset, bytes); it does not move, and lives until its owner frees it.
 
 Slots have powers of two for sizes. Each size class has a part of the file to itself, as long as the whole heap may
-become, so that an offset tells its size class and no mixture of sizes can use up the room of another. Parts are mapped
-when they are first used; pages that nobody touches take no memory.
+become, so that an offset determines its size class and no mixture of sizes can use up the room of another. Parts are
+mapped when they are first used; pages that nobody touches take no memory.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _SizeClass:
         self.free: list[int] = []
         self.bare: list[int] = []
         self.fewest_free = 0
-        """Since the last round of `trim`: so many at the bottom of `free` nobody has needed."""
+        """Since the last round of `trim`: the number at the bottom of `free` that nobody has needed."""
 
 
 def _class_count(shift: int) -> int:
@@ -160,7 +160,7 @@ class Heap:
         self._parts = [_UNMAPPED] * count
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
-        """The offset of memory that is the caller's until `free`, and a view to write it; what is in it is not said.
+        """The offset of memory that is the caller's until `free`, and a view to write it; its contents are not defined.
 
         Raises: HeapFull.
         """
@@ -193,12 +193,12 @@ class Heap:
         return self._parts[(offset >> self._shift) - self._first_part][start : start + nbytes]
 
     def place(self, nbytes: int) -> tuple[Slot, memoryview]:
-        """A slot of its own for so many bytes, and its memory. Raises: HeapFull."""
+        """A slot of `nbytes`, and its memory. Raises: HeapFull."""
         offset, view = self.allocate(nbytes)
         return Slot(self.free, offset), view
 
     def free(self, offset: int) -> None:
-        """What `allocate` gave is no longer used, by nobody who was told of it."""
+        """What `allocate` gave is no longer used, by any process that knew of it."""
         self._classes[(offset >> self._shift) - self._first_part].free.append(offset)
 
     def trim(self) -> bool:
@@ -299,7 +299,7 @@ class HeapReader:
         return (self._parts.get(index) or self._part(index))[start : start + nbytes]
 
     def checked(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes of a tensor whose place an owner gave who may lie. Raises: ValueError: they are not there."""
+        """The bytes of a tensor whose place an untrusted owner gave. Raises: ValueError: they are not there."""
         start = offset & self._mask
         end = start + nbytes
         if offset < 0 or nbytes < 0 or end > self._mask + 1 or offset >> self._shift >= self._count:
@@ -339,7 +339,7 @@ class HeapReader:
 
 
 def _shift_of(descriptor: int, shares: int) -> int:
-    """The file's length tells how long its parts are."""
+    """The length of its parts follows from the file's."""
     size = os.fstat(descriptor).st_size
     for shift in range(mmap.PAGESIZE.bit_length(), 62):
         if shares * _class_count(shift) << shift == size:

@@ -70,8 +70,8 @@ class RingWriter:
         return (self._size - under_way) // ENTRY_BYTES
 
     def post(self, entries: bytes) -> None:
-        """Write whole entries; the other end sees all of them at once. There has to be `room`: whoever bounds what is
-        under way need not ask."""
+        """Write whole entries; the other end sees all of them at once. There has to be `room`: a writer that bounds
+        its entries in flight need not ask."""
         size, start = len(entries), self.posted % self._size
         end = start + size
         if end <= self._size:

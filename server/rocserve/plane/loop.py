@@ -1,8 +1,8 @@
 """Loop runs the data plane: one thread that takes what has come, calls back, and sleeps when nothing comes.
 
 A turn polls the sources (gRPC's completion queue, links), reads the descriptors that have something, runs what other
-threads have handed over and the timers that are due, then whatever waits for the turn's end, and some steps of what
-takes long: a large request delays others by no more than these. After some turns without anything it sleeps, in an
+threads have handed over and the timers that are due, then callbacks that wait for the turn's end, and some steps of
+what takes long: a large request delays others by no more than these. After some turns without anything it sleeps, in an
 epoll that holds its doorbell, all descriptors, and those that the sources name.
 
 Why a thread: requests and answers must not wait behind the control plane's work on the asyncio loop, and a turn costs a
@@ -140,10 +140,10 @@ _STEPS_SECONDS = 0.001
 """After which no further step of one long piece of work is taken in a turn: 4 MiB are copied by then, and a turn
 between steps would take as long as a step."""
 _SHORTEST_SLEEP_SECONDS = 0.001
-"""For the sake of a source whose descriptor does not tell all: see `_sleep`."""
+"""For the sake of a source whose descriptor does not show all: see `_sleep`."""
 _TURNS_BETWEEN_READS = 4
 """While there is much to do elsewhere: some milliseconds, which HTTP's connections wait. What workers have to say lies
-in their links: their sockets only wake the loop, and tell when they have ended."""
+in their links: their sockets only wake the loop, and show when they have ended."""
 
 
 class Source(Protocol):
@@ -159,10 +159,10 @@ class Source(Protocol):
 
     @property
     def looks(self) -> int:
-        """So many polls in a row that found nothing mean that there is nothing."""
+        """Polls in a row that found nothing, after which there is nothing."""
 
     def poll(self) -> bool:
-        """Handle what is there, some at a time; whether there was anything."""
+        """Handle what has come, some at a time; whether there was anything."""
 
     def has_mail(self) -> bool:
         """A last look before the loop sleeps: whether something may be there."""
@@ -174,7 +174,7 @@ class PlaneLoop:
     def __init__(self, log: logging.Logger, spin: int = 0) -> None:
         """`spin`: turns without anything before it sleeps, after one that had something."""
         self.doorbell = Doorbell("rocserve:doorbell")
-        """Rung by whoever writes into a link of this process."""
+        """Rung by those who write into a link of this process."""
         self._failures = RequestFailures(log)
         self._spin = spin
         self._sources: tuple[Source, ...] = ()
@@ -367,7 +367,7 @@ class PlaneLoop:
         for source in self._sources:
             seconds = min(seconds, source.longest_sleep_seconds)
         if seconds != NEVER:
-            # For no longer than it has been quiet: what a source does not tell of waits at most twice as long.
+            # For no longer than it has been quiet: what a source does not show waits at most twice as long.
             seconds = min(seconds, max(now - self._last_came_at, _SHORTEST_SLEEP_SECONDS))
         due = self._timers.next_due
         self._timer.set(due if due < now + seconds else NEVER)

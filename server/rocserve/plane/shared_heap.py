@@ -1,6 +1,6 @@
 """Shared heap is a heap of which other processes own shares: ranges of its file that they write, each its own.
 
-So whoever reads the file finds what all of them have put there, under one descriptor. A share is its owner's until
+A reader of the file finds what all of them have put there, under one descriptor. A share is its owner's until
 nobody holds it any more, here, where it was lent: neither for its owner nor for a tensor in it.
 """
 

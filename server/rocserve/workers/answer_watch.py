@@ -1,7 +1,7 @@
 """Notices a worker that owes an answer and gives none.
 
-Nothing is asked of the worker for it, and requests do not pay for it: each check of its instances compares what is owed
-with the check before.
+The worker does nothing for it, and requests do not pay for it: each check of its instances compares what they owe with
+the check before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_SECONDS = 1.0
 _SHORTEST_POLL_SECONDS = 0.05
 """Whatever limit a model asks for, its watch takes next to nothing of the loop."""
 _CHECKS_WITHIN_LIMIT = 5
-_TOLD_AFTER_SECONDS = 10.0
+_REPORTED_AFTER_SECONDS = 10.0
 """Without an answer; sooner where the limit is so short that half of it has passed."""
 
 
@@ -50,7 +50,7 @@ class ProcessState:
 
 
 class Silence:
-    """How long one instance has owed an answer and given none, by looks at it."""
+    """How long one instance has owed an answer and given none, by the checks of it."""
 
     def __init__(self, limits: TimeLimits) -> None:
         self._limits = limits
@@ -74,7 +74,7 @@ class Silence:
         limits, seconds = self._limits, self.seconds
         if limits.request_seconds and seconds >= limits.request_seconds:
             return f"it had not answered for {limits.request_seconds:g} s (request_timeout_secs)"
-        # Requests that a model holds open may be about what comes once a day; a batch keeps its loop standing.
+        # Requests that a model holds open may be about what comes once a day; a batch keeps its loop waiting.
         if self._last is None or not limits.hang_seconds or seconds < limits.hang_seconds:
             return ""
         owed, process = self._last
@@ -83,10 +83,10 @@ class Silence:
         return f"it hung for {limits.hang_seconds:g} s (hang_timeout_secs)" if owed.batch else ""
 
     @property
-    def is_told(self) -> bool:
-        """Whether those who look at the model should know."""
-        is_standing = self._last is not None and (self._last[0].batch > 0 or self._last[1].is_stopped)
-        return is_standing and self.seconds >= min(_TOLD_AFTER_SECONDS, shortest_limit(self._limits) / 2)
+    def is_reported(self) -> bool:
+        """Whether it is to be shown beside the model."""
+        is_stuck = self._last is not None and (self._last[0].batch > 0 or self._last[1].is_stopped)
+        return is_stuck and self.seconds >= min(_REPORTED_AFTER_SECONDS, shortest_limit(self._limits) / 2)
 
 
 def shortest_limit(limits: TimeLimits) -> float:
@@ -107,34 +107,34 @@ class AnswerWatch:
     ) -> None:
         """
         Args:
-            on_silence: is told for how many seconds each instance that is worth telling of has been silent, whenever
-                that changes.
-            on_hang: is told once why the worker is to be ended.
+            on_silence: takes the seconds for which each instance that is to be reported has been silent, whenever they
+                change.
+            on_hang: takes, once, the reason for which the worker is to be ended.
         """
         self._instances = [(instance, Silence(limits)) for instance in instances]
         self._process_state = process_state
         self._on_silence = on_silence
         self._on_hang = on_hang
-        self._told: list[float] = []
+        self._reported: list[float] = []
         pause = min(_POLL_SECONDS, shortest_limit(limits) / _CHECKS_WITHIN_LIMIT)
         self._pause = max(_SHORTEST_POLL_SECONDS, pause)
         self._loop = asyncio.get_running_loop()
-        self._looked_at = self._loop.time()
+        self._checked_at = self._loop.time()
         self._timer = self._next_check()
 
     def stop(self) -> None:
         self._timer.cancel()
-        self._tell([])
+        self._report([])
 
     def _next_check(self) -> asyncio.TimerHandle:
-        # All workers are looked at in the same moments: one wake-up of the loop for all of them.
+        # All workers are checked in the same moments: one wake-up of the loop for all of them.
         return self._loop.call_at((self._loop.time() // self._pause + 1) * self._pause, self._check)
 
     def _check(self) -> None:
         now = self._loop.time()
-        # When the server itself stood, workers may have answered and nobody has read it yet.
-        passed = min(now - self._looked_at, 2 * self._pause)
-        self._looked_at = now
+        # When the server itself was stopped, workers may have answered and nobody has read it yet.
+        passed = min(now - self._checked_at, 2 * self._pause)
+        self._checked_at = now
         self._timer = self._next_check()
         owed = [instance.owed() for instance, _ in self._instances]
         is_due = any(one.batch or one.requests for one in owed)
@@ -146,11 +146,11 @@ class AnswerWatch:
                 self.stop()
                 self._on_hang(excess)
                 return
-        self._tell([silence.seconds for _, silence in self._instances if silence.is_told])
+        self._report([silence.seconds for _, silence in self._instances if silence.is_reported])
 
-    def _tell(self, seconds: list[float]) -> None:
-        if seconds != self._told:
-            self._told = seconds
+    def _report(self, seconds: list[float]) -> None:
+        if seconds != self._reported:
+            self._reported = seconds
             self._on_silence(seconds)
 
 

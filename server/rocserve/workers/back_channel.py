@@ -95,7 +95,7 @@ class BackChannel:
                     self._cancel(a)
             is_open = sleeper.sleep(None, end.back.has_mail)
         while self._calls:
-            self._tell(self._calls.popitem()[1], unavailable("the server is gone"), True)
+            self._hand_on(self._calls.popitem()[1], unavailable("the server is gone"), True)
 
     def _take_answer(
         self, layouts: KnownLayouts, number: int, flags: int, code: int, layout: int, place: int, nbytes: int
@@ -113,7 +113,7 @@ class BackChannel:
             self._end.post(return_entries([place]))
         on_answer = self._calls.pop(number, None) if final else self._calls.get(number)
         if on_answer is not None:
-            self._tell(on_answer, answer, final)
+            self._hand_on(on_answer, answer, final)
 
     def _cancel(self, number: int) -> None:
         self._left_early[number] = True
@@ -124,7 +124,7 @@ class BackChannel:
         if responder is not None:
             responder.is_cancelled = True
 
-    def _tell(self, on_answer: OnAnswer, answer: Answer | None, final: bool) -> None:
+    def _hand_on(self, on_answer: OnAnswer, answer: Answer | None, final: bool) -> None:
         try:
             on_answer(answer, final)
         except Exception:
@@ -153,7 +153,7 @@ class BatchedResponder:
                 raise RuntimeError("the final response to this request has been sent before")
             if answer is None and not final:
                 return
-            # Under the lock: nothing may overtake what is the last.
+            # Under the lock: nothing may overtake the last.
             self._writer.send(self.number, answer, final)
             self._spoken = True
             if final:

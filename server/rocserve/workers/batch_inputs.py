@@ -23,7 +23,7 @@ _REMEMBERED = 256
 
 @dataclass(slots=True, eq=False)
 class _Gathered:
-    """A batch of so many requests of one form, whose inputs are copied to the same memory each time."""
+    """A batch of a number of requests of one form, whose inputs are copied to the same memory each time."""
 
     batch: Batch
     columns: Sequence[memoryview]
@@ -71,7 +71,7 @@ class BatchGatherer:
         key = (form, len(requests))
         gathered = self._gathered.get(key)
         if gathered is None and len(requests) == 1 and form.places.end > COPIED_SOONER and not self._lent(form, 1):
-            # Small ones lie in so many places that a copy costs less than what is made for each. An output that is one
+            # Small ones lie in many places: a copy costs less than a batch for each. An output that is one
             # of them is copied before the next comes.
             return self._alone(requests[0])
         if gathered is None:
@@ -110,7 +110,7 @@ class BatchGatherer:
         return _Gathered(batch, columns)
 
     def _lent(self, form: RequestForm, count: int) -> Mapping[str, memoryview]:
-        """The engine's memory for so many requests."""
+        """The engine's memory for a number of requests."""
         return self._input_memory(form.layout.rows * count) if self._batching else {}
 
     def _mixed(self, requests: Sequence[ReceivedRequest]) -> Batch:
@@ -169,7 +169,7 @@ def separate(batch: Batch) -> list[dict[str, Tensor]]:
 
 
 def _part_end(tensor: Tensor, view: memoryview, begin: int, count: int) -> int:
-    """Where so many elements end."""
+    """Where the first `count` elements from byte `begin` on end."""
     if tensor.datatype is not DataType.BYTES:
         return begin + count * tensor.datatype.itemsize
     for _ in range(count):

@@ -35,7 +35,7 @@ class SentBatch:
 
     id: int
     entry: bytes
-    """What the worker is told."""
+    """The message to the worker."""
     sizes: tuple[int, ...]
     """Of its requests, in rows."""
     on_outcome: Callable[[BatchOutcome], None]
@@ -46,9 +46,9 @@ class SentBatch:
     view: memoryview
     """The slot."""
     large: Sequence[tuple[int, Buffer]]
-    """What is still to be copied into it, and where."""
+    """Parts that are still to be copied into it, and where."""
     posted: int = 0
-    """Where the ring of batches was behind it; 0: the worker has not been told."""
+    """Where the ring of batches was behind it; 0: it has not been posted."""
     sent_ns: int = field(default_factory=time.monotonic_ns)
 
 

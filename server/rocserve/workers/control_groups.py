@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 _CONTROLLERS = frozenset({"memory", "pids"})
 _DELEGATION_MARKS = ("trusted.delegate", "user.delegate")
-"""The attributes by which systemd tells that it leaves a cgroup to its service. The rights of the files do not tell:
+"""The attributes by which systemd marks a cgroup that it leaves to its service. The rights of the files are no mark:
 root may write all of them."""
 _PROCESSES, _KILL, _CHILDREN = "cgroup.procs", "cgroup.kill", "cgroup.subtree_control"
 _SERVER_GROUP = "server"

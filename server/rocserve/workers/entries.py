@@ -1,11 +1,11 @@
-"""What the server and a worker's instance tell each other: entries of 32 bytes, in rings and in tables of a heap.
+"""Messages between the server and a worker's instance: entries of 32 bytes, in rings and in tables of a heap.
 
 An entry is kind, flags (u8 each), count (u16), number (u32), and three numbers (u64 each) that depend on the kind.
-Tensors and texts lie in slots of the heap of whoever sends them; (place) is a slot's offset. All of a batch lies in one
-slot: a table of entries first, then what these tell of; (start) is a byte of that slot.
+Tensors and texts lie in slots of the sender's heap; (place) is a slot's offset. All of a batch lies in one
+slot: a table of entries first, then what these name; (start) is a byte of that slot.
 
 Tensors of one layout always lie as core.tensor_places has it, and behind them as many bytes of details as the entry
-says: what is said beside them. Entries that tell of tensors: REQUEST, RESULT, RESPONSE, CALL, ANSWER.
+says: what belongs to the message beside them. Entries that name tensors: REQUEST, RESULT, RESPONSE, CALL, ANSWER.
 
 From either end:
 
@@ -35,9 +35,9 @@ From the worker, beside LAYOUT and RETURN:
   were there. It is followed by RESULTS, or by FAILED.
 - RESULTS: a = place, b = entries of its table, all RESULT, c = bytes of the slot.
 - FAILED: count = a status code; a = place, b = bytes of a text: the batch as a whole has failed.
-- RESULT: number = layout; a = so many requests have such a result, one behind the other; 0 = it is that of all requests
-  together, to be cut by their rows; b = start, c = bytes of the details: as of ANSWER. flags ERROR: as of ANSWER. OPEN:
-  the a requests are answered by RESPONSE.
+- RESULT: number = layout; a = the number of requests that have such a result, one behind the other; 0 = it is that
+  of all requests together, to be cut by their rows; b = start, c = bytes of the details: as of ANSWER. flags ERROR: as
+  of ANSWER. OPEN: the a requests are answered by RESPONSE.
 - RESPONSE: number = layout; a = the request's number; b = place, c = bytes of the details, as of ANSWER, at any time.
   flags FINAL, NONE: the request ends without one more, ERROR, AGAIN: it ends here, and is to be sent again in a later
   batch.
@@ -75,18 +75,18 @@ FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32
 LONGEST_TEXT_BYTES = 1 << 20
 """Of a layout, or of details: little enough to be read between two requests."""
 REMEMBERED_LAYOUTS = 256
-"""Whoever tells of layouts refers to the last so many, and the other end keeps twice as many, for what is posted by one
-thread while another tells of more. Numbers are not used again."""
+"""A sender refers to its last ones, this many, and the other end keeps twice as many, for what one thread posts while
+another defines more. Numbers are not used again."""
 
 
 def returned_places(entries: bytes) -> Iterator[int]:
-    """Those that RETURNs tell of."""
+    """Those that RETURNs name."""
     for _, _, count, _, *places in ENTRY.iter_unpack(entries):
         yield from places[:count]
 
 
 def return_entries(places: list[int]) -> bytes:
-    """RETURN for so many places."""
+    """RETURNs for places."""
     entries = b""
     for start in range(0, len(places), 3):
         three = places[start : start + 3]

@@ -34,7 +34,7 @@ _MOST_PARTS = 2
 
 
 class WorkerGroupEvents(Protocol):
-    """What a group tells whoever runs the model; all on the asyncio loop."""
+    """Takes the events of a group; all on the asyncio loop."""
 
     def instance_opened(self, instance: Instance) -> None:
         """An instance takes batches."""
@@ -55,7 +55,7 @@ class WorkerGroupEvents(Protocol):
         """Which instances owe an answer and have given none for a while, in one line; "" = none."""
 
     def described(self, properties: Mapping[str, str]) -> None:
-        """What an engine tells of how it runs the model."""
+        """How an engine runs the model."""
 
     def measured(self, changes: MetricChanges) -> None:
         """What has become of the metrics that the model defines."""
@@ -84,7 +84,7 @@ class WorkerGroup:
             load: what all workers load, each by its plan.
             options: how they are started; a worker on a GPU is never forked, and may use its devices.
             start_call: of a backend that answers requests; runs what its models call, on the data plane's thread.
-            content: tells the files that are loaded; "" = the workers are not kept for another server.
+            content: a digest of the files that are loaded; "" = the workers are not kept for another server.
         """
         self.events = events
         self.launcher = launcher
@@ -146,7 +146,7 @@ class WorkerGroup:
 
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
         """End all workers after the batches that they have; kill those that take longer than `grace_seconds`.
-        `reason`: what those are told whose requests are then inside."""
+        `reason`: the error of the requests that are then inside."""
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
         # They know the group: this way all of it goes at once, without the garbage collector.
         self._supervisors.clear()
@@ -200,7 +200,7 @@ class WorkerGroup:
         )
 
     def _progress_line(self) -> str:
-        """The workers that are at the same thing are told of once."""
+        """Workers that do the same are named together."""
         by_text: dict[str, list[int]] = {}
         for index, text in sorted(self._progress.items()):
             if text:

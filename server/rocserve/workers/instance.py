@@ -259,7 +259,7 @@ class Instance:
             self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
 
     def _take_done(self, batch_id: int, times: tuple[int, int, int], following: tuple[int, ...] | None) -> None:
-        """A batch has ended; `following` is the entry that tells how."""
+        """A batch has ended; `following`: the next entry, its results or its error."""
         batch = self._sent.get(batch_id)
         if batch is None or not batch.posted:
             raise ValueError(f"an answer to batch {batch_id}, which it does not have")
@@ -293,13 +293,13 @@ class Instance:
     # What has been read
 
     def give_place(self, place: int) -> None:
-        """A slot of the worker's has been read. It is told of several small ones at once, for it has more."""
+        """A slot of the worker's has been read. Small ones are returned several at once, for it has more."""
         self._to_return.append(place)
         if place >= self._reader.pages_from or len(self._to_return) >= _RETURNED_TOGETHER:
             self._mail.return_later(self)
 
     def return_places(self) -> None:
-        """Tell the worker which of its slots have been read."""
+        """Return slots that have been read to the worker."""
         if self._to_return and not self._has_ended:
             try:
                 entries = min(self._returns.room, -(-len(self._to_return) // 3))
@@ -307,7 +307,7 @@ class Instance:
                 self.break_off(f"it sent what cannot be read: {error}")
                 return
             self._returns.post(return_entries(self._to_return[: 3 * entries]))
-            # Before it posts more, the worker takes what is there: the rest follows then.
+            # Before it posts more, the worker takes these: the rest follows then.
             del self._to_return[: 3 * entries]
 
     # Its watch; from any thread
@@ -344,7 +344,7 @@ class Instance:
         return listening
 
     def stop_taking(self) -> None:
-        """Refuse new batches; those in hand go on. From any thread."""
+        """Refuse new batches; those in flight go on. From any thread."""
         self.closed = True
 
     def end(self, error: ServeError) -> None:

@@ -1,4 +1,4 @@
-"""Mail of instances: a source of the data plane's loop that looks at those which have something to answer."""
+"""Mail of instances: a source of the data plane's loop that polls those which have something to answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _POLLS_BETWEEN_OTHERS = 32
-"""Looking at those that seldom speak then costs a turn little where there are hundreds, and none waits long
+"""Polling those that seldom speak then costs a turn little where there are hundreds, and none waits long
 while the loop is awake."""
 
 
@@ -43,7 +43,7 @@ class InstanceMail:
         self._others[instance] = instance.inbox
 
     def return_later(self, instance: Instance) -> None:
-        """At the end of this round it is to be told what has been read."""
+        """At the end of this round it is to have its slots back that have been read."""
         self._returning[instance] = None
 
     def forget(self, instance: Instance) -> None:
@@ -56,7 +56,7 @@ class InstanceMail:
         busy = False
         self._polls += 1
         if self._others and not self._polls % _POLLS_BETWEEN_OTHERS:
-            self._look_at_others()
+            self._check_others()
         answered: list[Instance] = []
         for instance, inbox in self.expected.items():
             if inbox.other_words[inbox.posted_at] != inbox.taken:
@@ -75,14 +75,14 @@ class InstanceMail:
     def has_mail(self) -> bool:
         """See Source."""
         if self._others:
-            self._look_at_others()
+            self._check_others()
         # Written out: it runs before each sleep.
         for inbox in self.expected.values():  # noqa: SIM110
             if inbox.has_mail():
                 return True
         return False
 
-    def _look_at_others(self) -> None:
+    def _check_others(self) -> None:
         for instance in [instance for instance, inbox in self._others.items() if inbox.has_mail()]:
             self.expected[instance] = instance.inbox
 

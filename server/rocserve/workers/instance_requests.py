@@ -58,7 +58,7 @@ class InstanceRequests:
     def __init__(
         self, instance: Instance, start_call: CallStarter, writer: RingWriter, ring: Callable[[], None]
     ) -> None:
-        """`start_call`: runs what the model calls. `writer`: by it the worker is told; `ring` wakes who reads that."""
+        """`start_call`: runs what the model calls. `writer`: of the ring to the worker; `ring` wakes its reader."""
         self._instance = instance
         self._start_call = start_call
         self._writer = writer
@@ -73,7 +73,7 @@ class InstanceRequests:
         self._layouts = SentLayouts()
         """Of the answers to calls."""
         self._unread: dict[int, Slot] = {}
-        """What was told of these, and of their layouts, and the worker has not read yet."""
+        """By place, what the worker has not read yet: answers and layouts."""
         self._waiting: deque[bytes] = deque()
         """Messages that found no room."""
         self._waiting_since = 0.0
@@ -108,7 +108,7 @@ class InstanceRequests:
                 self.traces.pop(number, None)
 
     def cancel(self, number: int) -> None:
-        """Tell the model that nobody waits for a request any more."""
+        """Let the model know that nobody waits for a request any more."""
         if number in self._open:
             self._send(ENTRY.pack(CANCELLED, 0, 0, 0, number, 0, 0))
 
@@ -125,7 +125,7 @@ class InstanceRequests:
         if isinstance(answer, ModelResponse):
             try:
                 details = parameters_text(answer.parameters)
-                layout, pieces, nbytes = self._layouts.message(answer.outputs, details, self._tell_layout)
+                layout, pieces, nbytes = self._layouts.message(answer.outputs, details, self._send_layout)
                 self._send(ENTRY.pack(ANSWER, flags, 0, number, layout, self._put(pieces, nbytes), len(details)))
                 return
             except ServeError as error:
@@ -141,7 +141,7 @@ class InstanceRequests:
         self._unread[slot.offset] = slot
         return slot.offset
 
-    def _tell_layout(self, number: int, text: bytes) -> None:
+    def _send_layout(self, number: int, text: bytes) -> None:
         self._send(ENTRY.pack(LAYOUT, 0, 0, number, self._put((text,), len(text)), len(text), 0))
 
     def _send(self, entry: bytes) -> None:
@@ -202,7 +202,7 @@ class InstanceRequests:
             self._instance.guarded(on_answer, answer, final)
 
     def _tensors(self, layout: int, place: int, details: int) -> tuple[tuple[Tensor, ...], bytes]:
-        """Views of tensors in a slot, and what is said beside them. Raises: ValueError."""
+        """Views of tensors in a slot, and the details behind them. Raises: ValueError."""
         heads, contents, text = self._instance.results.layouts.read(layout, place, details)
         return tuple([Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]), text
 
@@ -248,7 +248,7 @@ class InstanceRequests:
 
 
 class OpenCall:
-    """A call that a model has made, for whoever serves it."""
+    """A call that a model has made, as its server sees it."""
 
     def __init__(self, requests: InstanceRequests, number: int, slot: Slot) -> None:
         """`slot`: what the call's tensors lie in."""

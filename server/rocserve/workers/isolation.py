@@ -24,7 +24,7 @@ _UNPRIVILEGED = "nobody"
 """Who workers run as where nothing is said and the server is root."""
 _ROOT = 0
 _LARGEST_ID = (1 << 32) - 2
-"""Of a user or a group: the next number tells the kernel to leave it as it is (setresuid(2))."""
+"""Of a user or a group: the next number has the kernel leave it as it is (setresuid(2))."""
 _GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 _MOST_OPEN_FILES = 65_536
 """Of a worker: far more than engines and loaders of data need, far less than the kernel has."""
@@ -189,14 +189,14 @@ def choose(
     Args:
         readable: files, and folders with all that is in them, which the worker reads.
         writable: folders, to be made where they are not there, and devices.
-        program: further files and folders that it reads, without what is in these.
+        program: further files and folders that it reads, without their contents.
 
     Raises:
         PermissionError: none of them may.
     """
     if not confinement.candidates:
         return None, ""
-    # Looked for as root, who sees what is there.
+    # Found as root, who sees all files.
     needs = [_need(path, os.R_OK) for path in map(Path, program) if path.exists()]
     for path in map(Path, readable):
         needs += [_need(entry, os.R_OK) for entry in _tree(path)]
@@ -236,7 +236,7 @@ def _existing(path: Path) -> Path:
 
 
 def _need(path: Path, mode: int) -> tuple[Path, int]:
-    """What is to be allowed; a folder that may be read and not entered is as good as none."""
+    """Rights that are needed; a folder that may be read and not entered is as good as none."""
     return path, mode | os.X_OK if path.is_dir() else mode
 
 

@@ -68,7 +68,7 @@ class WorkerLauncher:
 
         `settings`: None = workers run as this process' own user. `groups`: None = this process may make no cgroups.
         `parent_pipe`: all end when this pipe breaks; None = with this process. `zygote`: of the server before, with the
-        workers that it has kept. `on_zygote`: told of each that is started.
+        workers that it has kept. `on_zygote`: takes each that is started.
 
         Raises:
             ValueError: the user that the settings name cannot be had.
@@ -78,7 +78,7 @@ class WorkerLauncher:
         self._candidates = candidates(self.settings)
         self._groups = groups
         self._watch = ResourceWatch()
-        self._told_of_user: set[str] = set()
+        self._warned_of_user: set[str] = set()
         """The models whose workers do not run as the user that is meant for them."""
         self._parent_pipe_writer: int | None = None
         if parent_pipe is None:
@@ -113,7 +113,7 @@ class WorkerLauncher:
     def start(self) -> None:
         """Start the zygote, unless there is one. It imports the modules on its own; a launch meanwhile waits for it."""
         if self._link.has_zygote:
-            self._link.tell(NewServer())
+            self._link.send(NewServer())
         else:
             self._link.start()
 
@@ -221,7 +221,7 @@ class WorkerLauncher:
     def keep(self, worker: WorkerProcess, key: str) -> None:
         """Have a worker that serves held for the server that may come after this one."""
         # What the zygote does not hear of is loaded anew then.
-        self._link.tell(Keep(worker.pid, key))
+        self._link.send(Keep(worker.pid, key))
 
     def end_kept(self) -> None:
         """Workers of the server before that have not been taken over by now are ended: their models are gone, or
@@ -229,7 +229,7 @@ class WorkerLauncher:
         if not self._may_take_over:
             return
         self._may_take_over = False
-        self._link.tell(EndLeft())
+        self._link.send(EndLeft())
         for group in self._groups.left() if self._groups is not None else ():
             if str(group.folder) not in self._taken_groups:
                 self._watch.add_grouped(group, None)
@@ -255,18 +255,18 @@ class WorkerLauncher:
 
     def _warn_of_user(self, model_name: str, problem: str) -> None:
         """Once with what to do, and then a line for each further model. `problem`: "root: user 'nobody' cannot ..."."""
-        if model_name in self._told_of_user:
+        if model_name in self._warned_of_user:
             return
         text = f"the workers of model '{model_name}' run as {problem}"
-        if self._told_of_user:
+        if self._warned_of_user:
             self._log.info("%s", text)
         else:
             self._log.warning(
                 "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root without this"
-                " warning by --worker-user=root; each further model is told of as information",
+                " warning by --worker-user=root; each further model is reported as information",
                 text,
             )
-        self._told_of_user.add(model_name)
+        self._warned_of_user.add(model_name)
 
     def _zygote_gone(self) -> None:
         # Workers that it has held have noticed, and end.

@@ -1,4 +1,4 @@
-"""Layouts of tensors on their way between the server and a worker: each is told once, and a number from then on."""
+"""Layouts of tensors on their way between the server and a worker: each is sent once, and is a number from then on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rocserve.workers.entries import LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
 
 _PARAMETERS: Any = Parameters
 
-Tell = Callable[[int, bytes], None]
-"""Tells the other end of a layout, by its number and its text."""
+Define = Callable[[int, bytes], None]
+"""Sends the other end a layout, by its number and its text."""
 
 
 class Layout:
@@ -33,7 +33,7 @@ class Layout:
         self.places = TensorPlaces(heads)
         self.text = checked(to_json(heads))
         self.number = -REMEMBERED_LAYOUTS
-        """The one that it was told by last."""
+        """The last that it was sent by."""
 
 
 class SentLayouts:
@@ -41,7 +41,7 @@ class SentLayouts:
 
     def __init__(self) -> None:
         self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(REMEMBERED_LAYOUTS)
-        self._told = 0
+        self._defined = 0
         # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
         self._lock = threading.RLock()
 
@@ -53,17 +53,17 @@ class SentLayouts:
             layout = self._layouts.keep(key, Layout(tuple([TensorHead(*each) for each in key])))
         return layout
 
-    def number(self, layout: Layout, tell: Tell) -> int:
-        """The number by which the other end knows a layout; it is told of one that it does not know, or no more."""
-        if layout.number <= self._told - REMEMBERED_LAYOUTS:
+    def number(self, layout: Layout, define: Define) -> int:
+        """The number by which the other end knows a layout; one that it does not know, or no more, is sent."""
+        if layout.number <= self._defined - REMEMBERED_LAYOUTS:
             with self._lock:
-                self._told += 1
-                number = self._told
-                tell(number, layout.text)
+                self._defined += 1
+                number = self._defined
+                define(number, layout.text)
                 layout.number = number
         return layout.number
 
-    def message(self, tensors: Sequence[Tensor], details: bytes, tell: Tell) -> tuple[int, Sequence[Buffer], int]:
+    def message(self, tensors: Sequence[Tensor], details: bytes, define: Define) -> tuple[int, Sequence[Buffer], int]:
         """The number of the tensors' layout, what lies in a slot for them and the details, and how many bytes that is.
 
         Raises:
@@ -72,13 +72,13 @@ class SentLayouts:
         checked(details)
         layout = self.of(tensors)
         pieces, nbytes = layout.places.pieces([each.data for each in tensors], "tensor")
-        return self.number(layout, tell), [*pieces, details], nbytes + len(details)
+        return self.number(layout, define), [*pieces, details], nbytes + len(details)
 
 
 class KnownLayouts:
-    """The layouts that the other end has told of, and the tensors that it sends by them. Bounded memory.
+    """The layouts that the other end has defined, and the tensors that it sends by them. Bounded memory.
 
-    All that raises ValueError does so because the other end told what does not make sense.
+    All that raises ValueError does so because what the other end sent does not make sense.
     """
 
     def __init__(self, heap: HeapReader) -> None:
@@ -95,7 +95,7 @@ class KnownLayouts:
         """Raises: ValueError."""
         places = self._places.get(number)
         if places is None:
-            raise ValueError(f"tensors of layout {number}, which it has not told")
+            raise ValueError(f"tensors of layout {number}, which it has not defined")
         return places
 
     def text(self, place: int, nbytes: int) -> bytes:
@@ -124,7 +124,7 @@ def _read_layout(text: bytes) -> TensorPlaces:
 
 
 def bounds_of(places: TensorPlaces, table: memoryview) -> tuple[Bounds, int]:
-    """As TensorPlaces.of, where whoever told of the tensors may lie. Raises: ValueError."""
+    """As TensorPlaces.of, of a sender that may lie. Raises: ValueError."""
     if places.sizes is not None:
         return places.bounds, places.end
     if len(table) < places.table_bytes:

@@ -87,7 +87,7 @@ def run(title: str, parent_pipe: int, reception: int) -> int:
 
 
 class Worker:
-    """Takes what is said over the reception."""
+    """Takes the messages of its reception."""
 
     def __init__(self, reception: socket.socket, log: logging.Logger) -> None:
         self._reception = reception
@@ -197,7 +197,7 @@ class Session:
         return TensorService(load, self._instances, reports.report, self._log)
 
     def close(self) -> None:
-        """Let go of the model, and tell the server so."""
+        """Let go of the model, and close the sockets, by which the server knows."""
         try:
             if self._service is not None:
                 self._service.close()
@@ -215,7 +215,7 @@ class Session:
         return True
 
     def _wait_for_server(self, service: ModelService, loaded: Loaded) -> None:
-        """Have what a new server shares with its workers, and tell it what was told to the one before.
+        """Take what a new server shares with its workers, and report to it as to the one before.
 
         Raises: EOFError, OSError.
         """
@@ -271,12 +271,12 @@ class ControlSocket:
         """The newest Progress that found no room; older ones are of no interest any more."""
 
     def send(self, message: ControlMessage) -> None:
-        """Wait until it is on its way, behind all that was told before. Raises: OSError: the server is gone."""
+        """Wait until it is on its way, behind all that was sent before. Raises: OSError: the server is gone."""
         with self._lock:
             self._connection.sendall(self._rest + self._waiting + encode_frame(message))
             self._rest = self._waiting = b""
 
-    def tell(self, progress: Progress) -> None:
+    def send_later(self, progress: Progress) -> None:
         """Never waits for the server: what there is no room for goes with the next message, unless that is a newer
         Progress. Without a server it is for nobody."""
         frame = encode_frame(progress)
@@ -342,12 +342,12 @@ class Reports:
         progress = Progress(line, dict(self.describe()))
         if progress != self._last:
             self._last = progress
-            self._control.tell(progress)
+            self._control.send_later(progress)
 
     def repeat(self) -> None:
         """For a server that has not heard it."""
         if self._last is not None:
-            self._control.tell(self._last)
+            self._control.send_later(self._last)
 
 
 def _file_fault(error: BaseException, model_folder: str) -> ServeError | None:
@@ -410,7 +410,7 @@ def _open_log() -> None:
     """Lines with levels, by which the server's log sorts them.
 
     The server's own lines go by a stream, a handler and a level of their own: models close the standard streams and
-    configure logging for themselves. There, too, Python tells the line of a crash (a signal such as SIGSEGV).
+    configure logging for themselves. There, too, Python writes the line of a crash (a signal such as SIGSEGV).
     """
     stream = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     faulthandler.enable(stream, all_threads=False)

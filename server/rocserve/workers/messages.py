@@ -28,9 +28,9 @@ ALONE, SHARED = b"1", b"+"
 """What a server says over a worker's reception, with the sockets of a session: a control socket, and one for each
 instance. The process has one session alone, or those of other models beside it."""
 MOST_SOCKETS = 253
-"""Of a session: Linux lets so many descriptors pass in one message."""
+"""Of a session: Linux passes no more descriptors in one message."""
 LONGEST_TEXT = 8192
-"""Characters of one text in a message: an error, or what is wrong with what came."""
+"""Characters of one text in a message: an error, or a fault of what came."""
 FRAME_LENGTH = struct.Struct("<I")
 LONGEST_FRAME = 4 * 1024 * 1024
 """Bytes of what a worker says: room for some ten thousand tensors' names, and little enough to be parsed between two
@@ -72,12 +72,12 @@ class Load:
     config: ModelConfig
     plan: WorkerPlan = field(default_factory=lambda: WorkerPlan(InstanceKind.CPU, None, 1))
     answers_requests: bool = False
-    """The engine is of the kind that `backends/request_model.py` tells of; what follows is for it."""
+    """The engine is of the kind of `backends/request_model.py`; the fields that follow are for it."""
     config_json: str = ""
     """The configuration as it is before plane, as Triton writes it in JSON."""
     settings: EngineSettings = field(default_factory=EngineSettings)
     verbose: bool = False
-    """Whether the server's log takes what is only for the curious."""
+    """Whether the server's log takes details."""
     memory_bytes: int = 0
     """That the worker may have; 0 = no bound."""
     shares_process: bool = False
@@ -89,7 +89,7 @@ class Loaded:
     signature: Signature
     load_ns: int
     properties: Mapping[str, str] = field(default_factory=dict)
-    """What the engine tells of how it runs the model, for its metadata."""
+    """How the engine runs the model, for its metadata."""
     batches_at_once: int = 1
     """That an instance may have in its engine."""
 
@@ -128,7 +128,7 @@ class WarmedUp:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """End, after the batches in hand."""
+    """End, after the batches in flight."""
 
 
 @dataclass(frozen=True, slots=True)

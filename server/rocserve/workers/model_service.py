@@ -1,4 +1,4 @@
-"""What a worker does with its model, once it is told to load it."""
+"""Services of a worker: what it does with a model, from the load on."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ModelService(ABC):
 
     @abstractmethod
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
-        """Say `ready` once batches are taken, and take them until `wait_for_end` returns; then end those in hand, or,
+        """Say `ready` once batches are taken, and take them until `wait_for_end` returns; then end those in flight, or,
         where it returns False, drop them. Returns what it returned."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class ModelService(ABC):
 
 
 def serve_error(error: BaseException, log: logging.Logger) -> ServeError:
-    """What is told of a batch that failed. SystemExit is such an error as well: a model that calls sys.exit() fails its
+    """The error of a batch that failed. SystemExit is such an error as well: a model that calls sys.exit() fails its
     batch, it does not take the worker along."""
     if isinstance(error, ServeError):
         return error
@@ -106,7 +106,7 @@ def serve_error(error: BaseException, log: logging.Logger) -> ServeError:
 
 
 def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:
-    """What an engine is told of the model that it is to load."""
+    """The model that an engine is to load, as it is described to the engine."""
     return ModelSource(
         name=load.model_name,
         version=load.version,
@@ -193,7 +193,7 @@ class TensorExecutor:
     def run(self) -> None:
         """Until the server closes the connection, or `stop`. Raises: ServerGone."""
         try:
-            # What is done when it has been started is answered before the next is asked for.
+            # A batch that is done when it has been started is answered before the next is asked for.
             work_on = self._work_on if len(self._free) > 1 else None
             for batch in self._end.batches(work_on):
                 if batch.is_grouped:
@@ -207,7 +207,7 @@ class TensorExecutor:
                 while not self._free:
                     self._finish_first()
         finally:
-            # What is in memory is the engine's until then.
+            # The memory is the engine's until then.
             for lane in self._running:
                 lane.drop()
 
@@ -364,7 +364,7 @@ class RequestService(ModelService):
         control.start()
         ready()
         self._run_instance(self._run_batches)
-        # Where the server is gone, the connection may have told of it first.
+        # Where the server is gone, the connection may have closed first.
         control.join()
         return is_wanted
 
@@ -448,8 +448,7 @@ class RequestService(ModelService):
             if len(answers) != len(requests):
                 raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} requests")
         except BaseException as error:
-            told = serve_error(error, self._log)
-            return [told] * len(requests)
+            return [serve_error(error, self._log)] * len(requests)
         finally:
             end_requests(token)
         return answers

@@ -1,4 +1,4 @@
-"""The server's side of a worker process: its end, and why. Its sessions, one for each model version in it: what is said
+"""The server's side of a worker process: its end, and why. Its sessions, one for each model version in it: messages
 on their control sockets, and their instances."""
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class WorkerProcess:
 
     @property
     def title(self) -> str:
-        """What it is called in what others are told."""
+        """Its name in errors and in the log."""
         return f"shared worker '{self.group_name}'" if self.group_name else "worker"
 
     @property
@@ -82,7 +82,7 @@ class WorkerProcess:
 
     @property
     def fate(self) -> str:
-        """Its end, as it is told to others."""
+        """Its end, for errors and the log."""
         return f"was killed: {self._fault}" if self._fault else f"ended unexpectedly ({self.reason})"
 
     @property
@@ -127,7 +127,7 @@ class WorkerProcess:
         self._status_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def zygote_gone(self) -> None:
-        """Nobody will tell of its end any more, nor end what it leaves behind: watch for it."""
+        """Nobody will report its end any more, nor end what it leaves behind: watch for it."""
         if self._exited.is_set():
             return
         if self._pidfd is None:
@@ -163,7 +163,7 @@ class WorkerProcess:
             session.end()
 
     def _end_group(self, group: ControlGroup) -> None:
-        """Tell what the kernel has ended it for, and end what it leaves behind."""
+        """Note what the kernel has ended it for, and end what it leaves behind."""
         if not self._fault and (excess := group.excess()):
             self._fault = self._broken = excess
         elif not self._fault and group.was_refused_tasks():
@@ -172,7 +172,7 @@ class WorkerProcess:
 
 
 def kill(pid: int, pidfd: int | None) -> None:
-    """Kills a worker that the zygote has not yet told the end of; by its pidfd where there is one."""
+    """Kills a worker whose end the zygote has not yet reported; by its pidfd where there is one."""
     with contextlib.suppress(ProcessLookupError):
         if pidfd is not None:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -211,7 +211,7 @@ class WorkerSession:
             raise internal(f"a worker can have {MOST_SOCKETS - 1} instances, not {len(instances)}")
         self._control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         peers = [peer, *(instance.take_peer() for instance in instances)]
-        # A process that has ended takes nothing; its control socket tells.
+        # A process that has ended takes nothing; its control socket is closed then.
         with contextlib.suppress(OSError):
             files = [each.fileno() for each in peers]
             send_with_descriptors(
@@ -231,7 +231,7 @@ class WorkerSession:
         self._reply: asyncio.Future[ControlMessage] | None = None
         """Of the message that is under way."""
         self._verbosity: Verbosity | None = None
-        """What it has not been told yet."""
+        """What is still to be sent."""
         self._is_unloading = False
         self._pause: asyncio.TimerHandle | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -245,9 +245,9 @@ class WorkerSession:
     def set_verbose(self, verbose: bool) -> None:
         """Have it write details to the log, or none, from now on. While it loads, once it has loaded."""
         self._verbosity = Verbosity(verbose)
-        self._tell_verbosity()
+        self._send_verbosity()
 
-    def _tell_verbosity(self) -> None:
+    def _send_verbosity(self) -> None:
         message = self._verbosity
         if message is None or self._reply is not None or self._ended.is_set():
             return
@@ -257,7 +257,7 @@ class WorkerSession:
             self._control.send(encode_frame(message), socket.MSG_DONTWAIT)
 
     async def load(self, message: Load, on_progress: Callable[[Progress | MetricChanges], None]) -> Loaded:
-        """`on_progress` is called with all that the engine and the model tell, now and as long as the session lives.
+        """`on_progress` is called with all that the engine and the model report, now and as long as the session lives.
 
         Raises:
             ServeError: the reason why it cannot be loaded, in the engine's words.
@@ -314,7 +314,7 @@ class WorkerSession:
             reply.cancel()
             ended.cancel()
             self._reply = None
-            self._tell_verbosity()
+            self._send_verbosity()
             self._close_control()
 
     async def _send(self, message: ControlMessage) -> None:
@@ -378,7 +378,7 @@ class WorkerSession:
 
     def kill(self) -> None:
         """End it at once. A process that others share goes on, and lets go of the model when it is done with the batch
-        in hand."""
+        in flight."""
         if self.process.group_name:
             self.end()
         if self.process.sessions in ([], [self]):

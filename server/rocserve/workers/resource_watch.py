@@ -1,7 +1,7 @@
-"""Keeps workers within their memory and their number of tasks: looks at the processes of each, and ends a worker that
+"""Keeps workers within their memory and their number of tasks: checks the processes of each, and ends a worker that
 has more, with all that it has started.
 
-The kernel does this by itself only for a cgroup, which few servers may make (control_groups.py); there a look is only
+The kernel does this by itself only for a cgroup, which few servers may make (control_groups.py); there a check is only
 for what it has refused. Its limits of a process (RLIMIT_AS) count what engines reserve, and those of a user
 (RLIMIT_NPROC) what other models have.
 """
@@ -31,7 +31,7 @@ _LONGEST_STAT = 1024
 """Bytes of /proc/PID/stat: some fifty numbers."""
 _KIB = 1024
 _COUNTED_MEMORY = ("RssAnon:", "RssShmem:", "VmSwap:")
-"""Of /proc/PID/status: what is not merely a copy of a file."""
+"""Of /proc/PID/status: memory that is not merely a copy of a file."""
 _COUNTED_SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 """The same of /proc/PID/smaps_rollup."""
 
@@ -44,7 +44,7 @@ class Process:
     tasks: int
     """Processes and threads: one for each of its threads."""
     started: int
-    """With the number, it tells a process from a later one of the same number."""
+    """With the number, it distinguishes a process from a later one of the same number."""
     is_zombie: bool
 
 
@@ -54,7 +54,7 @@ class _Watched:
     memory_bytes: int
     tasks: int
     known: set[tuple[int, int]] = field(default_factory=set)
-    """Its processes at the last look, by number and start: they stay its own when their parents end."""
+    """Its processes at the last check, by number and start: they stay its own when their parents end."""
     is_over: bool = False
 
 
@@ -83,7 +83,7 @@ class ResourceWatch:
             self._check_later()
 
     def add_grouped(self, group: ControlGroup, worker: WorkerProcess | None) -> None:
-        """Watch a worker in a cgroup of its own until it ends, and remove that; None = end what is in it now."""
+        """Watch a worker in a cgroup of its own until it ends, and remove that; None = end its processes now."""
         self._grouped.append(_Grouped(group, worker))
         self._check_later()
 
@@ -93,7 +93,7 @@ class ResourceWatch:
         for grouped in self._grouped:
             grouped.worker = None
         for _ in range(_LAST_CHECKS):
-            self._look_at_groups()
+            self._check_groups()
             if not self._grouped:
                 break
             await asyncio.sleep(_POLL_SECONDS)
@@ -107,20 +107,20 @@ class ResourceWatch:
     def _check(self) -> None:
         began = time.monotonic()
         self._timer = None
-        self._look_at_groups()
+        self._check_groups()
         if self._watched:
-            # A server without a free descriptor cannot look; it may have one again the next time.
+            # A server without a free descriptor cannot check; it may have one again the next time.
             with suppress(OSError):
                 processes = read_processes()
                 self._watched = [watched for watched in self._watched if self._goes_on(watched, processes)]
         if self._watched or self._grouped:
             self._check_later((time.monotonic() - began) * _WAIT_PER_CHECK)
 
-    def _look_at_groups(self) -> None:
+    def _check_groups(self) -> None:
         self._grouped = [grouped for grouped in self._grouped if _group_goes_on(grouped)]
 
     def _goes_on(self, watched: _Watched, processes: Sequence[Process]) -> bool:
-        """Whether a worker is to be looked at again."""
+        """Whether a worker is to be checked again."""
         worker = watched.worker
         if worker.has_ended and not watched.is_over:
             return False
@@ -150,10 +150,11 @@ def _group_goes_on(grouped: _Grouped) -> bool:
 
 
 def _stop(watched: _Watched) -> None:
-    """Stops a worker and all that it has started, until a look finds nobody new: what is forked between the look and
-    the kill has a session of its own perhaps, no parent any more, and could not be told from other processes.
+    """Stops a worker and all that it has started, until a check finds no new process: a fork between the check and the
+    kill has a session of its own perhaps, no parent any more, and could not be distinguished from other processes.
 
-    The worker's group is stopped as one, which no fork escapes: what lives on in ever new processes is ahead of a look.
+    The worker's group is stopped as one, which no fork escapes: one that lives on in ever new processes is ahead of
+    a check.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(watched.worker.pid, signal.SIGSTOP)

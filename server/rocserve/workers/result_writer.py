@@ -69,7 +69,7 @@ class ResponseWriter:
                 return
         pieces, nbytes = layout.places.pieces(data, "output")
         result = OutgoingResult(
-            0, 0, self._end.layouts.number(layout, self._end.tell_layout), 0, nbytes, [*pieces], layout=layout
+            0, 0, self._end.layouts.number(layout, self._end.send_layout), 0, nbytes, [*pieces], layout=layout
         )
         if parameters:
             details = checked(parameters_text(parameters))
@@ -194,7 +194,7 @@ class ResultWriter:
                 return
         if self._last.get(batch.request_sizes) is not plan:
             self._last.keep(batch.request_sizes, plan)
-        number = self._end.layouts.number(layout, self._end.tell_layout)
+        number = self._end.layouts.number(layout, self._end.send_layout)
         requests = 1 if len(batch.request_sizes) == 1 else 0
         results.append(OutgoingResult(0, 0, number, 0, layout.places.end, contents, requests, layout, place))
 
@@ -265,7 +265,7 @@ def _octets(array: Array | Tensor) -> Buffer:
 
 
 def _ends(tensor: Tensor, counts: Sequence[int]) -> list[int]:
-    """Where the first so many elements of an output end, for each of these counts. Raises: ServeError: INTERNAL."""
+    """Where the first elements of an output end, for each of these counts. Raises: ServeError: INTERNAL."""
     nbytes = memoryview(tensor.data).nbytes
     if tensor.datatype is not DataType.BYTES:
         expected = tensor.element_count * tensor.datatype.itemsize

@@ -74,7 +74,7 @@ class BatchOutcome:
         return heads, list(map(self._view[start:].__getitem__, slices))
 
     def add_open(self, count: int) -> None:
-        """So many requests that are open."""
+        """Requests that are open."""
         self.open.update(range(len(self.parts), len(self.parts) + count))
         self.parts += [(0, _NO_PART)] * count
 
@@ -84,7 +84,7 @@ class BatchOutcome:
 
 
 class ResultReader:
-    """Reads the results of one instance. All that raises ValueError does so because the worker told what does not make
+    """Reads the results of one instance. All that raises ValueError does so because what the worker sent does not make
     sense."""
 
     def __init__(self, heap: HeapReader) -> None:
@@ -104,7 +104,7 @@ class ResultReader:
         """The results of a batch.
 
         Args:
-            place: of their slot of so many bytes, at whose beginning is a table of so many entries.
+            place: of their slot of `nbytes`, which begins with a table of `entries` entries.
             times: see BatchOutcome.
             sizes: of the batch's requests, in rows.
             may_open: the model sees each request for itself, so that it may keep one open.
@@ -170,7 +170,7 @@ def _cut(heads: tuple[TensorHead, ...], bounds: Bounds, sizes: tuple[int, ...]) 
         row = math.prod(head.shape[1:]) * head.datatype.itemsize
         for of_request, (first, last) in zip(places, pairwise(accumulate(sizes, initial=0)), strict=True):
             of_request.append(slice(begin + first * row, begin + last * row))
-    # Requests with as many rows share what tells of their parts.
+    # Requests with as many rows share the heads of their parts.
     by_size = {size: tuple([head._replace(shape=(size, *head.shape[1:])) for head in heads]) for size in {*sizes}}
     return [(by_size[size], of_request) for size, of_request in zip(sizes, places, strict=True)]
 

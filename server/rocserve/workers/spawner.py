@@ -1,4 +1,4 @@
-"""The zygote's loop: takes requests for workers, starts them and tells of their ends."""
+"""The zygote's loop: takes requests for workers, starts them and reports their ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LONGEST_MESSAGE = 1024 * 1024
 
 @dataclass(slots=True)
 class _Held:
-    """What is held of a worker for the server that may come after this one."""
+    """A worker's pipes, held for the server that may come after this one."""
 
     output: int
     reception: int
@@ -167,7 +167,7 @@ class Spawner:
             os._exit(status)
 
     def _leave(self, held: _Held) -> None:
-        """In a new child: let go of what is the zygote's, and above all of what is other workers'.
+        """In a new child: let go of all that is the zygote's, and above all other workers'.
 
         It leads a process group of its own, to which the processes belong that a model starts: they end with it.
         """

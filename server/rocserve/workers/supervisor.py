@@ -72,7 +72,7 @@ class LoadLimit:
                 self._pause()
                 self._timeout = None
 
-    def told(self, doing: str) -> None:
+    def note(self, doing: str) -> None:
         """The engine says what it is at; "" = nothing that takes long."""
         self._pause()
         self._compiles = bool(doing)
@@ -94,7 +94,7 @@ class WorkerSupervisor:
     """One worker: started, watched and restarted until it is stopped."""
 
     def __init__(self, group: WorkerGroup, index: int, plan: WorkerPlan, load: Load, options: LaunchOptions) -> None:
-        """`group`: is told of all that happens to this worker of it, the one with this index."""
+        """`group`: takes all that happens to this worker of it, the one with this index."""
         self._group = group
         self._index = index
         self._load = dataclasses.replace(load, plan=plan, model_file=plan.model_file or load.model_file)
@@ -175,7 +175,7 @@ class WorkerSupervisor:
         if isinstance(progress, MetricChanges):
             self._events.measured(progress)
             return
-        self._load_limit.told(progress.text)
+        self._load_limit.note(progress.text)
         self._group.worker_progress(self._index, progress.text)
         if progress.properties:
             self._events.described(progress.properties)
@@ -324,9 +324,9 @@ class WorkerSupervisor:
 
     def _instance_broken(self, instance: Instance, reason: str) -> None:
         """On the data plane's thread."""
-        self._loop.call_soon_threadsafe(self._tell_broken, instance, reason)
+        self._loop.call_soon_threadsafe(self._report_broken, instance, reason)
 
-    def _tell_broken(self, instance: Instance, reason: str) -> None:
+    def _report_broken(self, instance: Instance, reason: str) -> None:
         worker = self._worker
         if worker is not None and instance in worker.instances:
             worker.instance_broken(reason)

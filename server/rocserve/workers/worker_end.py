@@ -48,7 +48,7 @@ _MOST_DESCRIPTORS = 6
 _MOST_UNREAD_BYTES = 256 << 20
 """That the server may have to read before a worker waits for it."""
 _RETURNED_AT_ONCE = 16 << 10
-"""Bytes that the server has to read before a worker looks whether it has: some 80 small results, whose slots are taken
+"""Bytes that the server has to read before a worker checks whether it has: some 80 small results, whose slots are taken
 back together."""
 _WAIT_SECONDS = 0.001
 """Between two looks whether the server has read something."""
@@ -145,7 +145,7 @@ class WorkerEnd:
         # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
         self._lock = threading.RLock()
         self._is_wanted = True
-        """What is under way; False = the server is gone."""
+        """Batches are still wanted; False = the server is gone."""
         (looks,) = ATTACH.unpack(data)
         self._looks = looks if is_alone else 0
         self._work, self._returns, self._results = link.readers[WORK], link.readers[RETURNS], link.writers[0]
@@ -242,7 +242,7 @@ class WorkerEnd:
     # Results
 
     def place(self, nbytes: int) -> tuple[int, memoryview]:
-        """A slot for so many bytes, and its memory. Waits while the server has much to read.
+        """A slot of `nbytes`, and its memory. Waits while the server has much to read.
 
         Raises:
             HeapFull.
@@ -262,7 +262,7 @@ class WorkerEnd:
                 time.sleep(_WAIT_SECONDS)
 
     def give_up(self, place: int) -> None:
-        """A slot that the server is not told of."""
+        """Free a slot that the server does not know of."""
         with self._lock:
             self._unread_bytes -= self._unread.pop(place)
             self._heap.free(place)
@@ -278,13 +278,13 @@ class WorkerEnd:
 
         Raises: ServeError: see SentLayouts.message and `place`.
         """
-        number, pieces, nbytes = self.layouts.message(tensors, details, self.tell_layout)
+        number, pieces, nbytes = self.layouts.message(tensors, details, self.send_layout)
         place, view = self.place(nbytes)
         fill(view, pieces)
         return number, place, len(details)
 
-    def tell_layout(self, number: int, text: bytes) -> None:
-        """See layouts.Tell."""
+    def send_layout(self, number: int, text: bytes) -> None:
+        """See layouts.Define."""
         self.post(ENTRY.pack(LAYOUT, 0, 0, number, self.text_place(text), len(text), 0))
 
     def text_place(self, text: bytes) -> int:
@@ -293,7 +293,7 @@ class WorkerEnd:
         return place
 
     def post(self, entries: bytes) -> None:
-        """Tell the server; waits while it has much to take."""
+        """Post entries; waits while the server has much to take."""
         with self._lock:
             count = len(entries) // ENTRY_BYTES
             while self._results.room < count:
@@ -305,7 +305,7 @@ class WorkerEnd:
             self._ring()
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
-        """A slot for a batch's one result of so many bytes, and the memory where that goes."""
+        """A slot for a batch's one result of `nbytes`, and the memory where that goes."""
         place, view = self.place(RESULT_START + nbytes)
         return place, view[RESULT_START:]
 

@@ -56,14 +56,14 @@ class WorkerOutput:
 
     @property
     def last_line(self) -> str:
-        """The last line that was not empty; tells why, when a worker ends without another word.
+        """The last line that was not empty; the reason, when a worker ends without another word.
 
         What Python writes about a crash comes after it and does not count.
         """
         return _split_level(_printable(self._last))[1]
 
     def close(self) -> None:
-        """Read what is still there, and stop."""
+        """Read the rest, and stop."""
         if self._descriptor < 0:
             return
         if self._pause is not None:
@@ -133,12 +133,12 @@ class WorkerOutput:
         self._log.log(level, "%s%s", self._prefix, text)
 
     def _skip_lines(self, data: bytes, is_begun: bool) -> bytes:
-        """Of lines that came too fast only the last is looked at; the beginning of the next one is returned.
+        """Of lines that came too fast only the last is read; the beginning of the next one is returned.
 
         `is_begun`: `data` goes on with a line that was begun before."""
         lines, _, rest = data.rpartition(b"\n")
-        told, crash, _ = lines.partition(b"\n" + _CRASH)
-        if not self._crashed and (last := told.rpartition(b"\n")[2]).strip():
+        before, crash, _ = lines.partition(b"\n" + _CRASH)
+        if not self._crashed and (last := before.rpartition(b"\n")[2]).strip():
             self._last = last
         self._crashed = self._crashed or bool(crash)
         self._drop(lines.count(b"\n") + 1)

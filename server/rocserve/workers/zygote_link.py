@@ -29,7 +29,7 @@ _SEND_BUFFER_BYTES = 1024 * 1024
 """Launches queue here while the zygote imports."""
 _HEALTHY_SECONDS = 5.0
 _FULL_SECONDS = 0.05
-"""Between two looks whether the zygote takes further messages."""
+"""Between two attempts to send to a zygote that takes no further messages."""
 
 
 class ZygoteProcess:
@@ -104,7 +104,7 @@ class ZygoteLink:
             preload, parent_pipe, environment: what a zygote is started with.
             answer_seconds: how long it may say nothing while something is waited for.
             zygote: of the server before.
-            on_zygote: told of each that is started.
+            on_zygote: takes each that is started.
             on_exited: takes the ends of workers.
             on_gone: called each time that one has ended.
         """
@@ -130,12 +130,12 @@ class ZygoteLink:
         return self._zygote is not None
 
     def start(self) -> None:
-        """Start a zygote. It imports the modules on its own; what is sent meanwhile waits for it."""
+        """Start a zygote. It imports the modules on its own; messages wait for it meanwhile."""
         self._started_at, self._heard_at = time.monotonic(), 0.0
         self._zygote = ZygoteProcess.start(self._preload, self._parent_pipe, self._environment)
         self._on_zygote(self._zygote)
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Lost where there is no zygote, or it takes nothing now."""
         if self._zygote is not None:
             with suppress(OSError):

@@ -48,7 +48,7 @@ def test_a_model_that_waits_for_another_is_due_again_when_that_has_answered():
 def test_requests_that_a_model_holds_open_are_no_hang_unless_its_process_is_stopped():
     holds = Owed(requests=5, said=9)
     assert after([(holds, RUNS)] * 100).excess == ""
-    assert not after([(holds, RUNS)] * 100).is_told
+    assert not after([(holds, RUNS)] * 100).is_reported
     # The time counts from the stop on, calls or not.
     stopped = (replace(holds, calls=2), STOPPED)
     assert after([(holds, RUNS)] * 100 + [stopped] * 10).excess == ""
@@ -68,11 +68,11 @@ def test_a_limit_for_answers_counts_for_open_requests_too():
     assert after([(Owed(7), RUNS)] * 1000, NO_TIME_LIMITS).excess == ""
 
 
-def test_it_is_told_after_ten_seconds_or_half_of_a_short_limit():
-    assert not after([(Owed(7), RUNS)] * 10, passed=1).is_told
-    assert after([(Owed(7), RUNS)] * 11, passed=1).is_told
-    assert after([(Owed(7), RUNS)] * 2, replace(LIMITS, request_seconds=2), passed=1).is_told
-    assert after([(Owed(7), RUNS)] * 11, NO_TIME_LIMITS, passed=1).is_told
+def test_it_is_reported_after_ten_seconds_or_half_of_a_short_limit():
+    assert not after([(Owed(7), RUNS)] * 10, passed=1).is_reported
+    assert after([(Owed(7), RUNS)] * 11, passed=1).is_reported
+    assert after([(Owed(7), RUNS)] * 2, replace(LIMITS, request_seconds=2), passed=1).is_reported
+    assert after([(Owed(7), RUNS)] * 11, NO_TIME_LIMITS, passed=1).is_reported
 
 
 class Instance:

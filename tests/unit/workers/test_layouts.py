@@ -95,7 +95,7 @@ def test_a_layout_is_told_once_and_anew_when_it_is_no_longer_known(sides: Sides)
     for width in range(3 * REMEMBERED_LAYOUTS):
         sides.send([tensor_from_numpy("y", np.zeros(width, np.int8))])
     assert len(sides.known._places) == 2 * REMEMBERED_LAYOUTS
-    with pytest.raises(ValueError, match=f"tensors of layout {number}, which it has not told"):
+    with pytest.raises(ValueError, match=f"tensors of layout {number}, which it has not defined"):
         sides.known.get(number)
 
 

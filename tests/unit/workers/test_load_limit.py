@@ -27,11 +27,11 @@ async def test_what_is_compiled_is_not_counted_and_what_follows_is():
     with pytest.raises(TimeoutError):
         async with limit.bounding():
             await asyncio.sleep(0.2)
-            limit.told("compiling")
+            limit.note("compiling")
             await asyncio.sleep(0.3)
-            limit.told("compiling (1 s so far)")
+            limit.note("compiling (1 s so far)")
             await asyncio.sleep(0.3)
-            limit.told("")
+            limit.note("")
             compiled = True
             await asyncio.sleep(0.3)
     assert compiled
@@ -40,6 +40,6 @@ async def test_what_is_compiled_is_not_counted_and_what_follows_is():
 async def test_without_a_limit_it_takes_as_long_as_it_takes():
     limit = LoadLimit(0)
     async with limit.bounding():
-        limit.told("compiling")
-        limit.told("")
+        limit.note("compiling")
+        limit.note("")
         await asyncio.sleep(0.01)

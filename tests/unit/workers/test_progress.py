@@ -124,7 +124,7 @@ def test_a_server_that_does_not_read_is_not_waited_for() -> None:
     control, server = connected()
     with server, closing(control):
         for number in range(1000):
-            control.tell(Progress(f"{number} {'x' * 100}"))
+            control.send_later(Progress(f"{number} {'x' * 100}"))
         reader, received = FrameReader(), []
         sending = threading.Thread(target=control.send, args=(LoadFailed(13, "why"),))
         sending.start()
@@ -141,7 +141,7 @@ def test_progress_for_a_server_that_is_gone() -> None:
     control, server = connected()
     server.close()
     with closing(control):
-        control.tell(Progress("anybody there?"))
+        control.send_later(Progress("anybody there?"))
         with pytest.raises(OSError, match="Broken pipe"):
             control.send(LoadFailed(13, "why"))
 

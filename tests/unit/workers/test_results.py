@@ -136,7 +136,7 @@ def test_outputs_that_do_not_fit_the_batch(told: Told, head: TensorHead, sizes: 
         (of(1, 4090, 1), "the sizes of 1 tensors in 6 bytes"),
         (of(1, 64, 0, 1 << 40), "a result of 1099511627840 bytes"),
         (of(1, 64, 0, 3), "decode"),
-        (together(64, 9), "tensors of layout 9, which it has not told"),
+        (together(64, 9), "tensors of layout 9, which it has not defined"),
         (of(2), "among the results of 1 requests"),
         ((OPEN, 0, 0, 1, 0, 0), "among the results of 1 requests"),
         ((ERROR, 3, 0, 0, 64, 4), "among the results of 1 requests"),

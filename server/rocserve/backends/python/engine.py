@@ -101,7 +101,7 @@ _FOR_CHILDREN = Path(__file__).with_name("spawned")
 class SourceLoader(importlib.machinery.SourceFileLoader):
     """Compiles anew on each import: nothing is written into the repository, and no old bytecode is taken for new.
 
-    Python tells bytecode's age by whole seconds, which a swap of models may well be within.
+    Python knows bytecode's age by whole seconds, which a swap of models may well be within.
     """
 
     def get_code(self, fullname: str) -> CodeType:

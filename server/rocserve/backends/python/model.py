@@ -387,8 +387,8 @@ def _relative(filename: str, model_folder: Path) -> str:
 def keep_server_log() -> None:
     """Switch the server's own loggers on again.
 
-    A model that configures logging for itself by dictConfig or fileConfig switches off every logger that there is,
-    unless it thinks of `disable_existing_loggers`. Its own lines by pb_utils.Logger would be lost as well.
+    A model that configures logging for itself by dictConfig or fileConfig switches off every logger, unless it
+    thinks of `disable_existing_loggers`. Its own lines by pb_utils.Logger would be lost as well.
     """
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "rocserve" and isinstance(logger, logging.Logger):

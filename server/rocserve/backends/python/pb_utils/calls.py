@@ -101,7 +101,7 @@ class ResponseIterator:
             self._wake()
 
     def cancel(self) -> None:
-        """End the iteration: what has not come yet is dropped. The called model is not told."""
+        """End the iteration: what has not come yet is dropped. The called model goes on."""
         with self._changed:
             self._finished = True
             self._wake()

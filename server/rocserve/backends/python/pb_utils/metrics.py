@@ -1,4 +1,4 @@
-"""Custom metrics of models. They are counted in the worker, can be read back there, and are told to the server, which
+"""Custom metrics of models. They are counted in the worker, can be read back there, and are sent to the server, which
 shows the sums over all workers among its own metrics."""
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class MetricBook:
 
 
 class MetricFamily:
-    """Metrics of one name and kind, told apart by their labels."""
+    """Metrics of one name and kind, distinguished by their labels."""
 
     COUNTER = MetricKind.COUNTER
     GAUGE = MetricKind.GAUGE

@@ -241,7 +241,7 @@ def received_request(
     """A request that came to a model, as an object of its module's `kind`.
 
     Args:
-        outputs: what is asked of it.
+        outputs: those that it asks for.
         may_come_again: whether the model may have it rescheduled.
         wrap: makes of an input what the model sees.
     """

@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[()] | None:
-    """The elements of an array of objects or of bytes, in C order; what is not bytes is written as its str().
+    """The elements of an array of objects or of bytes, in C order; one that is not bytes is written as its str().
 
     As in Triton () for an array without elements, and None for an array of another type.
     """

@@ -19,7 +19,7 @@ from rocserve.core.custom_metrics import MetricChanges
 
 
 def _for_nobody(changes: MetricChanges) -> None:
-    """Metrics are told by the model's own process only."""
+    """Metrics are sent by the model's own process only."""
 
 
 class _NoServer:
