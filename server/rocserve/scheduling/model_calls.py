@@ -6,11 +6,9 @@ cannot give it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from rocserve.backends.request_model import ModelCall, ModelResponse
+from rocserve.backends.request_model import ModelCall
 from rocserve.core.dispatch import Dispatcher
-from rocserve.core.requests import Answer, InferRequest, InferResponse, ParameterValue
+from rocserve.core.requests import InferRequest, ParameterValue
 from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
 from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.scheduling.ensemble.graph import StepHeads
@@ -36,28 +34,7 @@ class ModelCallDispatcher:
         data = [tensor.data for tensor in call.inputs]
         request = InferRequest(head, call.id, data, sequence=_sequence(call), data_owner=opened.slot)
         trace = opened.trace_of(call.trace_number) if call.trace_number else None
-        dispatch_traced(self._dispatcher, request, _CallResponder(opened), trace)
-
-
-class _CallResponder:
-    """Leads the answers of the called model back to the caller."""
-
-    __slots__ = ("_opened",)
-
-    def __init__(self, opened: OpenCall) -> None:
-        self._opened = opened
-
-    def expect_many(self) -> None:
-        """As many as come."""
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        if isinstance(answer, InferResponse):
-            self._opened.answer(ModelResponse(answer.outputs, answer.parameters), final)
-        else:
-            self._opened.answer(answer, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._opened.watch_cancellation(callback)
+        dispatch_traced(self._dispatcher, request, opened, trace)
 
 
 def _parameters(call: ModelCall) -> dict[str, ParameterValue]:

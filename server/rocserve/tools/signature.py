@@ -98,7 +98,7 @@ class _Loads:
 
 def _refuse_call(call: ModelCall, opened: OpenCall) -> None:
     text = f"model '{call.model_name}' cannot be called while a model is only described: no server runs"
-    opened.answer(unavailable(text), final=True)
+    opened.send(unavailable(text))
 
 
 class _ShownProgress:

@@ -11,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
+from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.plain import from_json
+from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane.heap import Slot, fill
@@ -43,13 +44,6 @@ OnAnswer = Callable[[Result | None, bool], None]
 
 class RequestLost(ServeError):
     """The worker has ended, and with it a request that its model had kept open."""
-
-
-class CallStarter(Protocol):
-    """Runs what models call (rocserve.scheduling.model_calls)."""
-
-    def __call__(self, call: ModelCall, opened: OpenCall) -> None:
-        """Start a call; it is answered through `opened`, now or later. Never blocks."""
 
 
 class InstanceRequests:
@@ -112,7 +106,7 @@ class InstanceRequests:
         if number in self._open:
             self._send(ENTRY.pack(CANCELLED, 0, 0, 0, number, 0, 0))
 
-    def answer_call(self, number: int, answer: Answer | None, final: bool) -> None:
+    def answer_call(self, number: int, answer: Answer, final: bool) -> None:
         """Tensors are copied before it returns."""
         if self._has_ended:
             return
@@ -122,7 +116,7 @@ class InstanceRequests:
         if answer is None:
             self._send(ENTRY.pack(ANSWER, flags | NONE, 0, number, 0, 0, 0))
             return
-        if isinstance(answer, ModelResponse):
+        if isinstance(answer, InferResponse):
             try:
                 details = parameters_text(answer.parameters)
                 layout, pieces, nbytes = self._layouts.message(answer.outputs, details, self._send_layout)
@@ -215,13 +209,13 @@ class InstanceRequests:
         call = replace(from_json(ModelCall, text), inputs=inputs)
         opened = self._calls[number] = OpenCall(self, number, self._instance.slot(place))
         if len(self._calls) > MOST_CALLS:
-            opened.answer(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"), True)
+            opened.send(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"))
             return
         try:
             self._start_call(call, opened)
         except Exception as error:
             # A call says what its model likes; what it asks for may not even be a request.
-            opened.answer(invalid_argument(f"the call cannot be run: {error}"), True)
+            opened.send(invalid_argument(f"the call cannot be run: {error}"))
 
     def take_returns(self, places: tuple[int, ...]) -> None:
         """RETURN: the worker has read these answers."""
@@ -248,28 +242,32 @@ class InstanceRequests:
 
 
 class OpenCall:
-    """A call that a model has made, as its server sees it."""
+    """A call that a model has made, as its server sees it. Implements core.serving.Responder: after the worker's end
+    answers are dropped."""
 
     def __init__(self, requests: InstanceRequests, number: int, slot: Slot) -> None:
-        """`slot`: what the call's tensors lie in."""
+        """`slot`: of the call's tensors."""
         self._requests = requests
         self._number = number
         self.slot: Slot | None = slot
         self._is_cancelled = False
         self._on_cancel: list[Callable[[], None]] = []
 
-    def answer(self, answer: Answer | None, final: bool) -> None:
-        """Tensors are copied before it returns; after the worker's end it is dropped."""
-        self._requests.answer_call(self._number, answer, final)
-        if final:
-            self.slot = None
-
     def trace_of(self, request_number: int) -> Trace | None:
         """The trace of the open request of this number, which the model says that the call belongs to."""
         return self._requests.traces.get(request_number)
 
+    def expect_many(self) -> None:
+        """See Responder."""
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        """See Responder."""
+        self._requests.answer_call(self._number, answer, final)
+        if final:
+            self.slot = None
+
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """Call back, once, when the worker has ended and nobody waits for the call any more."""
+        """See Responder: called back when the worker has ended."""
         if self._is_cancelled:
             callback()
         else:
@@ -280,3 +278,7 @@ class OpenCall:
         callbacks, self._on_cancel = self._on_cancel, []
         for callback in callbacks:
             callback()
+
+
+CallStarter = Callable[[ModelCall, OpenCall], None]
+"""Starts a call of a model, which is answered now or later; never blocks (rocserve.scheduling.model_calls)."""

@@ -15,6 +15,7 @@ from support.workers import mail_of, on_plane
 
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import SharedHeap
@@ -63,8 +64,8 @@ class Both:
         assert self.called.acquire(timeout=10)
         return self.calls[index][1]
 
-    def answer(self, opened: OpenCall, *answers: tuple[Result | None, bool]) -> None:
-        on_plane(self.plane, lambda: [opened.answer(*answer) for answer in answers])  # type: ignore[arg-type, misc]
+    def answer(self, opened: OpenCall, *answers: tuple[ModelResponse | ServeError | None, bool]) -> None:
+        on_plane(self.plane, lambda: [opened.send(served(answer), final) for answer, final in answers])
 
     def end(self, error: ServeError) -> None:
         on_plane(self.plane, lambda: self.server.end(error))
@@ -129,6 +130,13 @@ def test_a_model_may_call_before_it_serves(plane: PlaneLoop) -> None:
         assert value_of(heard.wait()[0][0]) == 7
     finally:
         both.close()
+
+
+def served(answer: ModelResponse | ServeError | None) -> Answer:
+    """As another model's scheduler answers."""
+    if isinstance(answer, ModelResponse):
+        return InferResponse.of("other", "1", "", answer.outputs, answer.parameters)
+    return answer
 
 
 def response(value: int, size: int = 1) -> ModelResponse:
