@@ -17,8 +17,7 @@ from rocserve.backends.rocal.amd.engine import RocalEngine
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, ThreadedEngine
 from rocserve.backends.rocal.operations.base import Measurement
-from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
-from rocserve.backends.rocal.plan import OutputFormat
+from rocserve.backends.rocal.pipeline import Layout, OutputFormat, parse_pipeline
 
 STAND_IN = Path(__file__).parent / "amd_rocal_stand_in"
 

@@ -14,8 +14,7 @@ from torch import nn
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import PipelineEngine
-from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
-from rocserve.backends.rocal.plan import OutputFormat
+from rocserve.backends.rocal.pipeline import Layout, OutputFormat, parse_pipeline
 from rocserve.core.datatypes import DataType
 
 Array = np.ndarray[Any, Any]

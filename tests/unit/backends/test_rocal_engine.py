@@ -14,8 +14,7 @@ from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import PipelineEngine
 from rocserve.backends.rocal.image import Extent, PixelsError
-from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
-from rocserve.backends.rocal.plan import OutputFormat, output_extents
+from rocserve.backends.rocal.pipeline import Layout, OutputFormat, output_extents, parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
 

@@ -20,8 +20,7 @@ from support import rocal_reference
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.engine import PipelineEngine
-from rocserve.backends.rocal.pipeline import Layout, parse_pipeline
-from rocserve.backends.rocal.plan import OutputFormat
+from rocserve.backends.rocal.pipeline import Layout, OutputFormat, parse_pipeline
 from rocserve.core.datatypes import DataType
 
 ROOT = Path(__file__).resolve().parents[3]

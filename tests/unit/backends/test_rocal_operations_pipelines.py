@@ -16,8 +16,7 @@ from rocserve.backends.rocal.engine import PipelineEngine
 from rocserve.backends.rocal.image import Extent
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Measurement, Operation, same_extent
-from rocserve.backends.rocal.pipeline import RANDOM_OPERATIONS, Layout, parse_pipeline
-from rocserve.backends.rocal.plan import OutputFormat, output_extents
+from rocserve.backends.rocal.pipeline import RANDOM_OPERATIONS, Layout, OutputFormat, output_extents, parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
 

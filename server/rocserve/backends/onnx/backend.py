@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -18,17 +18,17 @@ from onnxruntime.capi import onnxruntime_pybind11_state as engine_errors
 from rocserve.backends.base import Batch, BatchResult, Execution, LoadedModel, ModelSource, ThreadedExecution
 from rocserve.backends.batch_sizes import rows_that_fit
 from rocserve.backends.migraphx.configuration.accelerator import PARAMETERS
+from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
 from rocserve.backends.onnx.runs import PlacedRun, Run, SizedRun, is_on_cpu, placed_run, session_run
-from rocserve.backends.onnx.signature import has_single_rows, session_signature, with_open_batch
 from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.ragged import made_data, made_shape, ragged_batching
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
@@ -351,3 +351,61 @@ def batch_sizes_ahead(config: ModelConfig, signature: Signature, accelerator: Ma
     if config.has_open_batch:
         largest = BACKEND.default_max_batch_size
     return compiled_batch_sizes(config, accelerator, largest if signature.supports_batching else 0)
+
+
+_DATATYPES = {
+    **{f"tensor({name})": datatype for name, datatype in ONNX_DATATYPES.items()},
+    "tensor(string)": DataType.BYTES,
+}
+
+
+def session_signature(session: Any, config: ModelConfig) -> Signature:
+    """The session's signature; the configuration's dims stand in for those that the model leaves out altogether.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; an input or output is no tensor, or of a type that KServe has no name for.
+    """
+    inputs = tuple(_specs("input", session.get_inputs(), _declared_shapes(config.inputs, config.max_batch_size)))
+    outputs = tuple(_specs("output", session.get_outputs(), _declared_shapes(config.outputs, config.max_batch_size)))
+    batching = bool(inputs) and all(spec.shape[:1] == (-1,) for spec in (*inputs, *outputs))
+    return Signature(inputs, outputs, batching)
+
+
+def _declared_shapes(tensors: Iterable[InputConfig | OutputConfig], max_batch_size: int) -> dict[str, tuple[int, ...]]:
+    lead = (-1,) if max_batch_size > 0 else ()
+    return {tensor.name: lead + (tensor.dims if tensor.reshape is None else tensor.reshape) for tensor in tensors}
+
+
+def _specs(kind: str, nodes: Iterable[Any], declared: Mapping[str, tuple[int, ...]]) -> Iterable[TensorSpec]:
+    for node in nodes:
+        datatype = _DATATYPES.get(node.type)
+        if datatype is None:
+            raise invalid_argument(f"{kind} '{node.name}' has ONNX type {node.type}, {_reason(node.type)}")
+        # A dimension is a number, or a name or None where it may vary. ONNX Runtime tells a tensor without a shape
+        # and a scalar by the same empty list.
+        shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
+        yield TensorSpec(node.name, datatype, shape or declared.get(node.name, ()))
+
+
+def _reason(onnx_type: str) -> str:
+    if onnx_type.startswith("tensor("):
+        return f"which has no datatype in the KServe protocol; those that have are {', '.join(_DATATYPES)}"
+    return (
+        "but only dense tensors can be served; export the model with tensors instead (scikit-learn classifiers:"
+        " option zipmap=False)"
+    )
+
+
+def has_single_rows(signature: Signature) -> bool:
+    """Whether the model's file says 1 where the batch would be, in all that it takes and gives."""
+    tensors = (*signature.inputs, *signature.outputs)
+    return bool(signature.inputs) and all(spec.shape[:1] == (1,) for spec in tensors)
+
+
+def with_open_batch(signature: Signature) -> Signature:
+    """The same with any number of rows."""
+    inputs, outputs = (
+        tuple(replace(spec, shape=(-1, *spec.shape[1:])) for spec in specs)
+        for specs in (signature.inputs, signature.outputs)
+    )
+    return replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)

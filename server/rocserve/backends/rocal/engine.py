@@ -19,8 +19,7 @@ from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.image import Image, Pixels
-from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline
-from rocserve.backends.rocal.plan import OutputFormat, make_plan
+from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipeline, make_plan
 from rocserve.core.datatypes import DataType
 
 Arguments = Mapping[str, np.ndarray[Any, Any]]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from rocserve.backends.rocal.decoding.options import InputKind
 from rocserve.backends.rocal.image import Extent
 from rocserve.backends.rocal.operations.base import Measurement
-from rocserve.backends.rocal.pipeline import Layout, Pipeline, Step
-from rocserve.backends.rocal.plan import OutputFormat, output_extents
+from rocserve.backends.rocal.pipeline import Layout, OutputFormat, Pipeline, Step, output_extents
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument

@@ -17,7 +17,7 @@ from support.migraphx_engine import Engine, answers, batch, given, wait_for_all_
 from support.migraphx_serving import expected
 
 from rocserve.backends.migraphx.serving.programs import LoadedProgram
-from rocserve.backends.onnx.signature import session_signature
+from rocserve.backends.onnx.backend import session_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig

@@ -2,14 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.backends.migraphx.binding.interface import Array, Binding, Program, ProgramTensor
-from rocserve.backends.migraphx.jobs.samples import Samples
+import numpy as np
+
+from rocserve.backends.migraphx.binding.interface import (
+    NUMPY_DTYPES,
+    Array,
+    Binding,
+    DimensionRange,
+    Program,
+    ProgramTensor,
+)
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.jobs.messages import Report
+
+_FLOATS = ("half", "float", "double")
+_HALF_TO_ONE: Mapping[str, tuple[int, int]] = {
+    "fp8e4m3fn": (0x30, 0x38),
+    "fp8e4m3fnuz": (0x38, 0x40),
+    "fp8e5m2": (0x38, 0x3C),
+    "fp8e5m2fnuz": (0x3C, 0x40),
+}
+"""The bits of 0.5 and 1: those between are numbers between."""
+
+
+class Samples:
+    """Makes inputs to try a program with, other ones each time; with one seed the same in each process.
+
+    Of such values as graphs take: floats between 0 and 1 (logarithms and roots exist, images are like this), integers
+    0 or 1 (they may be indices, masks or counts).
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def inputs(self, tensors: Mapping[str, ProgramTensor], rows: int = 0) -> dict[str, Array]:
+        """By name. `rows`: in place of the first dimension; 0 = as the tensor has it.
+
+        Dimensions that may vary are as large as they may be.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, arrays cannot hold an input's datatype.
+        """
+        made = {}
+        for name, tensor in tensors.items():
+            shape = largest_shape(tensor)
+            made[name] = self._array(tensor.datatype, (rows, *shape[1:]) if rows else shape)
+        return made
+
+    def _array(self, datatype: str, shape: tuple[int, ...]) -> Array:
+        dtype = NUMPY_DTYPES.get(datatype)
+        if dtype is None:
+            raise invalid_argument(f"an input is of MIGraphX's type {datatype}, which no request can bring")
+        if datatype == "bf16":
+            bits: Array = self._generator.random(shape, np.float32).view(np.uint32) >> 16
+            return bits.astype(np.uint16)
+        if datatype in _HALF_TO_ONE:
+            least, most = _HALF_TO_ONE[datatype]
+            return self._generator.integers(least, most, shape, np.uint8, endpoint=True)
+        if datatype in _FLOATS:
+            return self._generator.random(shape).astype(dtype)
+        return self._generator.integers(0, 2, shape).astype(dtype)
+
+
+def largest_shape(tensor: ProgramTensor) -> tuple[int, ...]:
+    """With the upper bound in place of a dimension that varies."""
+    return tuple(dim.most if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)

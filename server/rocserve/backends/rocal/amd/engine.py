@@ -24,8 +24,7 @@ from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DecoderOptions, InputKind
 from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine
 from rocserve.backends.rocal.image import DecodedImage, Pixels, PixelsError
-from rocserve.backends.rocal.pipeline import Layout
-from rocserve.backends.rocal.plan import make_plan
+from rocserve.backends.rocal.pipeline import Layout, make_plan
 from rocserve.core.errors import unavailable
 
 _LOG = logging.getLogger(__name__)

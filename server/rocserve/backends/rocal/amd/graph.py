@@ -12,8 +12,7 @@ from rocserve.backends.rocal.amd.binding import Binding
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.image import Extent, ResultExtent
 from rocserve.backends.rocal.operations.base import Node, Operation, Tensor
-from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline
-from rocserve.backends.rocal.plan import Plan, PlannedStep
+from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Plan, PlannedStep
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from rocserve.backends.rocal.amd.graph import Graph, GraphSettings, output_type
 from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
-from rocserve.backends.rocal.plan import PlannedStep
+from rocserve.backends.rocal.pipeline import PlannedStep
 
 
 class Canvas:
