@@ -59,8 +59,7 @@ from rocserve.services.log_control import LogControlService
 from rocserve.services.methods import Services, methods
 from rocserve.services.observation import RequestObserver
 from rocserve.services.page import PageService
-from rocserve.services.queries import QueryService
-from rocserve.services.readiness import Readiness
+from rocserve.services.queries import QueryService, Readiness
 from rocserve.services.repository_control import RepositoryControlService
 from rocserve.services.trace_control import TraceControlService
 from rocserve.settings import ControlMode, ServerSettings

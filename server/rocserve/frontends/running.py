@@ -26,7 +26,7 @@ from rocserve.services.admin_calls import Access
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
 from rocserve.services.method import Method, on_loop
-from rocserve.services.readiness import Readiness
+from rocserve.services.queries import Readiness
 from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, default_front_ends
 
 if TYPE_CHECKING:

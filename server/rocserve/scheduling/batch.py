@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -193,6 +193,13 @@ class BatchAnswerer:
         for responder, answer in answers:
             responder.send(answer)
         return True
+
+    def open_requests(self) -> Iterable[InferRequest]:
+        """Those that workers have not answered, where each can be answered by itself: none."""
+        return ()
+
+    def cancel(self, request: InferRequest) -> None:
+        """Nobody waits for the request any more: a batch that runs is not stopped."""
 
     def drop(self, batch: FormedBatch, entry: InferRequest) -> bool:
         """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""

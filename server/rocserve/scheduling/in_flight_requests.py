@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.backends.request_model import Rescheduled, Result
@@ -23,9 +22,6 @@ from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import InstanceRequests, RequestLost
 from rocserve.workers.request_details import write_details
 from rocserve.workers.results import BatchOutcome
-
-WATCH_AFTER_SECONDS = 0.01
-"""The client of a request that has run this long is asked after: whoever is served sooner never pays for the asking."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +51,6 @@ class _InFlight:
 class _InFlightBatch:
     formed: FormedBatch
     instance: InstanceRequests
-    started_at: float
     requests: list[_InFlight] = field(default_factory=list)
     """Emptied when the batch is over: a ring of references would keep the clients' data until the next collection."""
     open_count: int = 0
@@ -74,22 +69,14 @@ class InFlightRequests:
         statistics: ModelStatistics,
         timers: PlaneLoop,
         on_answered: Callable[[], None],
-        on_left: Callable[[InferRequest], None],
     ) -> None:
-        """
-        Args:
-            on_answered: called for each batch whose last request ended after `answer`.
-            on_left: called for a request in a worker whose client has gone.
-        """
+        """`on_answered`: called for each batch whose last request ended after `answer`."""
         self._decoupled = config.decoupled
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
         self._timers = timers
         self._on_answered = on_answered
-        self._on_left = on_left
         self._batches: dict[FormedBatch, _InFlightBatch] = {}
-        self._unwatched: deque[_InFlightBatch] = deque()
-        self._is_watching = False
 
     # On its way in
 
@@ -97,7 +84,7 @@ class InFlightRequests:
         """A batch's requests as an instance is told of them; they are open from now on."""
         open_requests = instance.requests
         assert open_requests is not None, "its model sees each request for itself"
-        running = self._batches[batch] = _InFlightBatch(batch, open_requests, time.monotonic())
+        running = self._batches[batch] = _InFlightBatch(batch, open_requests)
         members: list[Member] = []
         for request in batch.entries:
             in_flight = _InFlight(request, running)
@@ -109,7 +96,6 @@ class InFlightRequests:
         running.open_count = len(members)
         if batch.dropped:
             self._end_absent(running, batch.dropped)
-        self._watch(running)
         return members
 
     def _end_absent(self, running: _InFlightBatch, absent: set[InferRequest]) -> None:
@@ -316,24 +302,16 @@ class InFlightRequests:
 
     # Clients that leave
 
-    def _watch(self, running: _InFlightBatch) -> None:
-        self._unwatched.append(running)
-        if not self._is_watching:
-            self._is_watching = True
-            self._timers.call_at(time.monotonic() + WATCH_AFTER_SECONDS, self._watch_clients)
-
-    def _watch_clients(self) -> None:
-        """Ask after the clients of requests that have run for a while, so that the model can be told when they go."""
-        oldest = time.monotonic() - WATCH_AFTER_SECONDS
-        while self._unwatched and (not self._unwatched[0].open_count or self._unwatched[0].started_at <= oldest):
-            for in_flight in self._unwatched.popleft().requests:
+    def open_requests(self) -> Iterator[InferRequest]:
+        """Those that workers have not answered."""
+        for running in self._batches.values():
+            for in_flight in running.requests:
                 if not in_flight.ended_ns:
-                    in_flight.request.watched = True
-                    in_flight.request.responder.watch_cancellation(functools.partial(self._left, in_flight))
-        self._is_watching = bool(self._unwatched)
-        if self._is_watching:
-            self._timers.call_at(time.monotonic() + WATCH_AFTER_SECONDS, self._watch_clients)
+                    yield in_flight.request
 
-    def _left(self, in_flight: _InFlight) -> None:
-        in_flight.batch.instance.cancel(in_flight.number)
-        self._on_left(in_flight.request)
+    def cancel(self, request: InferRequest) -> None:
+        """Nobody waits for the request any more: where it is open its model is told."""
+        for running in self._batches.values():
+            for in_flight in running.requests:
+                if in_flight.request is request and not in_flight.ended_ns:
+                    running.instance.cancel(in_flight.number)

@@ -32,7 +32,7 @@ from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
 
 _WATCH_AFTER_SECONDS = 0.01
-"""The client of a request that has waited this long is asked after: whoever is served sooner never pays for it."""
+"""The client of a request that has been here this long is watched: one that is answered sooner costs nothing."""
 _FEW = 256
 """Requests whose times are kept without asking which of them still wait."""
 
@@ -83,11 +83,10 @@ class Scheduler(ABC):
         self._pool = (
             InstancePool(self._times, sends_ahead) if limiter is None else LimitedInstancePool(self._times, limiter)
         )
+        self._answers_requests = parts.answers_requests
         self._answerer: BatchAnswerer | InFlightRequests
         if parts.answers_requests:
-            self._answerer = InFlightRequests(
-                config, parts.version, parts.statistics, parts.plane, self._batch_ended, self._client_left
-            )
+            self._answerer = InFlightRequests(config, parts.version, parts.statistics, parts.plane, self._batch_ended)
         else:
             self._answerer = BatchAnswerer(config, parts.version, parts.statistics)
         self._drain = Drain()
@@ -215,7 +214,7 @@ class Scheduler(ABC):
 
     def _run(self, instance: Instance, batch: FormedBatch) -> None:
         self._drain.running += 1
-        if (batch.sent_ahead or batch.is_grouped) and not self._is_watching:
+        if not self._is_watching and (batch.sent_ahead or batch.is_grouped or self._answers_requests):
             self._look_soon()
         try:
             members = self._answerer.members(batch, instance)
@@ -291,18 +290,20 @@ class Scheduler(ABC):
         self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
 
     def _watch_clients(self) -> None:
-        """Ask after the clients of requests that have waited for a while, so that what nobody wants is dropped."""
+        """Watch the clients of requests that have been here for a while, so that what nobody wants is dropped."""
         oldest_ns = time.monotonic_ns() - int(_WATCH_AFTER_SECONDS * 1e9)
-        waiting = [entry for entry in self._waiting_requests() if not entry.watched]
-        for entry in waiting:
+        open_requests = self._answerer.open_requests()
+        unwatched = [entry for entry in itertools.chain(self._waiting_requests(), open_requests) if not entry.watched]
+        for entry in unwatched:
             if entry.queue_start_ns <= oldest_ns:
                 entry.watched = True
                 entry.responder.watch_cancellation(functools.partial(self._client_left, entry))
-        self._is_watching = self._has_queued() or self._pool.has_waiting
+        self._is_watching = bool(unwatched) or self._has_queued() or self._pool.has_waiting
         if self._is_watching:
             self._look_soon()
 
     def _client_left(self, entry: InferRequest) -> None:
+        self._answerer.cancel(entry)
         self._leave(entry)
         self._mark()
 

@@ -1,8 +1,10 @@
-"""The methods that only look: liveness, readiness, metadata, configuration, statistics, the index."""
+"""The methods that only read: liveness, readiness, metadata, configuration, statistics, the index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+from google.protobuf.message import Message
 
 import rocserve
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
@@ -10,10 +12,25 @@ from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.printable import encodable
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.serving import ServedVersion, ServingTableHolder, parse_version
-from rocserve.core.statistics import Duration, StatisticsSnapshot
+from rocserve.core.statistics import BatchStatistics, Duration, ResponseStatistics, StatisticsSnapshot
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.repository.model_repository import ModelRepository
-from rocserve.services.readiness import Readiness
+
+
+class Readiness:
+    """Read from any thread; `begin_exit` is called on the loop."""
+
+    def __init__(self, is_repository_ready: Callable[[], bool]) -> None:
+        self._is_repository_ready = is_repository_ready
+        self.is_exiting = False
+
+    def is_ready(self) -> bool:
+        return not self.is_exiting and self._is_repository_ready()
+
+    def begin_exit(self) -> None:
+        """Not ready from now on, nor are the models."""
+        self.is_exiting = True
+
 
 EXTENSIONS = (
     "classification",
@@ -143,32 +160,17 @@ def _fill_statistics(message: pb.ModelStatistics, name: str, version: int, snaps
     message.last_inference = snapshot.last_inference_ms
     message.inference_count = snapshot.inference_count
     message.execution_count = snapshot.execution_count
-    parts = message.inference_stats
-    _fill_duration(parts.success, snapshot.success)
-    _fill_duration(parts.fail, snapshot.fail)
-    _fill_duration(parts.queue, snapshot.queue)
-    _fill_duration(parts.compute_input, snapshot.compute_input)
-    _fill_duration(parts.compute_infer, snapshot.compute_infer)
-    _fill_duration(parts.compute_output, snapshot.compute_output)
-    _fill_duration(parts.cache_hit, snapshot.cache_hit)
-    _fill_duration(parts.cache_miss, snapshot.cache_miss)
+    _fill_durations(message.inference_stats, snapshot)
     for size, batch in snapshot.batches.items():
-        row = message.batch_stats.add(batch_size=size)
-        _fill_duration(row.compute_input, batch.compute_input)
-        _fill_duration(row.compute_infer, batch.compute_infer)
-        _fill_duration(row.compute_output, batch.compute_output)
+        _fill_durations(message.batch_stats.add(batch_size=size), batch)
     for index, responses in snapshot.responses.items():
-        place = message.response_stats[str(index)]
-        _fill_duration(place.compute_infer, responses.compute_infer)
-        _fill_duration(place.compute_output, responses.compute_output)
-        _fill_duration(place.success, responses.success)
-        _fill_duration(place.fail, responses.fail)
-        _fill_duration(place.empty_response, responses.empty_response)
-        place.cancel.SetInParent()
+        _fill_durations(message.response_stats[str(index)], responses)
 
 
-def _fill_duration(message: pb.StatisticDuration, duration: Duration) -> None:
-    # Set even at zero, so that clients that print the message always find every phase.
-    message.SetInParent()
-    message.count = duration.count
-    message.ns = duration.ns
+def _fill_durations(message: Message, counters: StatisticsSnapshot | BatchStatistics | ResponseStatistics) -> None:
+    """The durations of a message, from those of the same names."""
+    for name in (field.name for field in message.DESCRIPTOR.fields if field.message_type is not None):
+        duration, counted = getattr(message, name), getattr(counters, name, Duration())
+        # Set even at zero, so that clients that print the message always find every phase.
+        duration.SetInParent()
+        duration.count, duration.ns = counted.count, counted.ns

@@ -22,8 +22,14 @@ from grpc._cython import cygrpc
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.certificates import CertificateFiles, CertificateReloader, Certificates, certificate_files
-from rocserve.frontends.grpc.polling import Polling, QueuePolling, WaitingThread, find_epoll
-from rocserve.frontends.grpc.port_sockets import has_connections, stop_listening
+from rocserve.frontends.grpc.polling import (
+    Polling,
+    QueuePolling,
+    WaitingThread,
+    find_epoll,
+    has_connections,
+    stop_listening,
+)
 from rocserve.frontends.grpc.server_calls import (
     Event,
     ReceiveMessage,

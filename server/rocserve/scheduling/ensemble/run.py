@@ -45,49 +45,27 @@ if TYPE_CHECKING:
     from rocserve.scheduling.ensemble.version import EnsembleVersion
 
 
+@dataclass(slots=True, eq=False)
 class StepRequest:
-    """One request to a member, and what leads its answers back into the run."""
+    """One request to a member, and the responder that leads its answers back into the run."""
 
-    __slots__ = (
-        "_run",
-        "index",
-        "is_batched",
-        "is_decoupled",
-        "iteration",
-        "last_read_bytes",
-        "may_stay",
-        "request",
-        "sequence",
-        "slot",
-        "step",
-    )
-
-    def __init__(
-        self,
-        run: EnsembleRun,
-        index: int,
-        step: EnsembleStep,
-        iteration: int,
-        request: InferRequest,
-        last_read_bytes: int,
-        may_stay: frozenset[str],
-        is_batched: bool,
-    ) -> None:
-        """`may_stay`: the outputs that may be References. `is_batched`: each of these is a row."""
-        self._run = run
-        self.index = index
-        self.step = step
-        self.iteration = iteration
-        self.request = request
-        """Until it is sent: from then on it knows this."""
-        self.sequence = request.sequence
-        self.last_read_bytes = last_read_bytes
-        """Noted for the tensors that it alone has now: nobody needs them once it is answered."""
-        self.may_stay = may_stay
-        self.is_batched = is_batched
-        self.slot: object = None
-        """Of an answer with References."""
-        self.is_decoupled = False
+    _run: EnsembleRun
+    index: int
+    """Of its step."""
+    step: EnsembleStep
+    iteration: int
+    request: InferRequest
+    """Until it is sent: from then on it knows this."""
+    last_read_bytes: int
+    """Noted for the tensors that it alone has now: nobody needs them once it is answered."""
+    may_stay: frozenset[str]
+    """The outputs that may be References."""
+    is_batched: bool
+    """Each of these is a row."""
+    sequence: SequenceTag | None
+    slot: object = None
+    """Of an answer with References."""
+    is_decoupled: bool = False
 
     def begin(self) -> None:
         """Its turn has come, under the limit of its step."""
@@ -360,7 +338,10 @@ class EnsembleRun:
             sequence=sequence,
             data_owner=(self._request.data_owner, slots) if slots else self._request.data_owner,
         )
-        return StepRequest(self, index, step, iteration, request, last_read_bytes, may_stay, member.max_batch_size > 0)
+        is_batched = member.max_batch_size > 0
+        return StepRequest(
+            self, index, step, iteration, request, last_read_bytes, may_stay, is_batched, request.sequence
+        )
 
     def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:
         """The outputs of a step that only members on its own GPU read."""

@@ -348,7 +348,7 @@ class SequenceScheduler(Scheduler):
         now_ns = time.monotonic_ns()
         again = copy(entry)
         (again.data, again.plan), again.bare = entry.bare, None
-        again.queue_start_ns, again.tag = now_ns, SequenceTag(entry.tag.id)
+        again.queue_start_ns, again.tag, again.watched = now_ns, SequenceTag(entry.tag.id), False
         answers.request = again
         if not self._table.take_again(again, slot, now_ns / 1e9):
             error = self._table.loss(again.tag.id) or self._admission.unknown(again.tag.id)

@@ -18,9 +18,8 @@ from rocserve.core.serving import EndingResponder, Responder, ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.plane.guarded_mapping import GuardedMapping
 from rocserve.plane.heap import COPIED_AT_ONCE
-from rocserve.services.client_memory.references import RegionReference, read_reference
 from rocserve.services.client_memory.region import ClientRegion
-from rocserve.services.client_memory.regions import ClientRegions, RegionPart
+from rocserve.services.client_memory.regions import ClientRegions, RegionPart, RegionReference, read_reference
 
 _ZERO = np.zeros(1, dtype=np.uint8)
 _READ_AT_ONCE = 64 * 1024
