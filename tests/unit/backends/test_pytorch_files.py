@@ -10,7 +10,7 @@ from support.machine import ToldMachine
 
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
-from rocserve.backends.pytorch.torch_compile import TORCH_COMPILE
+from rocserve.backends.pytorch.parameters import TORCH_COMPILE
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import warnings
 
 import torch
 
 from rocserve.backends.base import LoadedModel, ModelSource
-from rocserve.backends.pytorch.declared import open_package, open_script
-from rocserve.backends.pytorch.exported import exported_program, read_exported, to_device
-from rocserve.backends.pytorch.model import TorchModel, set_up
+from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.parameters import RunOptions, run_options
-from rocserve.backends.pytorch.program import DTYPES, Program, in_precision
+from rocserve.backends.pytorch.program import (
+    DTYPES,
+    Program,
+    in_precision,
+    open_exported,
+    open_package,
+    open_script,
+    read_exported,
+)
 from rocserve.core.errors import invalid_argument, unavailable
 
 _LOG = logging.getLogger(__name__)
@@ -26,51 +32,39 @@ def load(model: ModelSource) -> LoadedModel:
         ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, there is no such GPU.
     """
     kind = file_kind(model.model_file)
+    options, device = set_up(model)
+    program = _open(model, kind, options.precision, device)
+    return TorchModel(model, program, options, device, {"program": kind.value})
+
+
+def set_up(model: ModelSource) -> tuple[RunOptions, torch.device]:
+    """Have this process run programs as the parameters say, on the device that is returned.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, a parameter is wrong; UNAVAILABLE, there is no such GPU.
+    """
     options = run_options(model.config)
-    set_up(options)
-    device = find_device(model)
-    return served(model, _open(model, kind, options, device), options, device, {"program": kind.value})
-
-
-def served(
-    model: ModelSource,
-    program: Program,
-    options: RunOptions,
-    device: torch.device,
-    properties: Mapping[str, str],
-    captures: bool = True,
-) -> TorchModel:
-    """The model of an opened program, with what its device has for batches.
-
-    Args:
-        captures: whether its batches may run by captured graphs.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the configuration does not do for the program.
-    """
-    facts = {
-        "device": str(device),
-        "precision": program.signature.precision,
-        "threads": str(options.intra_op_threads),
+    # Inputs are read in place, in memory that only the server writes; those that a program writes into are copied.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    torch.set_num_threads(options.intra_op_threads)
+    if torch.get_num_interop_threads() != options.inter_op_threads:
+        torch.set_num_interop_threads(options.inter_op_threads)
+    torch.backends.cudnn.enabled = options.cudnn
+    switches = {
+        "ENABLE_JIT_EXECUTOR": torch._C._jit_set_profiling_executor,
+        "ENABLE_JIT_PROFILING": torch._C._jit_set_profiling_mode,
+        "ENABLE_TENSOR_FUSER": torch._C._jit_set_texpr_fuser_enabled,
     }
-    told = {name: value for name, value in {**properties, **facts}.items() if value}
-    loaded = TorchModel(model.config, program, options, device, told)
-    if device.type != "cpu":
-        loaded.fix_sizes(captures, model.report)
-    elif model.config.has_open_batch and loaded.signature.supports_batching:
-        loaded.bound_batches(model.memory_bytes)
-    return loaded
+    for name, value in options.script_switches.items():
+        switches[name](value)
+    return options, _find_device(model)
 
 
-def find_device(model: ModelSource) -> torch.device:
-    """
-    Raises:
-        ServeError: UNAVAILABLE, the instance is on a GPU and PyTorch has none; not where parameter `engine` is "auto".
-    """
+def _find_device(model: ModelSource) -> torch.device:
     if model.device is None:
         return torch.device("cpu")
     if torch.cuda.is_available():
-        # A worker that is shown no GPU but its own finds that as the first.
+        # The only GPU that a worker may see is its first.
         count = torch.cuda.device_count()
         device = torch.device("cuda", 0 if count == 1 else model.device)
         torch.cuda.set_device(device)
@@ -85,21 +79,17 @@ def find_device(model: ModelSource) -> torch.device:
     return torch.device("cpu")
 
 
-def _open(model: ModelSource, kind: FileKind, options: RunOptions, device: torch.device) -> Program:
-    dtype = DTYPES.get(options.precision)
-    if kind is FileKind.PACKAGE:
-        if dtype is not None:
-            raise invalid_argument(
-                f"model '{model.name}': parameter 'precision' is \"{options.precision}\", but a package of AOTInductor"
-                " is compiled already; compile it in that precision"
-            )
-        return open_package(model.model_file, device)
+def _open(model: ModelSource, kind: FileKind, precision: str, device: torch.device) -> Program:
+    dtype = DTYPES.get(precision)
+    if kind is FileKind.EXPORTED:
+        return open_exported(read_exported(model.model_file, device), dtype)
     if kind is FileKind.SCRIPT:
         keys = [entry.name for entry in model.config.inputs]
         program = open_script(model.model_file, device, dtype, keys)
-    else:
-        exported = to_device(read_exported(model.model_file), device)
-        module = exported.module()
-        module = module if dtype is None else module.to(dtype)
-        program = exported_program(exported, module, module.state_dict())
-    return program if dtype is None else in_precision(program, dtype)
+        return program if dtype is None else in_precision(program, dtype)
+    if dtype is not None:
+        raise invalid_argument(
+            f"model '{model.name}': parameter 'precision' is \"{precision}\", but a package of AOTInductor is"
+            " compiled already; compile it in that precision"
+        )
+    return open_package(model.model_file, device)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX, migraphx_choice
 from rocserve.backends.parameters import read_choice
-from rocserve.backends.pytorch.torch_compile import TORCH_COMPILE, torch_compile_options
+from rocserve.backends.pytorch.parameters import TORCH_COMPILE, torch_compile_options
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import ModelConfig
 

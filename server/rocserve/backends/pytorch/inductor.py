@@ -1,4 +1,5 @@
-"""The engine inductor: programs of torch.export, compiled ahead for this machine and kept in the cache."""
+"""The engine inductor: programs of torch.export, compiled ahead for this machine by a child process and kept in the
+cache."""
 
 from __future__ import annotations
 
@@ -6,29 +7,41 @@ import json
 import os
 import platform
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.pytorch import eager
-from rocserve.backends.pytorch.compile_job import PACKAGE, SIGNATURE, InductorJob
-from rocserve.backends.pytorch.declared import open_package
-from rocserve.backends.pytorch.model import set_up
+from rocserve.backends.pytorch.datatypes import torch_dtype
+from rocserve.backends.pytorch.job_files import Written, written_folder
+from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
-from rocserve.backends.pytorch.parameters import run_options
-from rocserve.backends.pytorch.program import Program, ProgramSignature
-from rocserve.backends.pytorch.torch_compile import torch_compile_options
-from rocserve.backends.pytorch.written_files import written_folder
+from rocserve.backends.pytorch.parameters import torch_compile_options
+from rocserve.backends.pytorch.program import (
+    DTYPES,
+    Program,
+    ProgramSignature,
+    open_exported,
+    open_package,
+    outputs_of,
+    read_exported,
+)
 from rocserve.core.errors import invalid_argument, unavailable
-from rocserve.core.plain import from_json
+from rocserve.core.plain import from_json, to_json
+from rocserve.jobs.messages import Report
 
 _COMPILERS = ("g++", "clang++")
+_PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
+"""The files of a compiled program."""
+_WORK = "work"
+"""Where Inductor keeps its sources and objects meanwhile."""
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `parameters` and `torch_compile`. A package, which is compiled already, is served as it is.
+    """Parameters: see `parameters`. A package, which is compiled already, is served as it is.
 
     Raises:
         ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, there is no C++ compiler, or
@@ -37,19 +50,17 @@ def load(model: ModelSource) -> LoadedModel:
     if file_kind(model.model_file) is FileKind.PACKAGE:
         return eager.load(model)
     require_exported(model, "inductor")
-    options = run_options(model.config)
-    set_up(options)
-    device = eager.find_device(model)
+    options, device = eager.set_up(model)
     folder = _compiled(model, options.precision, device)
-    package = open_package(folder / PACKAGE, device)
-    signature = from_json(ProgramSignature, (folder / SIGNATURE).read_bytes())
+    package = open_package(folder / _PACKAGE, device)
+    signature = from_json(ProgramSignature, (folder / _SIGNATURE).read_bytes())
     if len(signature.inputs) != len(package.signature.inputs):
         raise invalid_argument(
             f"model '{model.name}': its program has inputs that are no tensors, with which Inductor's packages cannot"
             " be called; export it without them, or leave parameter 'engine' out"
         )
     program = Program(package.call, replace(signature, overwritten=package.signature.overwritten))
-    return eager.served(model, program, options, device, {"program": "compiled by Inductor"})
+    return TorchModel(model, program, options, device, {"program": "compiled by Inductor"})
 
 
 def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
@@ -67,7 +78,7 @@ def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
 
 
 def _machine(device: torch.device) -> tuple[str, ...]:
-    """What a package depends on beside the program."""
+    """The machine's part of a package's name in the cache."""
     if device.type == "cpu":
         return torch.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability()
     found = torch.cuda.get_device_properties(device)
@@ -82,3 +93,72 @@ def _require_compiler(name: str) -> None:
             f" {named or ' or '.join(_COMPILERS)} on this machine; install one (Debian, Ubuntu: apt-get install g++),"
             " or leave the parameter out, to run the program as it is"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class InductorJob:
+    model_name: str
+    model_file: str
+    folder: str
+    device: str
+    """As PyTorch writes it, e.g. "cuda:0"."""
+    precision: str
+    mode: str
+    """Of torch.compile: "", or default, reduce-overhead, max-autotune ..."""
+    options: str
+    """Inductor's own, by their names, as a JSON object."""
+
+    @property
+    def title(self) -> str:
+        return f"compiling model '{self.model_name}' with Inductor"
+
+
+def perform(job: InductorJob, report: Report) -> Written:
+    """
+    Raises:
+        ServeError: the program cannot be compiled.
+    """
+    work = Path(job.folder) / _WORK
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work)
+    device = torch.device(job.device)
+    report("reading the program")
+    exported = read_exported(Path(job.model_file), device)
+    program = open_exported(exported, DTYPES.get(job.precision))
+    if job.precision in DTYPES:
+        report(f"exporting it in {job.precision}")
+        exported = _flat_export(program, device)
+    # As many threads as the process has that runs it, not this one.
+    settings: dict[str, Any] = {"cpp.dynamic_threads": True}
+    if job.mode:
+        settings.update(torch._inductor.list_mode_options(job.mode))
+    settings.update(json.loads(job.options))
+    report("compiling")
+    try:
+        torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(Path(job.folder) / _PACKAGE), inductor_configs=settings
+        )
+    except Exception as error:
+        raise unavailable(f"Inductor cannot compile it: {error}") from error
+    (Path(job.folder) / _SIGNATURE).write_bytes(to_json(program.signature))
+    shutil.rmtree(work, ignore_errors=True)
+    return Written()
+
+
+def _flat_export(program: Program, device: torch.device) -> Any:
+    """The same program exported again, called with its tensors one behind the other."""
+
+    class Flat(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, *values: Any) -> Any:
+            return tuple(outputs_of(program.call(values)))
+
+    example = []
+    varying = []
+    for tensor in program.signature.inputs:
+        assert tensor.datatype is not None and tensor.shape is not None, "programs of torch.export say them"
+        example.append(torch.zeros(tensor.sample, dtype=torch_dtype(tensor.datatype), device=device))
+        varying.append({place: torch.export.Dim.AUTO for place, size in enumerate(tensor.shape) if size == -1})
+    try:
+        with torch.no_grad():
+            return torch.export.export(Flat(), tuple(example), dynamic_shapes={"values": tuple(varying)})
+    except Exception as error:
+        raise invalid_argument(f"the program cannot compute in that precision: {error}") from error

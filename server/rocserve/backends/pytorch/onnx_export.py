@@ -1,22 +1,29 @@
 """The engine migraphx-onnx: programs of torch.export, written as ONNX by a child process and compiled by MIGraphX.
 
-Nothing of PyTorch is imported here: a process that loads MIGraphX cannot have both.
+Only the child process imports PyTorch: a process that loads MIGraphX cannot have both.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.base import LoadedModel, ModelSource
+from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.serving.compile_context import open_compile_context
 from rocserve.backends.migraphx.serving.compiled_model import load_compiled
-from rocserve.backends.pytorch.compile_job import ONNX, OnnxJob
+from rocserve.backends.pytorch.job_files import Written, written_folder
 from rocserve.backends.pytorch.model_file import require_exported
-from rocserve.backends.pytorch.written_files import written_folder
+from rocserve.core.errors import unavailable
+from rocserve.jobs.messages import Report
 
 _LOG = logging.getLogger(__name__)
+
+_FILE = "model.onnx"
+_LARGEST_BYTES = 1 << 31
+"""Of one file: protobuf's limit."""
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -28,14 +35,52 @@ def load(model: ModelSource) -> LoadedModel:
     """
     require_exported(model, "migraphx-onnx")
     context = open_compile_context(model, _LOG)
-    return load_compiled(context, _exported(model), "written as ONNX from a program of torch.export")
-
-
-def _exported(model: ModelSource) -> Path:
     inputs = tuple(entry.name for entry in model.config.inputs)
     outputs = tuple(entry.name for entry in model.config.outputs)
     parts = (importlib.metadata.version("torch"), repr((inputs, outputs)))
     folder = written_folder(
         model, "onnx", parts, lambda folder: OnnxJob(model.name, str(model.model_file), str(folder), inputs, outputs)
     )
-    return folder / ONNX
+    return load_compiled(context, folder / _FILE, "written as ONNX from a program of torch.export")
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxJob:
+    model_name: str
+    model_file: str
+    folder: str
+    inputs: tuple[str, ...]
+    """Their names in the configuration."""
+    outputs: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"exporting model '{self.model_name}' to ONNX"
+
+
+def perform(job: OnnxJob, report: Report) -> Written:
+    """
+    Raises:
+        ServeError: the program cannot be written as ONNX.
+    """
+    missing = [name for name in ("onnx", "onnxscript") if not is_installed(name)]
+    if missing:
+        raise unavailable(f"torch.onnx.export needs {' and '.join(missing)}: pip install onnx onnxscript")
+    report("importing PyTorch")
+    from rocserve.backends.pytorch.binding import given_names
+    from rocserve.backends.pytorch.onnx_file import write_onnx
+    from rocserve.backends.pytorch.program import open_exported, read_exported
+
+    report("reading the program")
+    exported = read_exported(Path(job.model_file))
+    signature = open_exported(exported).signature
+    names = given_names(signature.inputs, job.inputs), given_names(signature.outputs or (), job.outputs)
+    size = sum(value.nbytes for value in exported.state_dict.values())
+    if size >= _LARGEST_BYTES:
+        raise unavailable(f"its weights are {size >> 20} MiB, and one ONNX file holds 2 GiB at most")
+    report("exporting")
+    try:
+        write_onnx(exported, Path(job.folder) / _FILE, *names)
+    except Exception as error:
+        raise unavailable(f"PyTorch cannot export it to ONNX: {error}") from error
+    return Written()

@@ -1,22 +1,12 @@
-"""What a model's parameters say of how PyTorch runs it: Triton's, by its names, and rocserve's own.
-
-| parameter | meaning | default |
-|---|---|---|
-| precision | fp32: as the file has it; fp16, bf16: weights and computation; tensors stay as they are | fp32 |
-| INTRA_OP_THREAD_COUNT, NUM_THREADS | threads within one operator, of each instance | the CPUs by the instances |
-| INTER_OP_THREAD_COUNT, NUM_INTEROP_THREADS | operators of TorchScript side by side | 1 |
-| INFERENCE_MODE | torch.inference_mode, else torch.no_grad | true |
-| DISABLE_OPTIMIZED_EXECUTION, ENABLE_JIT_EXECUTOR, ENABLE_JIT_PROFILING, ENABLE_TENSOR_FUSER | TorchScript's own | |
-| DISABLE_CUDNN | the GPU's library of network operators is left out | false |
-| batches_at_once | that an instance may have under way | 2 where they run at fixed sizes on a GPU, else 1 |
-| ENABLE_CACHE_CLEANING | GPU memory that is free goes back after each batch | false |
-"""
+"""Reads a model's parameters of how PyTorch runs it: Triton's, by its names, and rocserve's own."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
 from rocserve.core.errors import invalid_argument
@@ -27,14 +17,13 @@ _LOG = logging.getLogger(__name__)
 _MOST_AT_ONCE = 8
 """Each has pinned memory for the largest batch."""
 _SWITCHES = ("true", "false", "1", "0", "True", "False")
-_REFUSED = {
-    "ENABLE_NVFUSER": "PyTorch has had no nvFuser since 2.2; leave it out",
-}
-"""Where they are switched on: cannot be followed, and why."""
-_WITHOUT_EFFECT = {
-    "ENABLE_WEIGHT_SHARING": "each instance is a process with weights of its own; of one instance there is one copy",
-}
-"""Where they are switched on: results are the same without, and why it is not followed."""
+_SCRIPT_SWITCHES = ("ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER")
+
+TORCH_COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
+_COMPILE_OPTIONS: Mapping[str, type] = {
+    "fullgraph": bool, "dynamic": bool, "backend": str, "mode": str, "options": dict, "disable": bool,
+}  # fmt: skip
+"""The first two change nothing: an exported program is one graph, and says which of its sizes vary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +47,17 @@ def run_options(config: ModelConfig) -> RunOptions:
     Raises:
         ServeError: INVALID_ARGUMENT, a parameter is wrong or cannot be followed.
     """
-    for name, why in _REFUSED.items():
-        if _switch(config, name, False):
-            raise invalid_argument(f"model '{config.name}': parameter '{name}' cannot be followed: {why}")
-    for name, why in _WITHOUT_EFFECT.items():
-        if _switch(config, name, False):
-            _LOG.warning("model '%s': parameter '%s' changes nothing: %s", config.name, name, why)
-    switches = ("ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER")
+    if _switch(config, "ENABLE_NVFUSER", False):
+        raise invalid_argument(
+            f"model '{config.name}': parameter 'ENABLE_NVFUSER' cannot be followed: PyTorch has had no nvFuser since"
+            " 2.2; leave it out"
+        )
+    if _switch(config, "ENABLE_WEIGHT_SHARING", False):
+        _LOG.warning(
+            "model '%s': parameter 'ENABLE_WEIGHT_SHARING' changes nothing: each instance is a process with weights of"
+            " its own; of one instance there is one copy",
+            config.name,
+        )
     return RunOptions(
         precision=read_choice(config, "precision", "fp32", ("fp32", "fp16", "bf16")),
         intra_op_threads=_threads(config, "INTRA_OP_THREAD_COUNT", "NUM_THREADS") or _threads_an_instance(config),
@@ -74,8 +67,44 @@ def run_options(config: ModelConfig) -> RunOptions:
         cudnn=not _switch(config, "DISABLE_CUDNN", False),
         batches_at_once=read_integer(config, "batches_at_once", 0, 1, _MOST_AT_ONCE),
         cleans_cache=_switch(config, "ENABLE_CACHE_CLEANING", False),
-        script_switches={name: _switch(config, name, True) for name in switches if config.parameters.get(name)},
+        script_switches={name: _switch(config, name, True) for name in _SCRIPT_SWITCHES if config.parameters.get(name)},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCompileOptions:
+    is_asked_for: bool = False
+    """Whether the parameter is there and does not disable it."""
+    mode: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT, it is no such object, or asks for another compiler than Inductor.
+    """
+    text = config.parameters.get(TORCH_COMPILE, "").strip()
+    if not text:
+        return TorchCompileOptions()
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or any(
+        key not in _COMPILE_OPTIONS or not isinstance(value, _COMPILE_OPTIONS[key]) for key, value in given.items()
+    ):
+        known = ", ".join(f"{key} ({kind.__name__})" for key, kind in _COMPILE_OPTIONS.items())
+        raise invalid_argument(
+            f"parameter '{TORCH_COMPILE}' of model '{config.name}' must be a JSON object with any of {known},"
+            f" not '{text}'"
+        )
+    if given.get("backend", "inductor") != "inductor":
+        raise invalid_argument(
+            f"parameter '{TORCH_COMPILE}' of model '{config.name}' asks for the backend '{given['backend']}'; only"
+            " inductor can be had so"
+        )
+    return TorchCompileOptions(not given.get("disable", False), given.get("mode", ""), given.get("options", {}))
 
 
 def _switch(config: ModelConfig, name: str, default: bool) -> bool:

@@ -1,17 +1,21 @@
-"""A program of PyTorch's that has been opened, whatever kind of file it comes from."""
+"""Programs of PyTorch: opened from each kind of file, with what the file says of their inputs and outputs."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
-from rocserve.backends.pytorch.datatypes import torch_dtype
+from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
 from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """By the parameter `precision`; fp32 is as the file has it."""
@@ -22,7 +26,13 @@ _PRECISIONS = {
     torch.int8: "int8",
     torch.uint8: "uint8",
 }
-"""What weights may be in; integers of other sizes count or point."""
+"""Of weights; integers of other sizes are counts or indices."""
+_UNBOUNDED = 1 << 31
+"""torch.export gives a size without a bound a larger one."""
+_LEAST_ROWS = 2
+"""torch.export's lower bound of a size that it has not tried with 0 and 1, which work."""
+_PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
+"""In a package's metadata: the kind of device that it was compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +40,30 @@ class ProgramTensor:
     """An input or an output as the program's file has it."""
 
     names: tuple[str, ...]
-    """What a configuration may call it; the first is what it is called without one."""
+    """Those that a configuration may use; the first is the default."""
     datatype: DataType | None = None
     """None = the file does not say."""
     shape: tuple[int, ...] | None = None
     """-1 where the size varies; None = the file does not say."""
     sample: tuple[int, ...] = ()
-    """A shape that the program takes for sure, where the file says the shape."""
+    """A shape that the program is known to take; empty where the file does not say the shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramSignature:
-    """What a program's file says of it."""
+    """A program's inputs and outputs, as far as its file says them."""
 
     inputs: tuple[ProgramTensor, ...]
     outputs: tuple[ProgramTensor, ...] | None
-    """None = a run tells."""
+    """None = only a run shows them."""
     batches: bool = False
-    """Whether the first dimension of all inputs and outputs is one number, which may be any."""
+    """Whether the first dimension of all inputs and outputs is one number, which may vary."""
     most_rows: int | None = None
-    """That it takes; None = any number."""
-    goes_by_order: bool = False
-    """Whether names that are none of the program's stand for its tensors in the configuration's order."""
+    """None = any number."""
+    by_position: bool = False
+    """Whether names in the configuration that are not the program's are matched by their order."""
     overwritten: frozenset[int] = frozenset()
-    """The inputs that it may write into, by their places."""
+    """The positions of the inputs that it may write into."""
     precision: str = ""
     """Of its weights: "fp32", "int8, fp32"; "" = the file does not say."""
 
@@ -61,50 +71,31 @@ class ProgramSignature:
 @dataclass(frozen=True, slots=True)
 class Program:
     call: Callable[[Sequence[Any]], Any]
-    """From all inputs, each a tensor or a list of str, to what the program returns: a tensor, a list of str, or tuples,
+    """From all inputs, each a tensor or a list of str, to the program's result: a tensor, a list of str, or tuples,
     lists and dicts of them."""
     signature: ProgramSignature
 
 
-def precision_of(weights: Mapping[str, Any]) -> str:
-    """What most of their bytes are in comes first."""
-    sizes: Counter[str] = Counter()
-    for tensor in weights.values():
-        if isinstance(tensor, torch.Tensor) and tensor.dtype in _PRECISIONS:
-            sizes[_PRECISIONS[tensor.dtype]] += tensor.nbytes
-    return ", ".join(name for name, _ in sizes.most_common())
-
-
 def outputs_of(result: Any) -> list[Any]:
-    """The tensors and lists of str in what a program returned, in its order."""
+    """The tensors and lists of str in a program's result, in its order."""
     if isinstance(result, torch.Tensor):
         return [result]
     return [leaf for leaf in pytree.tree_leaves(result, _is_strings) if isinstance(leaf, torch.Tensor | list)]
 
 
 def output_names(result: Any, kind: type | tuple[type, ...] = (torch.Tensor, list)) -> list[tuple[str, ...]]:
-    """What a configuration may call the leaves of this kind in a program's result.
-
-    Triton's names are OUTPUT__<place>, and RESULT with the way there; what lies in a dict goes by its key first.
-    """
+    """The names that a configuration may use for the leaves of this kind in a program's result: the key of a dict,
+    then Triton's, OUTPUT__<position> and RESULT with the path."""
     names: list[tuple[str, ...]] = []
     for path, leaf in pytree.tree_flatten_with_path(result, _is_strings)[0]:
         if isinstance(leaf, kind):
             key = (str(path[0].key),) if len(path) == 1 and isinstance(path[0], pytree.MappingKey) else ()
-            names.append((*key, f"OUTPUT__{len(names)}", f"RESULT{_way(path)}"))
+            names.append((*key, f"OUTPUT__{len(names)}", f"RESULT{_path_text(path)}"))
     return names
 
 
-def input_names(in_spec: Any) -> list[str]:
-    """ARGS[0], ARGS[1][key], KWARGS[mask]: Triton's names for what a program is called with."""
-    args, kwargs = pytree.tree_unflatten([0] * in_spec.num_leaves, in_spec)
-    positional = [f"ARGS{_way(path)}" for path, _ in pytree.tree_flatten_with_path(args)[0]]
-    return positional + [f"KWARGS{_way(path)}" for path, _ in pytree.tree_flatten_with_path(kwargs)[0]]
-
-
 def in_precision(program: Program, dtype: torch.dtype) -> Program:
-    """The same program, whose weights are of `dtype`: it is given what it computes in, and its tensors stay as they
-    are."""
+    """A program whose weights are of `dtype`, called with tensors of its original datatypes."""
     known = program.signature.outputs or ()
     wanted = [torch_dtype(tensor.datatype) for tensor in known if tensor.datatype is not None]
 
@@ -122,9 +113,231 @@ def in_precision(program: Program, dtype: torch.dtype) -> Program:
     return replace(program, call=call)
 
 
-def _way(path: Sequence[Any]) -> str:
+def read_exported(path: Path, device: torch.device | None = None) -> Any:
+    """A program of torch.export, with its weights on the device.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, PyTorch cannot read it, with PyTorch's reason.
+    """
+    # Operators of quantised programs, without which these cannot be read.
+    import torch.ao.quantization.fx._decomposed
+
+    # Pickles in it, of the example's tensors, are read as tensors and nothing else: PyTorch itself would fall back to
+    # pickles that call functions.
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    try:
+        exported = torch.export.load(path)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    if device is None or device.type == "cpu":
+        return exported
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(exported, device)
+
+
+def open_exported(
+    exported: Any, dtype: torch.dtype | None = None, compiled: Callable[[Any], Callable[..., Any]] | None = None
+) -> Program:
+    """A program of torch.export.
+
+    Args:
+        dtype: of the weights and the computation; None = the file's.
+        compiled: gives what runs in the place of the program's module.
+
+    Raises:
+        ServeError: as `exported_program`.
+    """
+    module = exported.module()
+    if dtype is not None:
+        module = module.to(dtype)
+    program = exported_program(exported, module if compiled is None else compiled(module), module.state_dict())
+    return program if dtype is None else in_precision(program, dtype)
+
+
+def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping[str, Any] | None = None) -> Program:
+    """The signature of a program of torch.export, and `module`, which takes the same arguments, to run it.
+
+    Args:
+        weights: those of `module`; None = the file's.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, one of its tensors cannot be served.
+    """
+    in_spec = exported.call_spec.in_spec
+    values = _values(exported)
+    constants: list[Any] = []
+    places: list[int] = []
+    inputs: list[ProgramTensor] = []
+    specs = [spec for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    for place, (spec, path) in enumerate(zip(specs, _argument_paths(in_spec), strict=True)):
+        constants.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else None)
+        if isinstance(spec.arg, ConstantArgument):
+            continue
+        if not isinstance(spec.arg, TensorArgument):
+            raise invalid_argument(
+                f"input '{spec.arg.name}' of the program is no tensor; export it with a tensor there"
+            )
+        inputs.append(_tensor("input", (spec.arg.name, f"INPUT__{len(inputs)}", path), values[spec.arg.name]))
+        places.append(place)
+    results = [spec for spec in exported.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    tensors = [spec.arg.name for spec in results if isinstance(spec.arg, TensorArgument)]
+    names = output_names(
+        pytree.tree_unflatten([spec.arg for spec in results], exported.call_spec.out_spec), TensorArgument
+    )
+    rows = _common_rows([values[tensor.names[0]] for tensor in inputs] + [values[name] for name in tensors])
+    bounds = exported.range_constraints.get(rows)
+    written = exported.graph_signature.user_inputs_to_mutate.values()
+
+    def call(given: Sequence[Any]) -> Any:
+        leaves = list(constants)
+        for place, value in zip(places, given, strict=True):
+            leaves[place] = value
+        args, kwargs = pytree.tree_unflatten(leaves, in_spec)
+        return module(*args, **kwargs)
+
+    signature = ProgramSignature(
+        tuple(inputs),
+        tuple(_tensor("output", own, values[name]) for own, name in zip(names, tensors, strict=True)),
+        batches=bool(inputs) and rows is not None and (bounds is None or bool(bounds.lower <= _LEAST_ROWS)),
+        most_rows=None if bounds is None or not bounds.upper < _UNBOUNDED else int(bounds.upper),
+        overwritten=frozenset(place for place, tensor in enumerate(inputs) if tensor.names[0] in written),
+        precision=_precision_of(exported.state_dict if weights is None else weights),
+    )
+    return Program(call, signature)
+
+
+def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
+    """A TorchScript program.
+
+    Args:
+        dtype: of the weights and the computation; None = the file's.
+        keys: the names of the inputs in the configuration, for a `forward` that takes a dict.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, PyTorch cannot read it, or it takes something else than tensors and strings.
+    """
+    try:
+        module = torch.jit.load(path, map_location=device)
+        if hasattr(module, "training"):  # A frozen one has no modes.
+            module.eval()
+        if dtype is not None:
+            module.to(dtype)
+        arguments = module.forward.schema.arguments[1:]
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    precision = _precision_of(module.state_dict())
+    needed = [argument for argument in arguments if not argument.has_default_value() or _is_tensor(argument)]
+    if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
+        signature = _without_shapes([(key,) for key in keys], precision)
+        return Program(lambda values: module(dict(zip(keys, values, strict=True))), signature)
+    for argument in needed:
+        if not _is_tensor(argument) and str(argument.type) != "List[str]":
+            raise invalid_argument(
+                f"argument '{argument.name}' of forward in {path.name} is of type {argument.type}; what can be served"
+                " are arguments of type Tensor or List[str], or a single one of type Dict[str, Tensor]"
+            )
+    names = [(argument.name, f"INPUT__{place}") for place, argument in enumerate(needed)]
+    return Program(lambda values: module(*values), _without_shapes(names, precision, by_position=True))
+
+
+def open_package(path: Path, device: torch.device) -> Program:
+    """A package of AOTInductor.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, PyTorch cannot load it; UNAVAILABLE, it is compiled for another kind of device.
+    """
+    try:
+        package = torch._inductor.aoti_load_package(
+            str(path), device_index=-1 if device.index is None else device.index
+        )
+        compiled_for = package.loader.get_metadata().get(_PACKAGE_DEVICE, device.type)
+        in_spec = pytree.treespec_loads(package.loader.get_call_spec()[0])
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    if compiled_for != device.type:
+        raise unavailable(
+            f"{path.name} is compiled for PyTorch's device '{compiled_for}' and the instance is on '{device.type}';"
+            " give the model instances there, or compile the program for this device"
+        )
+
+    def call(values: Sequence[Any]) -> Any:
+        args, kwargs = pytree.tree_unflatten(list(values), in_spec)
+        return package(*args, **kwargs)
+
+    names = [(f"INPUT__{place}", argument) for place, argument in enumerate(_argument_paths(in_spec))]
+    return Program(call, _without_shapes(names))
+
+
+def _without_shapes(
+    inputs: Sequence[tuple[str, ...]], precision: str = "", by_position: bool = False
+) -> ProgramSignature:
+    """Of a file that gives neither datatypes nor shapes. The program may write into any of its inputs."""
+    tensors = tuple(map(ProgramTensor, inputs))
+    overwritten = frozenset(range(len(tensors)))
+    return ProgramSignature(tensors, None, by_position=by_position, overwritten=overwritten, precision=precision)
+
+
+def _precision_of(weights: Mapping[str, Any]) -> str:
+    """The one that most bytes are in comes first."""
+    sizes: Counter[str] = Counter()
+    for tensor in weights.values():
+        if isinstance(tensor, torch.Tensor) and tensor.dtype in _PRECISIONS:
+            sizes[_PRECISIONS[tensor.dtype]] += tensor.nbytes
+    return ", ".join(name for name, _ in sizes.most_common())
+
+
+def _argument_paths(in_spec: Any) -> list[str]:
+    """Triton's names for a program's arguments: ARGS[0], ARGS[1][key], KWARGS[mask]."""
+    args, kwargs = pytree.tree_unflatten([0] * in_spec.num_leaves, in_spec)
+    positional = [f"ARGS{_path_text(path)}" for path, _ in pytree.tree_flatten_with_path(args)[0]]
+    return positional + [f"KWARGS{_path_text(path)}" for path, _ in pytree.tree_flatten_with_path(kwargs)[0]]
+
+
+def _path_text(path: Sequence[Any]) -> str:
     return "".join(f"[{getattr(key, 'idx', getattr(key, 'key', getattr(key, 'name', '')))}]" for key in path)
+
+
+def _values(exported: Any) -> dict[str, Any]:
+    """Inputs and outputs by the names of the graph's nodes, as tensors without data."""
+    (results,) = exported.graph.output_node().args
+    nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    nodes += [node for node in results if isinstance(node, torch.fx.Node)]
+    return {node.name: node.meta.get("val") for node in nodes}
+
+
+def _tensor(kind: str, names: tuple[str, ...], value: Any) -> ProgramTensor:
+    shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+    datatype = datatype_of(value.dtype, f"{kind} '{names[0]}' of the program")
+    return ProgramTensor(names, datatype, shape, tuple(map(_example_size, value.shape)))
+
+
+def _example_size(size: Any) -> int:
+    """The one that the program was exported with."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else 1
+
+
+def _common_rows(tensors: Sequence[Any]) -> Any:
+    """The symbol that is the first size of all of them, and in no other size; None where there is none."""
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if not all(shape and not isinstance(shape[0], int) for shape in shapes):
+        return None
+    first = {shape[0].node.expr for shape in shapes}
+    others = [size.node.expr for shape in shapes for size in shape[1:] if not isinstance(size, int)]
+    symbol: Any = first.pop() if len(first) == 1 else None
+    is_alone = symbol is not None and not any(symbol in size.free_symbols for size in others)
+    return symbol if is_alone and symbol.is_symbol else None
+
+
+def _is_tensor(argument: Any) -> bool:
+    return bool(argument.type.kind() == "TensorType")
 
 
 def _is_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(element, str) for element in value)
+
+
+def _unreadable(path: Path, error: Exception) -> ServeError:
+    return invalid_argument(f"PyTorch {torch.__version__} cannot read {path.name}: {error}")

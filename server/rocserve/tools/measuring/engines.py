@@ -127,7 +127,7 @@ def _torch_module(torch: Any, file: str) -> Any:
             " version folder as model.pt (TorchScript) or model.pt2 (torch.export)",
         )
         return converter.convert(file).eval()
-    from rocserve.backends.pytorch.exported import read_exported
+    from rocserve.backends.pytorch.program import read_exported
 
     match file_kind(Path(file)):
         case FileKind.EXPORTED:

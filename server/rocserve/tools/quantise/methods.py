@@ -29,7 +29,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 )
 from torchao.utils import unwrap_tensor_subclass
 
-from rocserve.backends.pytorch.exported import exported_program
+from rocserve.backends.pytorch.program import exported_program
 from rocserve.core.errors import invalid_argument
 from rocserve.tools.quantise.program import Array, layers, results
 

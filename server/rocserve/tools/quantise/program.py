@@ -11,8 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from rocserve.backends.pytorch.exported import exported_program
-from rocserve.backends.pytorch.program import Program, outputs_of
+from rocserve.backends.pytorch.program import Program, exported_program, outputs_of
 
 Array = np.ndarray[Any, Any]
 

@@ -70,12 +70,12 @@ def quantise(options: QuantiseOptions, out: Console) -> None:
         if find_spec(package) is None:
             raise unavailable(f"this needs {package}, which is not installed: pip install '{needed}'")
     _hush()
-    from rocserve.backends.pytorch.exported import exported_program
+    from rocserve.backends.pytorch.program import open_exported
     from rocserve.tools.quantise.data import read_samples
     from rocserve.tools.quantise.program import layers
 
     exported = _read(options.model)
-    original = exported_program(exported, exported.module())
+    original = open_exported(exported)
     runs = read_samples(original.signature, options.data, options.samples, options.pipeline)
     count = len(layers(exported.graph))
     quantised = _quantised(options, exported, runs)
@@ -92,8 +92,8 @@ def quantise(options: QuantiseOptions, out: Console) -> None:
 
 
 def _read(path: Path) -> ExportedProgram:
-    from rocserve.backends.pytorch.exported import read_exported
     from rocserve.backends.pytorch.model_file import FileKind, file_kind
+    from rocserve.backends.pytorch.program import read_exported
 
     kind = file_kind(path)
     if kind is not FileKind.EXPORTED:
@@ -144,11 +144,11 @@ def _written(path: Path) -> Run:
 
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return lambda run: session.run(None, dict(run))
-    from rocserve.backends.pytorch.exported import exported_program
+    from rocserve.backends.pytorch.program import open_exported
     from rocserve.tools.quantise.program import results
 
     exported = _read(path)
-    program = exported_program(exported, exported.module())
+    program = open_exported(exported)
     return lambda run: results(program, run)
 
 

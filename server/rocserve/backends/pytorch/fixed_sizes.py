@@ -1,0 +1,200 @@
+"""Batches on a GPU at fixed sizes: pinned memory on the way there and back, and a captured graph for each size.
+
+A graph replays all of a program's kernels by one call, on memory that stays where it is: a batch is put into the input
+of the next size, and its results' other rows are left out. Several batches may be in flight, each on a stream and
+memory of its own: while one is computed the next is copied in, and the results of the one before are copied out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rocserve.backends.base import Batch, BatchResult
+from rocserve.backends.batch_sizes import pieces
+from rocserve.backends.pytorch.datatypes import torch_dtype
+from rocserve.backends.pytorch.program import outputs_of
+from rocserve.core.requests import TensorSpec
+from rocserve.core.tensors import Tensor
+
+if TYPE_CHECKING:
+    from rocserve.backends.pytorch.model import TorchModel
+
+Array = np.ndarray[Any, Any]
+_LOG = logging.getLogger(__name__)
+
+_RUNS_BEFORE = 3
+"""Of a size before it is captured: libraries choose their kernels then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """A batch size, and the memory that it works on."""
+
+    run: Callable[[], Sequence[Any]]
+    """From the values in `inputs` to the outputs, on the GPU."""
+    inputs: Sequence[Any]
+    staged_inputs: Sequence[Any]
+    """Pinned, on the host."""
+    staged_outputs: Sequence[Any]
+    memory: Mapping[str, memoryview]
+    """Of the staged inputs."""
+
+
+class SizedExecution:
+    """Runs batches at fixed sizes, each beside those of the model's other executions. On one thread."""
+
+    def __init__(self, model: TorchModel, computed: Any) -> None:
+        """`computed`: the event that follows each computation of the model, which shares memory with the next."""
+        self.by_size: dict[int, _Size] = {}
+        self._model = model
+        self._computed = computed
+        self._stream = torch.cuda.Stream(model.device)
+        """For its copies and computations, and for inputs that are made on the GPU."""
+        self._ended = torch.cuda.Event()
+        self._batch: Batch
+        self._outputs: list[Any] = []
+
+    def input_memory(self, rows: int) -> Mapping[str, memoryview]:
+        """See Execution; a batch in it need not be copied."""
+        size = next((size for size in self.by_size if size >= rows), None)
+        return {} if size is None else self.by_size[size].memory
+
+    def start(self, batch: Batch) -> None:
+        """See Execution."""
+        self._batch = batch
+        model = self._model
+        with model.errors(), model.mode(), torch.cuda.stream(self._stream):
+            inputs = [model.value(tensor, copies=False) for tensor in model.inputs_of(batch)]
+            *others, last = pieces(len(inputs[0]), tuple(self.by_size))
+            parts = []
+            for piece in others:
+                self._run([tensor[piece.start : piece.start + piece.rows] for tensor in inputs], piece.batch_size)
+                self._ended.synchronize()
+                parts.append([output.clone() for output in self._outputs])
+            rest = [tensor[last.start : last.start + last.rows] for tensor in inputs]
+            self._run(rest, last.batch_size, () if parts else model.staying(batch))
+            if parts:
+                self._ended.synchronize()
+                self._outputs = [torch.cat(column) for column in zip(*parts, self._outputs, strict=True)]
+
+    @property
+    def is_done(self) -> bool:
+        """See Execution."""
+        return bool(self._ended.query())
+
+    def result(self) -> BatchResult:
+        """See Execution."""
+        with self._model.errors():
+            self._ended.synchronize()
+        named = self._model.named(self._outputs, self._batch)
+        outputs = {name: _copied(value, self._batch.room.get(name)) for name, value in named.outputs.items()}
+        return BatchResult(outputs, kept=named.kept)
+
+    def _run(self, inputs: Sequence[Any], size: int, staying: Collection[int] = ()) -> None:
+        """On the current stream. `staying`: the positions of outputs that are left on the GPU."""
+        own = self.by_size[size]
+        rows = len(inputs[0])
+        for given, staged, placed in zip(inputs, own.staged_inputs, own.inputs, strict=True):
+            if not given.is_cuda and given.data_ptr() != staged.data_ptr():
+                staged[:rows].copy_(given)
+            placed[:rows].copy_(given if given.is_cuda else staged[:rows], non_blocking=True)
+        self._stream.wait_event(self._computed)
+        outputs = own.run()
+        self._computed.record(self._stream)
+        tensors = self._model.tensors
+        assert tensors is not None, "a GPU's"
+        self._outputs = [
+            tensors.share(output[:rows]) if place in staying else staged[:rows].copy_(output[:rows], non_blocking=True)
+            for place, (output, staged) in enumerate(zip(outputs, own.staged_outputs, strict=True))
+        ]
+        self._ended.record(self._stream)
+
+
+def sized_executions(
+    model: TorchModel,
+    specs: Sequence[TensorSpec],
+    sizes: Sequence[int],
+    count: int,
+    captures: bool,
+    report: Callable[[str], None],
+) -> list[SizedExecution]:
+    """So many executions of these sizes, ascending, as far as memory suffices.
+
+    Args:
+        specs: of the inputs in the program's order; all their dimensions but the batch's are numbers.
+        captures: whether graphs are captured.
+
+    Raises:
+        Exception: the program cannot be captured, or memory does not suffice for the first size.
+    """
+    computed = torch.cuda.Event()
+    executions = [SizedExecution(model, computed) for _ in range(count)]
+    # All are captured on one stream: memory that one graph has used may then be used by another.
+    stream, pool = torch.cuda.Stream(model.device), torch.cuda.graph_pool_handle()
+
+    def captured(run: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            outputs = run()
+
+        def replay() -> Sequence[Any]:
+            graph.replay()
+            return outputs
+
+        return replay
+
+    def opened(size: int) -> _Size:
+        shapes = [((size, *spec.shape[1:]), torch_dtype(spec.datatype)) for spec in specs]
+        inputs = [torch.zeros(shape, dtype=dtype, device=model.device) for shape, dtype in shapes]
+
+        def run() -> list[Any]:
+            return outputs_of(model.program.call(inputs))
+
+        with torch.cuda.stream(stream):
+            for _ in range(_RUNS_BEFORE):
+                outputs = run()
+        stream.synchronize()
+        if not all(isinstance(output, torch.Tensor) and output.shape[:1] == (size,) for output in outputs):
+            raise ValueError("an output has not the batch's rows")
+        staged = [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in shapes]
+        return _Size(
+            captured(run) if captures else run,
+            inputs,
+            staged,
+            [torch.empty(output.shape, dtype=output.dtype, pin_memory=True) for output in outputs],
+            {spec.name: _octets(tensor) for spec, tensor in zip(specs, staged, strict=True)},
+        )
+
+    for done, size in enumerate(sizes):
+        report(f"preparing batch size {size}")
+        try:
+            made = [opened(size) for _ in executions]
+        except torch.OutOfMemoryError:
+            if not done:
+                raise
+            torch.cuda.empty_cache()
+            _LOG.warning("the GPU's memory suffices for batches of %d rows; larger ones run in pieces", sizes[done - 1])
+            break
+        for execution, own in zip(executions, made, strict=True):
+            execution.by_size[size] = own
+    return executions
+
+
+def _octets(tensor: Any) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _copied(value: Array | Tensor, room: Array | None) -> Array | Tensor:
+    """An output, copied out of memory that the next batch reuses: to `room` where there is one."""
+    if isinstance(value, Tensor):
+        return Tensor(value.name, value.datatype, value.shape, bytes(value.data))
+    if room is None or room.shape != value.shape or room.dtype != value.dtype:
+        return value.copy()
+    np.copyto(room, value)
+    return room
