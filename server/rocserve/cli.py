@@ -36,6 +36,7 @@ _VERBS = {
     "tune": ("rocserve.tools.tune.verb", "find the batch size and the number of instances"),
     "doctor": ("rocserve.tools.doctor.verb", "what is installed here, what works, and why not"),
     "quantise": ("rocserve.tools.quantise.verb", "make a PyTorch program compute in int8"),
+    "convert-mar": ("rocserve.tools.convert_mar", "make a model's folder of a TorchServe archive"),
     "classify": ("rocserve.tools.images.classify", "have a running server tell what images show"),
     "detect": ("rocserve.tools.images.detect", "have a running server find objects in images, and draw them"),
 }

@@ -1,0 +1,137 @@
+"""`rocserve convert-mar`: writes a model's folder from an archive of TorchServe's torch-model-archiver."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rocserve.backends.pytorch.model_file import FileKind, file_kind
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import invalid_argument
+from rocserve.settings.flag import Kind, flag, number, positional
+from rocserve.tools.printing import console_on, say
+from rocserve.tools.verb import Verb
+
+_MANIFEST = "MAR-INF/MANIFEST.json"
+_LABELS = "index_to_name.json"
+_IMAGE_CLASSIFIER = "image_classifier"
+"""TorchServe's handler that scales to 256, cuts out 224 and normalises, as `preprocess` "imagenet" does."""
+_PIXELS = "INPUT__0:FP32:3,224,224"
+_NAME = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+
+
+def _input(text: str) -> _Input:
+    name, _, rest = text.partition(":")
+    datatype, _, dims = rest.partition(":")
+    try:
+        return _Input(name, DataType(datatype), tuple(int(size) for size in dims.split(",")))
+    except ValueError:
+        raise ValueError(f"expected NAME:DATATYPE:DIMS such as {_PIXELS}, got '{text}'") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    archive: Path = positional(Path(), Kind("MODEL.mar", Path), "an archive of torch-model-archiver")
+    model_repository: Path = flag(Path(), Kind("DIR", Path), "write the model's folder there", required=True)
+    inputs: tuple[_Input, ...] = flag(
+        (),
+        Kind("NAME:DATATYPE:DIMS", _input),
+        f"an input of a TorchScript program, without the batch dimension, e.g. {_PIXELS}; repeatable",
+        name="input",
+        repeatable=True,
+    )
+    max_batch_size: int = flag(8, number("ROWS", 0), "of a TorchScript program; 0: its inputs have no batch dimension")
+
+
+def run(options: ConvertOptions) -> None:
+    """
+    Raises:
+        ServeError: INVALID_ARGUMENT, the archive holds no program that can be served.
+    """
+    try:
+        with zipfile.ZipFile(options.archive) as archive:
+            _convert(archive, options)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, ValueError) as error:
+        raise invalid_argument(f"expected an archive of torch-model-archiver, with {_MANIFEST}: {error}") from None
+
+
+def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
+    manifest: dict[str, Any] = json.loads(archive.read(_MANIFEST))["model"]
+    name, source, handler = manifest["modelName"], manifest.get("serializedFile", ""), manifest.get("handler", "")
+    ending = Path(source).suffix
+    if ending not in (".pt", ".pt2", ".pth", ".onnx"):
+        raise invalid_argument(
+            f"model '{name}' has the file '{source}'; what can be served are TorchScript, programs of torch.export and"
+            " ONNX"
+        )
+    if not _NAME.fullmatch(name) or name.startswith("."):
+        raise invalid_argument(f"'{name}' cannot be the name of a folder")
+    version = int(str(manifest.get("modelVersion", "1")).partition(".")[0])
+    folder = options.model_repository / name
+    file = folder / str(version) / ("model.pt" if ending == ".pth" else f"model{ending}")
+    with TemporaryDirectory() as scratch:
+        program = Path(scratch, file.name)
+        program.write_bytes(archive.read(source))
+        needs_inputs = ending != ".onnx" and file_kind(program) is not FileKind.EXPORTED
+        lines = _configuration(options, handler, needs_inputs)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(program, file)
+    if needs_inputs and _LABELS in archive.namelist():
+        labels = _labels(json.loads(archive.read(_LABELS)))
+        (folder / "labels.txt").write_text("\n".join(labels) + "\n")
+        output = f'name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {len(labels)} ] label_filename: "labels.txt"'
+        lines.append(f"output {{ {output} }}")
+    if lines:
+        (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
+    out = console_on()
+    say(out, f"{folder}: version {version}, {file.name}")
+    if handler and handler != _IMAGE_CLASSIFIER:
+        say(out, f"handler '{handler}' is not converted: its steps become a pipeline or a Python model of an ensemble")
+
+
+def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) -> list[str]:
+    """Lines of config.pbtxt."""
+    lines = []
+    if needs_inputs:
+        inputs = options.inputs or ((_input(_PIXELS),) if handler == _IMAGE_CLASSIFIER else ())
+        if not inputs:
+            raise invalid_argument(
+                f"TorchScript does not say its inputs: name each, as in --input={_PIXELS}, without the batch dimension"
+            )
+        lines += ['platform: "pytorch_libtorch"', f"max_batch_size: {options.max_batch_size}"]
+        for each in inputs:
+            datatype = "STRING" if each.datatype is DataType.BYTES else each.datatype.value
+            lines.append(f'input {{ name: "{each.name}" data_type: TYPE_{datatype} dims: {list(each.dims)} }}')
+    if handler == _IMAGE_CLASSIFIER:
+        lines.append('parameters { key: "preprocess" value { string_value: "imagenet" } }')
+    return lines
+
+
+def _labels(names: dict[str, Any]) -> Sequence[str]:
+    """Of "0": "cat" or, as ImageNet's, "0": ["n02123045", "tabby"]; by number."""
+    ordered = [names[str(number)] for number in range(len(names))]
+    return [label if isinstance(label, str) else label[-1] for label in ordered]
+
+
+VERB = Verb(
+    "Write a model's folder from an archive of TorchServe: its program, TorchScript, of torch.export or ONNX, with a"
+    " configuration where the program needs one, and its labels. Handlers are not converted.",
+    ConvertOptions(),
+    run,
+    lambda options: options.archive,
+)
