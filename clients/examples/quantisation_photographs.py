@@ -92,8 +92,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write EfficientNet-Lite0 as a program of torch.export.")
     parser.add_argument("onnx", type=Path, help="the file that `rocserve get efficientnet_lite0` has written")
     parser.add_argument("out", type=Path, help="the .pt2 to write")
+    parser.add_argument("--side", type=int, default=SIDE, help="of its images, in pixels (default 224)")
     options = parser.parse_args()
-    save_program(as_network(onnx.load(options.onnx)), torch.zeros(2, 3, SIDE, SIDE), options.out)
+    save_program(as_network(onnx.load(options.onnx)), torch.zeros(2, 3, options.side, options.side), options.out)
 
 
 if __name__ == "__main__":
