@@ -1,4 +1,4 @@
-"""What models run that `preprocess` makes beside another one: post-processing in Python, names of public classes."""
+"""The Python models that `preprocess` makes beside another one: post-processing in Python, names of public classes."""
 
 PREPROCESS = "preprocess"
 """The parameter of a model that names one of these."""

@@ -1,6 +1,6 @@
 """The post-processing of YOLO detectors as a Python model: heads -> boxes, scores, classes and their names.
 
-All that is particular to a detector stands in config.pbtxt: its parameters, and the file of labels of output CLASSES.
+All that is particular to a detector is in config.pbtxt: its parameters, and the file of labels of output CLASSES.
 With `input_size` its one head holds boxes (see `yolo.detect_boxes`), else its heads are of cells and anchors.
 """
 

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 _BOX_VALUES = 5
 """The values in front of the classes' probabilities: x, y, width, height, object."""
 _BLOCK = 128
-"""So many candidates, best first, are compared with each other at once; mostly the first block is enough."""
+"""Candidates, best first, that are compared with each other at once; mostly the first block is enough."""
 _LARGEST_EXPONENT = 20.0
 """A raw width or height beyond it means a box far larger than any image; its exponential would overflow later on."""
 
@@ -115,7 +115,7 @@ def detect_boxes(
 def _finish(
     found: Detections, input_size: tuple[int, int], resize: Resize, image_size: tuple[int, int], thresholds: Thresholds
 ) -> Detections:
-    """From candidates in the network's input to what is found in the image."""
+    """From candidates in the network's input to objects in the image."""
     if min(image_size) < 1:
         raise ValueError(f"expected the height and width of the original image, got {list(image_size)}")
     return suppress(place(found, resize, input_size, image_size), thresholds.iou, thresholds.max_boxes)

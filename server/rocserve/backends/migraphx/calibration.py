@@ -7,7 +7,7 @@
                             or images, which go through a rocAL pipeline
     samples/<input>/        for several inputs: a folder of .npy files each
 
-What comes of it is checked against the program's inputs: MIGraphX takes wrong names without a word, and does not
+The samples are checked against the program's inputs: MIGraphX takes wrong names without a word, and does not
 survive wrong shapes.
 """
 
@@ -93,7 +93,7 @@ def is_image(file: Path) -> bool:
 def prepare_images(
     files: Sequence[Path], pipeline: Path, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Sequence[np.ndarray[Any, Any]]:
-    """What the pipeline makes of each image: an array of `shape` (an image's, without a batch dimension) each.
+    """The pipeline's result for each image: an array of `shape` (an image's, without a batch dimension) each.
 
     `input_name`: which the images are for.
 

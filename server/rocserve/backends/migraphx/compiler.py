@@ -16,14 +16,14 @@ from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
 from rocserve.jobs.runner import JobRunner
 
 BEFOREHAND = "compile it beforehand with `rocserve compile`"
-"""What else to do about the time limit than to raise it."""
+"""The remedy for a compile beyond the time limit, beside raising it."""
 _SEARCH = "3"
 """Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
 _SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 
 class _NoSlotFree(Exception):
-    """Waiting with the key in hand would keep it from those who have a slot, such as a load that clients wait for."""
+    """Waiting with the key locked would keep it from a process that has a slot, such as a load that clients await."""
 
 
 def _give_up() -> None:

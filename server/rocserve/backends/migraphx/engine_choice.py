@@ -1,4 +1,4 @@
-"""Whether MIGraphX runs a model: for the backends that have no other engine, and what others need to ask."""
+"""Chooses MIGraphX for a model: for the backends that have no other engine, and the rules that others share."""
 
 from __future__ import annotations
 

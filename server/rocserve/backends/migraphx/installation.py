@@ -36,14 +36,14 @@ class MigraphxInstallation:
     module_folder: str = ""
     """The folder that holds the official Python module for this interpreter; "" = there is none."""
     loader: tuple[str, ...] = ()
-    """What is put before a command to start it with the C library that MIGraphX was built for; empty = nothing."""
+    """Words before a command that start it with the C library that MIGraphX was built for; empty = none."""
     origin: str = ""
-    """Why it was looked for there, for people: "$ROCM_PATH", "the dynamic loader's cache", ..."""
+    """Why that place was searched, for people: "$ROCM_PATH", "the dynamic loader's cache", ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemPlaces:
-    """Where a system keeps what is looked for."""
+    """The folders of a system that are searched."""
 
     rocm_folders: Path = Path("/opt")
     """Holds rocm and rocm-<version>."""
@@ -63,10 +63,10 @@ def find_installation(
 ) -> MigraphxInstallation:
     """In this order: the root that the settings or $ROCSERVE_MIGRAPHX_ROOT name (then nowhere else), $ROCM_PATH,
     $LD_LIBRARY_PATH, the wheel migraphx-libs, /opt/rocm, its newest extras-*, the newest /opt/rocm-*, the dynamic
-    loader's cache. The Python module is looked for beside the library, then where this interpreter imports from.
+    loader's cache. The Python module is searched beside the library, then where this interpreter imports from.
 
     Raises:
-        ServeError: UNAVAILABLE; neither the library nor the module was found; says where was looked.
+        ServeError: UNAVAILABLE; neither the library nor the module was found; says which places were searched.
     """
     root = settings.migraphx_root or environment.get(ROOT_VARIABLE, "")
     if root:
@@ -107,7 +107,7 @@ def _in_root(root: Path, reason: str) -> MigraphxInstallation:
 
 
 def _loader(libraries: Path) -> tuple[str, ...]:
-    """A root with a C library of its own has the loader for it beside."""
+    """A root that has its own C library has the loader for it beside."""
     loader = libraries / _OWN_LOADER
     if not loader.exists():
         return ()

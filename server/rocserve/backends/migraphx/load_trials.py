@@ -1,4 +1,4 @@
-"""What the trial of a user's own .mxr came to, so that a file that crashes MIGraphX is tried once.
+"""Remembers the trials of users' own .mxr files, so that a file that crashes MIGraphX is tried once.
 
 A trial is of a file's bytes in an environment: a changed file, another MIGraphX or another GPU is tried anew.
 """

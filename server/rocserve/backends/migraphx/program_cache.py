@@ -48,7 +48,7 @@ _REMEDY = "make room, or name another folder with --cache-directory"
 
 @dataclass(frozen=True, slots=True)
 class ProgramAbout:
-    """What is known of a compiled program beside the program itself."""
+    """The description of a compiled program."""
 
     model: str
     """Whose load or tool compiled it; another model with the same file and options uses it too."""
@@ -94,7 +94,7 @@ class CachedProgram:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """An entry as `rocserve cache list` shows it; it may be gone by the time it is looked at."""
+    """An entry as `rocserve cache list` shows it; it may be gone by then."""
 
     key: str
     folder: Path
@@ -114,7 +114,7 @@ def ignore_message(text: str) -> None:
 
 
 def open_cache(settings: EngineSettings, warn: Callable[[str], None] = ignore_message) -> ProgramCache:
-    """The cache that the settings name. `warn` is told, in a sentence, of what keeps it from being used as it should.
+    """The cache that the settings name. `warn` takes a sentence on each fault of it.
 
     Raises:
         ServeError: UNAVAILABLE, others than this user may write to its folder.
@@ -125,7 +125,7 @@ def open_cache(settings: EngineSettings, warn: Callable[[str], None] = ignore_me
 class ProgramCache:
     """Compiled programs by their recipes' keys.
 
-    Where its folder cannot be written, or its disk is full, what is in it is used all the same, and new programs go to
+    Where its folder cannot be written, or its disk is full, its programs are used all the same, and new ones go to
     a spare folder among the temporary files: a model is served whatever state the cache is in.
     """
 
@@ -180,8 +180,8 @@ class ProgramCache:
         the cache has become too large.
 
         Args:
-            build: writes the program to a path and tells of it; what it raises is passed on.
-            waiting: called again and again while another process builds it; what it raises ends the wait.
+            build: writes the program to a path and describes it; exceptions are passed on.
+            waiting: called again and again while another process builds it; an exception ends the wait.
 
         Raises:
             ServeError: UNAVAILABLE, it cannot be written anywhere.
@@ -206,11 +206,11 @@ class ProgramCache:
         return found
 
     def entries(self) -> Sequence[CacheEntry]:
-        """What is in the cache and in the spare folder, those used least lately first."""
+        """All of the cache and the spare folder, those used least lately first."""
         return sorted((entry for place in self._places() for entry in place.entries()), key=lambda entry: entry.used_at)
 
     def compiling(self) -> Sequence[str]:
-        """The keys of what is being compiled at this moment, by any process."""
+        """The keys of the programs that any process compiles at this moment."""
         return [key for place in self._places() for key in place.building()]
 
     def remove(self, key: str) -> bool:
@@ -244,7 +244,7 @@ class ProgramCache:
 
     @property
     def tuning_folder(self) -> Path:
-        """Where MIOpen keeps what it has found out about this machine's GPUs."""
+        """Where MIOpen keeps its tuning for this machine's GPUs."""
         return (self._spare if self._problem else self._place).tuning
 
     @functools.cached_property
@@ -265,9 +265,9 @@ class ProgramCache:
         if "_spare" in self.__dict__:
             places.append(self._spare)
         elif is_private(self._spare_directory):
-            # Other processes may have left programs there; nothing is made or written for a look at it.
+            # Other processes may have left programs there; reading makes and writes nothing.
             places.append(_Place(self._spare_directory))
-        # The spare folder may be the very one that is looked after.
+        # The spare folder may be the cache's own.
         return list(dict.fromkeys(places))
 
     def _place_to_build(self) -> _Place:
@@ -361,7 +361,7 @@ class _Place:
             lock.release()
 
     def build(self, key: str, build: Callable[[Path], ProgramAbout]) -> CachedProgram:
-        """The program in the place of what is there. By who has the key's lock."""
+        """The program, built in place of the one that is there. With the key locked."""
         self._discard(key)
         folder = self._programs / f"{_HIDDEN}{key}"
         folder.mkdir(mode=0o700)
@@ -437,7 +437,7 @@ class _Place:
         return removed
 
     def _discard(self, key: str) -> None:
-        """Remove what there is of it. By who has the key's lock."""
+        """Remove the program. With the key locked."""
         hidden = self._programs / f"{_HIDDEN}{key}"
         shutil.rmtree(hidden, ignore_errors=True)
         with suppress(FileNotFoundError):
@@ -446,7 +446,7 @@ class _Place:
 
 
 def _verified(about_file: Path, file: BufferedReader) -> _StoredAbout:
-    """What is told about the open program, which is as it was when that was written."""
+    """What was stored about the open program, which has not changed since."""
     found = os.fstat(file.fileno())
     if not is_private_file(found):
         raise _DamagedError("others may write to it")

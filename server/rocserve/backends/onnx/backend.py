@@ -175,8 +175,8 @@ class OnnxModel:
         return self._signature
 
     def bound_batches(self, at_once: int, memory_bytes: int) -> None:
-        """Have the signature say how many rows fit, of so many batches at once: see rows_that_fit. With zeros, as in
-        `warm_up`."""
+        """Set the signature's max_batch_size to the rows that fit into memory, `at_once` batches at a time: see
+        rows_that_fit. With zeros, as in `warm_up`."""
         with suppress(ServeError):
             rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows)), at_once, memory_bytes)
             self._signature = replace(self._signature, max_batch_size=rows)
@@ -257,7 +257,7 @@ class OnnxModel:
         return Batch(inputs, tuple(spec.name for spec in self._signature.outputs), (rows,))
 
     def _made_inputs(self, rows: int) -> dict[str, Tensor]:
-        """What the server makes for one request of zeros."""
+        """The inputs that the server makes, for one request of zeros."""
         declared = {entry.name: entry for entry in self._config.inputs}
         made: dict[str, Tensor] = {}
         for entry in self._config.batch_inputs:
@@ -268,7 +268,7 @@ class OnnxModel:
         return made
 
     def _warm_up_shape(self, spec: TensorSpec, rows: int) -> tuple[int, ...]:
-        """The model's shape, with what the configuration says of the dimensions that vary, else 1."""
+        """The model's shape, its open dimensions as configured, else 1."""
         shape = spec.shape
         for declared in self._config.inputs:
             if declared.name == spec.name:
@@ -360,7 +360,7 @@ _DATATYPES = {
 
 
 def session_signature(session: Any, config: ModelConfig) -> Signature:
-    """The session's signature; the configuration's dims stand in for those that the model leaves out altogether.
+    """The session's signature; the configuration's dims are taken where the model has no shape.
 
     Raises:
         ServeError: INVALID_ARGUMENT; an input or output is no tensor, or of a type that KServe has no name for.
@@ -381,8 +381,8 @@ def _specs(kind: str, nodes: Iterable[Any], declared: Mapping[str, tuple[int, ..
         datatype = _DATATYPES.get(node.type)
         if datatype is None:
             raise invalid_argument(f"{kind} '{node.name}' has ONNX type {node.type}, {_reason(node.type)}")
-        # A dimension is a number, or a name or None where it may vary. ONNX Runtime tells a tensor without a shape
-        # and a scalar by the same empty list.
+        # A dimension is a number, or a name or None where it may vary. ONNX Runtime gives the same empty list
+        # for a tensor without a shape and a scalar.
         shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
         yield TensorSpec(node.name, datatype, shape or declared.get(node.name, ()))
 

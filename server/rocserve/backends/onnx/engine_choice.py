@@ -30,7 +30,7 @@ _NAMES = ("", "auto", "cpu", ONNXRUNTIME.name, MIGRAPHX.name)
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     """By parameter `engine`: auto (also when it is left out), migraphx, onnxruntime, cpu (ONNX Runtime on the CPU).
 
-    A parameter `target` asks for MIGraphX. A model that asks for a GPU never gets a CPU because of what is chosen here:
+    A parameter `target` asks for MIGraphX. A model that asks for a GPU never gets a CPU by this choice:
     where the engine cannot have the GPU, its instances are refused (repository/engine_plan.py).
 
     Raises:
@@ -59,8 +59,8 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     if wanted not in ("", "auto"):
         return EngineChoice(ONNXRUNTIME, "parameter 'engine' says so")
     if not config.gpu_accelerators:
-        # What is wrong for MIGraphX is refused on every machine: ONNX Runtime would not notice it. (Accelerators also
-        # hold what only ONNX Runtime's own provider of that name knows.)
+        # A parameter that is wrong for MIGraphX is refused on every machine: ONNX Runtime would not notice it.
+        # (Accelerators also hold parameters that only ONNX Runtime's own provider of that name knows.)
         check_parameters(config)
     if not aims_at_gpus(config):
         if machine.migraphx:
@@ -82,7 +82,7 @@ def _by_machine(config: ModelConfig, machine: Machine) -> EngineChoice:
     if not has_gpu_for(config, machine):
         return EngineChoice(ONNXRUNTIME, "no AMD GPU was found, without which MIGraphX is taken only where it is named")
     if machine.migraphx:
-        # ONNX Runtime may bring a MIGraphX of its own.
+        # ONNX Runtime may bring its own MIGraphX.
         has_provider = machine.is_installed("onnxruntime", _AMD_PROVIDERS)
         what = "an AMD GPU is there" if machine.gpus else "its instances name GPUs, and none was found"
         return EngineChoice(ONNXRUNTIME, f"{what}, but {machine.migraphx}", auto_takes_gpus=has_provider)

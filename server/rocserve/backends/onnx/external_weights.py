@@ -77,7 +77,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
 @contextmanager
 def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
     """Within, a session may be opened with the onnxruntime.SessionOptions on the file that this gives, and has weights
-    that nobody writes to: given from memory, or in copies, which go at the end; what has mapped them keeps them.
+    that nobody writes to: given from memory, or in copies, which go at the end, but for those that are mapped.
 
     Raises:
         OSError: a file cannot be read or copied.
@@ -106,7 +106,7 @@ def _may_have_external_data(path: Path) -> bool:
         with _mapped(path) as content:
             return content.find(_KEY) >= 0
     except ValueError:
-        return False  # It has been emptied since it was looked at; ONNX Runtime tells of it.
+        return False  # It has been emptied since it was checked; ONNX Runtime reports it.
 
 
 def _can_be_given(model: onnx.ModelProto, files: Iterable[str]) -> bool:

@@ -260,7 +260,7 @@ class SessionOpener:
                 raise unavailable(f"ONNX Runtime's {provider.kind.provider} did not start: {why}")
 
     def _check_assignment(self, session: Any) -> None:
-        """Log what does not run on the providers.
+        """Log the operators that do not run on the providers.
 
         Raises:
             ServeError: UNAVAILABLE; nothing of the model runs on the GPU.
@@ -295,7 +295,7 @@ def session_facts(session: Any) -> Mapping[str, str]:
 
 
 def _operators(session: Any) -> dict[str, Counter[str]]:
-    """How often each provider runs each operator; empty where ONNX Runtime does not tell (before 1.24)."""
+    """How often each provider runs each operator; empty where ONNX Runtime does not report it (before 1.24)."""
     assignment_info = getattr(session, "get_provider_graph_assignment_info", None)
     operators: dict[str, Counter[str]] = {}
     for part in assignment_info() if assignment_info is not None else ():

@@ -16,7 +16,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ExecutionAccelerator, ModelConfig
 
 Reader = Callable[[str], str]
-"""From what a configuration says to what the provider takes. Raises: ValueError with what was expected."""
+"""From a configuration's text to the provider's. Raises: ValueError with the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +233,10 @@ _NOT_THE_PROVIDERS = ("precision", "precision_mode", "migraphx_max_dynamic_batch
 
 
 def provider_options(options: Mapping[str, str], model: str, model_folder: Path) -> Mapping[str, str]:
-    """What the provider itself is given, from what the accelerator's parameters say.
+    """The provider's own options, from the accelerator's parameters.
 
     Raises:
-        ServeError: INVALID_ARGUMENT; a reduced precision is asked for without what it needs, or twice in two ways.
+        ServeError: INVALID_ARGUMENT; a reduced precision is asked for without its calibration table, or in two ways.
     """
     given = {_RENAMED.get(name, name): value for name, value in options.items() if name not in _NOT_THE_PROVIDERS}
     named = {options[name] for name in ("precision", "precision_mode") if name in options}
@@ -272,7 +272,7 @@ def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], larges
         largest: the model's max_batch_size; 0 = it has no batch dimension, and no sizes.
 
     Raises:
-        ServeError: INVALID_ARGUMENT; what is written is no list of sizes up to `largest`.
+        ServeError: INVALID_ARGUMENT; the text is no list of sizes up to `largest`.
     """
     for where, values in (("parameter", config.parameters), ("the execution accelerator's", options)):
         for name in _BATCHES:

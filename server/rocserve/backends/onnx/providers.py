@@ -60,7 +60,7 @@ class Provider:
     accelerator: Mapping[str, str] = field(default_factory=dict)
     """What the accelerator's parameters say, those included that the provider is not given."""
     keeps_compiled: bool = False
-    """Whether it keeps what it compiled in files."""
+    """Whether it keeps compiled programs in files."""
 
     @property
     def compiles_shapes(self) -> bool:
@@ -79,7 +79,7 @@ class ProviderPlan:
     """Empty: the CPU provider only."""
     reason: str
     accepts_cpu: bool
-    """Whether the CPU may take the place of what does not start."""
+    """Whether the CPU may take the place of a provider that does not start."""
 
     @property
     def on_gpu(self) -> bool:
@@ -226,7 +226,7 @@ _OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
 
 
 def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights) -> ProviderPlan:
-    """The plan with a folder for each provider that keeps what it compiles, of this model compiled in this way: the
+    """The plan with a folder for each provider that keeps compiled programs, of this model compiled in this way: the
     providers' own names for their files do not depend on the weights, nor on the precision. Sets environment variables
     of this process.
 
@@ -235,7 +235,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     """
     if not any(provider.keeps_compiled for provider in plan.providers):
         return plan
-    # Where AMD's image for Triton tells the provider to keep its files, they stay.
+    # Where AMD's image for Triton sets the folder of the provider's files, they stay.
     named = os.environ.get(_MIGRAPHX_VARIABLE, "")
     place = Path(named) if named else cache_directory(model.settings) / _FOLDER
     contents = file_digest(model.model_file, tuple(weights.files.values()))
@@ -266,7 +266,7 @@ def _with_cache(provider: Provider, place: Path, contents: str) -> Provider:
 
 
 def _folder_name(provider: Provider, contents: str, environment: Mapping[str, str]) -> str:
-    """Of all that what is compiled depends on, as far as the provider itself does not look at it."""
+    """Of all that a compiled program depends on, as far as the provider itself does not compare it."""
     switches = {
         name: value
         for name, value in environment.items()

@@ -37,7 +37,7 @@ def session_run(session: Any, signature: Signature) -> Run:
 
 
 def placed_run(session: Any, signature: Signature, batching: bool) -> PlacedRun | None:
-    """None: the session's outputs are not on the CPU, or the rows of a batch do not tell how large they are."""
+    """None: the session's outputs are not on the CPU, or their sizes do not follow from the rows of a batch."""
     fixed = all(
         spec.datatype not in (DataType.BYTES, DataType.BF16) and -1 not in spec.shape[int(batching) :]
         for spec in signature.outputs

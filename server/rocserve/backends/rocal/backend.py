@@ -97,7 +97,7 @@ def load(model: ModelSource) -> LoadedModel:
     """Parameters: `color_format` (RGB24, BGR24, U8), `threads`, `max_pixels`, `engine` (auto, cpu, rocal).
 
     Raises:
-        ServeError: the pipeline or the configuration is wrong, or what the engine needs is not installed.
+        ServeError: the pipeline or the configuration is wrong, or a library of the engine is not installed.
     """
     config = model.config
     choice = choose_engine(model)

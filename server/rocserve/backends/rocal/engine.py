@@ -1,4 +1,4 @@
-"""What runs a pipeline over a batch: the seam between the model, which knows requests, and its engines, which do not.
+"""Runs a pipeline over a batch: the seam between the model, which knows requests, and its engines, which do not.
 
 There are two engines: ThreadedEngine here works image by image on the CPU, `amd/engine.py` hands whole batches to
 rocAL. `load` in `backend.py` chooses one and makes it of an EngineSetup.
@@ -33,7 +33,7 @@ class EngineSetup:
     model_name: str
     pipeline: Pipeline
     decoder: DecoderOptions
-    """The pipeline's, with `max_pixels` lowered to what the model's parameter allows."""
+    """The pipeline's, with `max_pixels` lowered to the model's parameter."""
     color_format: ColorFormat
     formats: tuple[OutputFormat, ...]
     """How each output is handed out, in the order of the steps with is_output."""
@@ -58,8 +58,8 @@ class BatchEngine(Protocol):
         shapes are fixed. One bad image never harms another: its rows may hold anything, all other rows are right.
 
         A failure is an ImageError or a PixelsError where the client is at fault, with a text that goes on after
-        "image 3 of input 'X'"; any other exception where the engine is. What is raised instead of returned fails the
-        whole batch.
+        "image 3 of input 'X'"; any other exception where the engine is. An exception that is raised
+        fails the whole batch.
         """
 
     def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:

@@ -1,4 +1,4 @@
-"""An image between two operations, and what is known of its size before there is one."""
+"""An image between two operations, and its size as far as it is known before the image."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PixelsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """What the decoder gives to the first operation."""
+    """The image that the decoder gives to the first operation."""
 
     pixels: Pixels
     original_height: int
@@ -78,7 +78,7 @@ class Image:
     """An image between two operations."""
 
     pixels: Pixels
-    """From the top left; what they do not fill is zeros."""
+    """From the top left; the rest of the size is zeros."""
     extent: ResultExtent
 
     @staticmethod

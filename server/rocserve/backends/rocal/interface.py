@@ -1,4 +1,4 @@
-"""Joins a pipeline to its model's configuration: what the input holds, what each output is called and looks like."""
+"""Joins a pipeline to its model's configuration: the content of the input, the names and shapes of the outputs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Interface:
 
 
 def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
-    """What the configuration leaves out comes from the pipeline.
+    """The interface by the configuration and, where that is silent, the pipeline.
 
     Raises:
         ServeError: INVALID_ARGUMENT when configuration and pipeline contradict each other.
@@ -201,7 +201,7 @@ def _image_dims(config: ModelConfig, declared: OutputConfig) -> tuple[int, ...]:
 
 
 def _layout_of(dims: tuple[int, ...], channels: int) -> Layout:
-    """NCHW only where the channels can stand nowhere but in front."""
+    """NCHW only where the channels can be nowhere but in front."""
     return Layout.NCHW if dims[0] == channels and dims[2] != channels else Layout.NHWC
 
 
@@ -239,7 +239,7 @@ def _declared_image(config: ModelConfig, pipeline: Pipeline) -> InputConfig | No
 
 
 def _default_image_input(kind: InputKind, channels: int, holds_several: bool) -> ImageInput:
-    """What stands for an input that is not declared."""
+    """The input of a model that declares none."""
     lead = (-1,) if holds_several else ()
     if kind is InputKind.RAW:
         return ImageInput(TensorSpec(DEFAULT_NAMES[kind], DataType.UINT8, (*lead, -1, -1, channels)), 3)

@@ -117,7 +117,7 @@ class RocalModel:
         return failures
 
     def _fault(self, error: Exception, index: int | None) -> ServeError:
-        """What the client is told; `index` is the image's place among those of its request."""
+        """The error for the client; `index` is the image's place among those of its request."""
         if isinstance(error, ServeError):
             return error
         which = "the image in" if index is None else f"image {index} of"

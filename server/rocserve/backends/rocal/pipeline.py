@@ -2,7 +2,7 @@
 
 Each operation has the keys that `operations` declares and, beside them: `is_output`; `dtype` and `layout` of that
 output; `name`, by which later operations read its image, and `inputs`, the names of the images that it reads; and,
-where it has a mean, `mean_std_range`, which says what the mean and the standard deviation are meant for: "pixel" =
+where it has a mean, `mean_std_range`, the levels that the mean and the standard deviation are meant for: "pixel" =
 levels of 0..255 (as rocAL takes them), "unit" = levels of 0..1 (they are scaled by 255), "auto" = unit where all of
 them lie between 0 and 1.
 """
@@ -77,7 +77,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 DECODED = -1
-"""Stands for the decoder's image among the sources of a step."""
+"""The decoder's image among the sources of a step."""
 
 _DECODED_NAME = "decoded"
 
@@ -129,7 +129,7 @@ _STEP_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation, what it reads, and what is to become of its result."""
+    """One operation, its sources, and the use of its result."""
 
     call: Call | Measurement
     """With the defaults of the flags that inputs give."""
@@ -156,11 +156,11 @@ class Pipeline:
     """The inputs of the request, beside the image, that give flags to operations, one for each image; in the order in
     which the steps name them."""
     notes: tuple[str, ...]
-    """What was understood in a way that the writer may want to know of."""
+    """Sentences for the log, on values that may have been meant otherwise."""
 
 
 def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
-    """The pipeline for images of so many channels.
+    """The pipeline for images with this number of channels.
 
     Raises:
         PipelineError: it is not JSON, has unknown, missing or wrong keys, no output, or means for other channels.
@@ -219,7 +219,7 @@ class _StepReader:
             is_output=values["is_output"],
             datatype=_DATATYPES[values["dtype"]] if values["dtype"] else None,
             layout=Layout(values["layout"]) if values["layout"] else None,
-            # What was normalised for levels of 0..1 lies around 0: as UINT8 next to nothing would be left of it.
+            # Levels normalised for 0..1 lie around 0: as UINT8 next to nothing would be left of them.
             default_datatype=DataType.FP32 if unit_range else operation.default_datatype,
         )
         if values["name"] in self._names:
@@ -290,7 +290,7 @@ class OutputFormat:
 def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
     """The size of each output, as far as it is the same for every image; None for a measurement.
 
-    `decoded` is what is known of the size of the decoder's images.
+    `decoded` is the size of the decoder's images, as far as it is known.
 
     Raises:
         PipelineError: two images that are read together can never fit each other, or a result would be too large.
@@ -302,7 +302,7 @@ def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
 
 
 def _results(steps: Sequence[Step], decoded: ResultExtent) -> Mapping[int, ResultExtent]:
-    """What is known of the decoder's image and of each step's."""
+    """The known extents of the decoder's image and of each step's."""
     results = {DECODED: decoded}
     for index, step in enumerate(steps):
         if isinstance(step.call, Measurement):
@@ -317,7 +317,7 @@ def _results(steps: Sequence[Step], decoded: ResultExtent) -> Mapping[int, Resul
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step that makes an image, with what it is for."""
+    """A step that makes an image, and its use."""
 
     index: int
     call: Call
@@ -326,9 +326,9 @@ class PlannedStep:
     """The steps whose images it reads; DECODED = the decoder's."""
     bindings: tuple[Binding, ...]
     source: ResultExtent
-    """What is known of its (first) source."""
+    """The known extent of its (first) source."""
     result: ResultExtent
-    """What is known of its result."""
+    """The known extent of its result."""
     is_read: bool
     """Whether a later step reads its image."""
     output: int | None

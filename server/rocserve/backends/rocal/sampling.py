@@ -41,7 +41,7 @@ _GRIDS, _SCALINGS = 64, 64
 
 _BLOCK = 1 << 15
 _PLACES = 1 << 12
-"""How many numbers are looked at, and how many computed anew, in one go."""
+"""How many numbers are compared, and how many computed anew, in one go."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ _grid = lru_cache(_GRIDS)(_Grid)
 
 
 def _places_where(results: Pixels, condition: Callable[[Pixels], Pixels]) -> Pixels:
-    """The places of the numbers that fulfil it, looked at in blocks that stay in the cache."""
+    """The places of the numbers that fulfil it, found in blocks that stay in the cache."""
     numbers = results.reshape(-1)
     starts = range(0, len(numbers), _BLOCK)
     return np.concatenate([np.flatnonzero(condition(numbers[start : start + _BLOCK])) + start for start in starts])

@@ -1,4 +1,4 @@
-"""The keys of a pipeline file's objects: how their values are read, and what is told of wrong ones."""
+"""Reads the keys of a pipeline file's objects: their values, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _SHOWN = 80
-"""Characters of a value; what is longer ends in dots."""
+"""Characters of a value; a longer one ends in dots."""
 
 
 def shown(value: Any) -> str:
@@ -33,7 +33,7 @@ _LARGEST_NUMBER, _SMALLEST_DIVISOR = 3.4e38, 1.2e-38
 
 
 class PipelineError(ValueError):
-    """A pipeline that cannot be run; the text says where the fault is, what was expected and what came."""
+    """A pipeline that cannot be run; the text has the place of the fault, the expected and the given value."""
 
 
 class _Required:
@@ -43,7 +43,7 @@ class _Required:
 REQUIRED = _Required()
 
 Reader = Callable[[Any], Any]
-"""Gives a key's value; raises ValueError with what was expected."""
+"""Gives a key's value; raises ValueError with the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Key:
     """REQUIRED = the key must be there."""
     is_bindable: bool = False
     """Whether an input tensor of the request may give the value, one for each image: {"input": "NAME"} in place of it.
-    Only flags that leave the result's size as it is may come so; the default stands for them until an image comes."""
+    Only flags that leave the result's size as it is may come so; they have the default until an image comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ read_pixel_position = _number_reader("a position in pixels, 0 or more", lambda n
 read_percentage = _number_reader("a percentage of 0 or more, below 100", lambda number: 0 <= number < 100)
 """Of something that cannot go altogether."""
 read_exponent = _number_reader("a number from -32 to 32", lambda number: -32 <= number <= 32)
-"""Of 2; what is beyond would leave nothing but black or white."""
+"""Of 2; others would leave nothing but black or white."""
 
 
 def read_switch(value: Any) -> bool:
@@ -148,7 +148,7 @@ def read_divisors(value: Any) -> tuple[float, ...]:
 
 
 class ChoiceError(ValueError):
-    """A value that is none of some names; the text says what was expected."""
+    """A value that is none of some names; the text lists them."""
 
     def __init__(self, choices: tuple[str, ...]) -> None:
         super().__init__("one of " + ", ".join(f'"{choice}"' for choice in choices))
@@ -168,7 +168,7 @@ def read_choice(*choices: str, prefix: str = "", suffix: str = "") -> Callable[[
 
 
 def read_list(read_item: Reader, counts: tuple[int, ...], items: str) -> Reader:
-    """Reads a list of so many items as one of `counts` says; `items` names them in errors."""
+    """Reads a list whose length is one of `counts`; `items` names its items in errors."""
     *others, last = (str(count) for count in counts)
     expected = f"a list of {' or '.join((', '.join(others), last)) if others else last} {items}"
 

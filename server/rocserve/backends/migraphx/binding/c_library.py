@@ -38,7 +38,7 @@ class Library:
     """Safe on several threads; each call releases the GIL."""
 
     def __init__(self, path: str, add_message: Callable[[str], None] = lambda text: None) -> None:
-        """`add_message`: takes what MIGraphX writes that is no error.
+        """`add_message`: takes MIGraphX's output that is no error.
 
         Raises:
             MigraphxError: the library cannot be loaded into this process.
@@ -49,7 +49,7 @@ class Library:
             raise MigraphxError(f"MIGraphX's C library cannot be loaded: {error}") from None
         self._errors = StandardErrorCapture()
         self._add_message = add_message
-        # MIGraphX writes an error in pieces: those of calls that overlap could not be told apart.
+        # MIGraphX writes an error in pieces: those of overlapping calls would be mixed.
         self._speaking = threading.RLock()
 
     def function(self, name: str) -> Any:
@@ -66,7 +66,7 @@ class Library:
     def call(self, name: str, *arguments: Any) -> None:
         """Standard error is only taken during calls that are made once.
 
-        So what is written before the process dies of a run (by a GPU's driver, say) reaches the log. Other calls that
+        So the last output of a process that dies of a run (a GPU driver's, say) reaches the log. Other calls that
         fail are made again to have MIGraphX's words; should one succeed then, that is its result. Calls during which
         standard error is taken wait for each other.
 
@@ -108,7 +108,7 @@ class Library:
         return number.value
 
     def _error(self, name: str, status: int, text: str) -> MigraphxError:
-        """What MIGraphX wrote before the error is kept as messages, the error is told without the function's name."""
+        """What MIGraphX wrote before the error is kept as messages; the error is without the function's name."""
         before, *messages = text.split(f"migraphx_{name}: Error: ")
         if not messages:
             # Compilers differ in how they name the function.

@@ -17,7 +17,7 @@ def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Bi
     official module. Nothing else is tried when that cannot be loaded.
 
     Raises:
-        MigraphxError: it cannot be loaded, or what is wanted is not installed.
+        MigraphxError: it cannot be loaded, or the wanted binding is not installed.
     """
     if wanted not in WAYS:
         raise MigraphxError(f"there is no binding {wanted!r}: it is one of {', '.join(WAYS)}")

@@ -112,7 +112,7 @@ class Program(abc.ABC):
     """A MIGraphX program. Calls on several threads wait for each other. Every method may raise MigraphxError."""
 
     def __init__(self, compiled: bool) -> None:
-        """What the methods below that subclasses have need is there already."""
+        """Subclasses call it last: it reads the program by their methods."""
         self.is_compiled = compiled
         self._lock = threading.Lock()
         self._read_tensors()
@@ -238,7 +238,7 @@ class Binding(abc.ABC):
     library: str
     """The file that it is loaded from."""
     migraphx_version: str
-    """E.g. "2.14.0", of the library itself; "" where it cannot be told."""
+    """E.g. "2.14.0", of the library itself; "" where it is not known."""
 
     def __init__(self) -> None:
         self._messages: collections.deque[str] = collections.deque(maxlen=_MOST_MESSAGES)
@@ -258,12 +258,12 @@ class Binding(abc.ABC):
         return _parsed(self._parse_tensorflow(path, options), options.input_shapes)
 
     def load(self, path: Path) -> Program:
-        """A compiled program from a .mxr file (`model_files/mxr.py` tells whether it is one)."""
+        """A compiled program from a .mxr file (`model_files/mxr.py` checks that it is one)."""
         _check_file(path)
         return self._load(path)
 
     def take_messages(self) -> Sequence[str]:
-        """What MIGraphX has written meanwhile that was no error (warnings, progress), line by line."""
+        """MIGraphX's output since the last call that was no error (warnings, progress), line by line."""
         taken = []
         while self._messages:
             taken.append(self._messages.popleft())
@@ -362,7 +362,7 @@ def _check_inputs(inputs: Mapping[str, Array], parameters: Mapping[str, ProgramT
 
 
 def _check_outputs(arrays: Sequence[Array | None], outputs: Sequence[ProgramTensor]) -> None:
-    """Arrays to run into. Of outputs whose shape varies, only what is known beforehand is checked."""
+    """Arrays to run into. Of outputs whose shape varies, only the fixed dimensions are checked."""
     if len(arrays) != len(outputs):
         raise MigraphxError(f"the program has {len(outputs)} outputs, but {len(arrays)} arrays are given for them")
     for number, (array, output) in enumerate(zip(arrays, outputs, strict=True)):

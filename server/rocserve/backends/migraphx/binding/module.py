@@ -55,7 +55,7 @@ class ModuleBinding(Binding):
         self.call(self.module.get_target, target)
 
     def call(self, function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
-        """Its errors as ours; what MIGraphX writes beside them is kept as messages."""
+        """Its errors as ours; MIGraphX's other output is kept as messages."""
         start = self._written.begin()
         try:
             return call_often(function, *arguments, **keywords)
@@ -151,8 +151,7 @@ class ModuleProgram(Program):
 
 
 def call_often(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
-    """As `ModuleBinding.call`, but what is written goes where standard error leads, also when the process dies of the
-    call."""
+    """As `ModuleBinding.call`, but output goes where standard error leads, also when the process dies of the call."""
     try:
         return function(*arguments, **keywords)
     except (RuntimeError, MemoryError, ValueError, IndexError, TypeError) as error:

@@ -101,7 +101,7 @@ def _read_instruction(name: str, rest: str) -> PrintedInstruction:
 
 
 def _bracketed(text: str) -> str:
-    """What is within the brackets that `text` begins with, which may hold others."""
+    """The text within the brackets that `text` begins with, which may hold others."""
     if not text.startswith("["):
         return ""
     depth = 0

@@ -1,4 +1,4 @@
-"""What `optimization { execution_accelerators }` says of MIGraphX, in the names of this server's own parameters.
+"""Reads `optimization { execution_accelerators }` for MIGraphX, in the names of this server's own parameters.
 
 Beside those names, an accelerator "migraphx" takes the ones of ONNX Runtime's MIGraphX provider and of AMD's port of
 Triton. What only that provider can do is refused with what to write instead, rather than ignored.

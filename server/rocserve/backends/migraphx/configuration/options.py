@@ -62,7 +62,7 @@ class CompileOptions:
     """A rocAL pipeline for calibration data that is images, relative to the model's folder; "" = pipeline.json there,
     where there is one."""
     calibration_samples: int = 0
-    """The first so many of the calibration data are used; 0 where the precision needs none."""
+    """How many of the calibration data are used, from the first on; 0 where the precision needs none."""
     fast_math: bool = True
     exhaustive_tune: bool = False
     miopen_tuning: bool = False
@@ -71,7 +71,7 @@ class CompileOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """What says which programs there are, and how they come about."""
+    """Which programs there are, and how they come about."""
 
     batch_sizes: tuple[int, ...]
     """Ascending; empty for a model without a batch dimension. The largest is not above max_batch_size; a batch above
@@ -145,7 +145,7 @@ def serving_options(config: ModelConfig) -> ServingOptions:
 
 
 def check_parameters(config: ModelConfig) -> None:
-    """Refuse what is wrong whatever the machine has and the model's file says; loads nothing.
+    """Refuse parameters that are wrong on any machine and for any model file; loads nothing.
 
     Raises:
         ServeError: INVALID_ARGUMENT.
@@ -156,7 +156,7 @@ def check_parameters(config: ModelConfig) -> None:
 
 
 def _resolved(config: ModelConfig) -> ModelConfig:
-    """With the words for MIGraphX alone as its parameters, wherever they stand."""
+    """With MIGraphX's words alone as its parameters, from `parameters` and the accelerator."""
     own = {name: text for name, text in config.parameters.items() if name in (*PARAMETERS, "target")}
     accelerator = dict(accelerator_parameters(config))
     if not {"batch", "batch_sizes"}.isdisjoint(own):
@@ -239,7 +239,7 @@ def _seconds(config: ModelConfig, name: str, default: float) -> float:
 
 
 def _path(config: ModelConfig, name: str) -> str:
-    """A path within the model's folder, as far as its text tells."""
+    """A path within the model's folder, by its text alone."""
     text = config.parameters.get(name, "")
     pure = PurePosixPath(text)
     if pure.is_absolute() or ".." in pure.parts or "\0" in text:

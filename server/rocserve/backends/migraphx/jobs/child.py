@@ -30,7 +30,7 @@ def migraphx_jobs(installation: MigraphxInstallation, binding: str = "auto") -> 
 
 
 def perform(module: Any, job: Any, context: str, report: Report) -> Any:
-    """What the module's `perform` makes of the job.
+    """The result of the job, by the module's `perform`.
 
     Raises:
         ServeError: MIGraphX refuses it, or cannot be loaded.

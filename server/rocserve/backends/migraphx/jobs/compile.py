@@ -64,7 +64,7 @@ def perform(job: CompileJob, binding: Binding, report: Report) -> CompileResult:
     """
     Raises:
         MigraphxError: MIGraphX refuses the model.
-        ServeError: what comes out is not what the model asks for.
+        ServeError: the program is not what the model asks for.
     """
     return _Compilation(job, binding, report).run()
 

@@ -1,4 +1,4 @@
-"""What to do about what MIGraphX says."""
+"""Remedies for MIGraphX's errors."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ HINTS: Sequence[Hint] = (
         r"cannot open shared object file|undefined symbol|version `\S+' not found",
         "a library that MIGraphX needs is missing or of another version; `rocserve doctor` says which are found",
     ),
-    # What is general
+    # General
     hint(
         r"^MIGraphX ended by signal",
         "MIGraphX does not survive this model: where the file is damaged, copy or make it again; else use another"
         f" version of MIGraphX, or, for an ONNX model, {_OTHER_ENGINE}",
     ),
 )
-"""The first that fits counts: what is special comes before what is general."""
+"""The first that fits counts: the special ones come before the general ones."""

@@ -16,7 +16,7 @@ class InspectJob:
     """Of the two, one is given."""
 
     name: str
-    """What is inspected, for people."""
+    """The model or file, for people."""
     recipe: ProgramRecipe | None = None
     """A model to be read, and not compiled."""
     program_file: str = ""

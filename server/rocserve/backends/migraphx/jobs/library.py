@@ -1,4 +1,4 @@
-"""Says what the MIGraphX is that is installed here: only a process that has loaded it can tell."""
+"""Reports the installed MIGraphX: its version and targets, which only a process that has loaded it knows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LibraryJob:
 @dataclass(frozen=True, slots=True)
 class LibraryResult:
     version: str
-    """E.g. "2.14.0"; "" where it cannot be told."""
+    """E.g. "2.14.0"; "" where it is not known."""
     binding: str
     """c_api or module."""
     library: str

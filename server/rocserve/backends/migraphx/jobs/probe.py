@@ -118,7 +118,7 @@ def perform(job: ProbeJob, binding: Binding, report: Report) -> ProbeResult:
 
 
 def try_saved(binding: Binding, program: Program, path: Path) -> None:
-    """Load what a program has been saved as; it must give what the program itself gives, bit for bit.
+    """Load a saved program; it must give the results of the program itself, bit for bit.
 
     Raises:
         MigraphxError: it cannot be loaded or run.

@@ -1,4 +1,4 @@
-"""What a model file tells of itself, whatever its format."""
+"""The graph of a model file, whatever its format."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Dims = tuple[int | str, ...]
 class GraphTensor:
     name: str
     datatype: DataType | None
-    """None where the file does not tell (TensorFlow's outputs)."""
+    """None where the file has none (TensorFlow's outputs)."""
     dims: Dims | None
-    """None where the file does not even tell how many."""
+    """None where the file has not even their number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Compiled programs that users bring (.mxr): what can be told of one without loading it, and whether it may be loaded.
+"""Reads the header of compiled programs that users bring (.mxr), without loading them, and checks that they fit here.
 
 MIGraphX loads a program of another GPU, or one that wants its tensors in GPU memory, and then crashes or answers
-wrongly; of another version's it only warns. All of that stands in the file, or nearly:
+wrongly; of another version's it only warns. Nearly all of that is in the file:
 
 - the file is a MessagePack map: version (of the format), migraphx_version, targets, contexts, modules (all the rest);
 - a program that has not been compiled has no targets;
@@ -39,7 +39,7 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 class _MessagePack:
-    """Reads values of MessagePack (msgpack's spec.md). Raises: ValueError: there is none, or the data end within it."""
+    """Reads values of MessagePack (msgpack's spec.md). Raises: ValueError: not a value, or cut off."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -150,7 +150,7 @@ def read_mxr(path: Path) -> MxrFile:
 
 
 def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> MxrFile:
-    """What the file says of itself, where nothing of it speaks against running it here.
+    """The file's header, where it fits this machine.
 
     Args:
         environment: that of programs for `target` on the instance's device.

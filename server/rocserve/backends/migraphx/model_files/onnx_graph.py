@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, read without running or loading any of it.
+"""Reads an ONNX file's graph, without running or loading any of it.
 
 Files are what users drop: nothing in one is trusted, no path that it names is opened, and whatever it holds there is
 either a ModelGraph or a ServeError.
@@ -46,11 +46,11 @@ _QUANTISED = frozenset(
 
 
 _EXTERNAL_ORDER = ("location", "offset", "length")
-"""Of what MIGraphX looks at."""
+"""Of the entries that MIGraphX reads."""
 
 
 def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
-    """Read a model file. External data is looked for beside it, and only its files' sizes are.
+    """Read a model file. Of external data, which lies beside it, only the files' sizes are read.
 
     Args:
         roots: where links of external data may lead, beside the file's own folder.
@@ -154,7 +154,7 @@ class _GraphReader:
     def _check_external_order(self, tensor: onnx.TensorProto) -> None:
         """
         Raises:
-            ServeError: INVALID_ARGUMENT; MIGraphX, which goes by places and not by names, would read something else.
+            ServeError: INVALID_ARGUMENT; MIGraphX, which reads entries by place, would read something else.
         """
         keys = [as_text(entry.key) for entry in tensor.external_data][: len(_EXTERNAL_ORDER)]
         if keys != list(_EXTERNAL_ORDER[: len(keys)]):
@@ -206,7 +206,7 @@ def _tensors_of(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
 
 
 def _dim(dim: Any) -> int | str:
-    # Exporters write 0 and -1, too, for what is left open; MIGraphX takes them so.
+    # Exporters write 0 and -1, too, for a dimension that is left open, as MIGraphX does.
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
         return int(dim.dim_value)
     return as_text(dim.dim_param)

@@ -1,4 +1,4 @@
-"""What a frozen TensorFlow graph (GraphDef) says of its inputs and outputs, read without TensorFlow.
+"""Reads the inputs and outputs of a frozen TensorFlow graph (GraphDef), without TensorFlow.
 
 MIGraphX names a program's parameters, but knows neither which of a graph's nodes are its outputs in a sure order, nor
 that images were NHWC. The field numbers are those of TensorFlow's graph.proto, node_def.proto, attr_value.proto and
@@ -182,7 +182,7 @@ def _dims(value: _Fields) -> Dims | None:
     if shape.number(_SHAPE_UNKNOWN_RANK):
         return None
     dims = [_Fields(dim) for dim in shape.messages(_SHAPE_DIM)]
-    # Open ones are -1, which is the largest number to whoever reads it without a sign.
+    # Open ones are -1, which without a sign is the largest number.
     return tuple(size if 0 < (size := dim.number(_DIM_SIZE)) < 1 << 63 else dim.text(_DIM_NAME) for dim in dims)
 
 
@@ -198,8 +198,8 @@ class _Fields:
     number of fixed size. Of a field that is there more than once the last one counts.
 
     Raises:
-        WireError: the message ends within a field, or has what is none, or a group, which nobody writes any more; or a
-            field is a number where a message must be.
+        WireError: the message ends within a field, has no field where one must be, or has a group, which nobody writes
+            any more; or a field is a number where a message must be.
     """
 
     def __init__(self, message: memoryview) -> None:

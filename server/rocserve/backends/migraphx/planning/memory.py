@@ -1,6 +1,6 @@
-"""Whether a program fits into memory, told before it is compiled or loaded, in numbers.
+"""Estimates whether a program fits into memory, before it is compiled or loaded.
 
-An estimate leaves out what is not known and so is too low: what is refused cannot fit; what is not may still fail.
+An estimate leaves out unknown parts and so is too low: a program that is refused cannot fit, another may still fail.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BYTES_OF_FOUR = {
     Precision.FP8: 1,
     Precision.INT8: 1,
 }
-"""What is left of a weight of four bytes."""
+"""Bytes of a weight of four bytes after quantising."""
 
 _COPIES_WHILE_LOADED = 4
-"""Saving and loading a program takes so many times its weights in the host's memory for a moment: measured with
+"""How many times its weights saving or loading a program takes in the host's memory for a moment: measured with
 MIGraphX 2.14 and a matrix of 195 MiB, 787 MiB (saved) and 782 MiB (loaded)."""
 
 
@@ -41,7 +41,7 @@ class ProgramMemory:
     tensor_bytes: int
     """Its inputs and outputs."""
     scratch_bytes: int | None
-    """What it works in beside; None = not known before it is compiled, or not at all."""
+    """Its working memory; None = not known before it is compiled, or not at all."""
 
     @property
     def total_bytes(self) -> int:
@@ -67,13 +67,13 @@ def compiled_memory(program: CachedProgram) -> ProgramMemory:
 
 
 def check_memory(model: str, program: ProgramMemory, device: int | None, host: Host | None = None) -> None:
-    """Refuse a program that cannot be loaded beside what is in memory now.
+    """Refuse a program for which there is not enough free memory.
 
     Args:
         device: the GPU's number, for programs of the target gpu; None = 0.
 
     Raises:
-        ServeError: UNAVAILABLE, with what is needed, what is free and what can be done.
+        ServeError: UNAVAILABLE, with the needed and the free memory, and remedies.
     """
     host = host or Host()
     around = host.free_memory()

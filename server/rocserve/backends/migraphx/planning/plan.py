@@ -22,7 +22,7 @@ from rocserve.core.model_config import ModelConfig
 Shape = tuple[int, ...]
 
 _IMAGE_RANK = 4
-"""Tensors of so many dimensions have a layout."""
+"""Dimensions of the tensors that have a layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class PlannedTensor:
 
     name: str
     datatype: DataType | None
-    """None: only the program tells (an output of a TensorFlow graph)."""
+    """None: known from the program only (an output of a TensorFlow graph)."""
     shape: Shape | None
-    """Batch dimension included, as -1. Of an input all else is known; of an output -1 also stands for what the model
-    leaves open, and None for a shape of which it says nothing: the program tells."""
+    """Batch dimension included, as -1. Of an input all else is known; of an output -1 also is a dimension that
+    the model leaves open, and None a shape that is known from the program only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def plan_programs(
 
 def _read_tensorflow(config: ModelConfig, path: Path) -> tuple[ModelGraph, tuple[str, ...]]:
     """And the nodes that the compiler is asked for: the configuration's outputs where the graph has nodes of these
-    names (else the server tells which there are)."""
+    names (else the server reports which there are)."""
     frozen = read_tensorflow_graph(path)
     names = tuple(output.name for output in config.outputs)
     if not names or any(name.removesuffix(":0") not in frozen.nodes for name in names):
@@ -124,7 +124,7 @@ def _read_tensorflow(config: ModelConfig, path: Path) -> tuple[ModelGraph, tuple
 def _check_dynamic_batch(model: str, options: CompileOptions, kind: SourceKind) -> None:
     """
     Raises:
-        ServeError: INVALID_ARGUMENT; MIGraphX needs fixed shapes for what the configuration asks for.
+        ServeError: INVALID_ARGUMENT; MIGraphX needs fixed shapes for the configured precision or format.
     """
     why = ""
     if options.precision.needs_calibration:
@@ -258,7 +258,7 @@ class InputShapes:
         return tensor.dims[1:] if self._batches and tensor.dims is not None else tensor.dims
 
     def _known(self, tensor: GraphTensor) -> Dims:
-        """The model's dims, with what is said about those that are left open."""
+        """The model's dims, open ones as the parameter or the configuration gives them."""
         dims = self._own_dims(tensor)
         given = self._given.get(tensor.name)
         configured = self._configured.get(tensor.name)

@@ -33,7 +33,7 @@ class ProgramEnvironment:
     gpu_architecture: str = ""
     """E.g. "gfx90a"; "" on targets other than gpu."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that change what is compiled, those that are set: MIGRAPHX_ENABLE_NHWC and the like."""
+    """Environment variables that change the program, those that are set: MIGRAPHX_ENABLE_NHWC and the like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ProgramRecipe:
 
     @property
     def title(self) -> str:
-        """What tells it from the model's other programs."""
+        """Its name among the model's programs."""
         if self.largest_batch:
             return f"batch sizes 1 to {self.largest_batch}"
         return f"batch size {self.batch_size}" if self.batch_size else "the program"
@@ -100,7 +100,7 @@ def program_environment(
         device: the GPU's number as HIP_VISIBLE_DEVICES takes it; None = 0. Only of use to the target gpu.
 
     Raises:
-        ServeError: UNAVAILABLE, there is no such GPU, or its architecture cannot be told.
+        ServeError: UNAVAILABLE, there is no such GPU, or its architecture is not known.
     """
     host = host or Host()
     variables = _compiling_variables(host.environment)

@@ -1,1 +1,1 @@
-"""A loaded model: its programs, its memory layout, what is compiled while it serves."""
+"""A loaded model: its programs, its memory layout, the sizes compiled while it serves."""

@@ -1,4 +1,4 @@
-"""What every format needs to get a model onto MIGraphX: the library, its targets, the cache and the compiler."""
+"""Opens MIGraphX for a model of any format: the library, its targets, the cache and the compiler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CompileContext:
     log: logging.Logger
 
     def properties(self, batch_sizes: str, note: str = "") -> Mapping[str, str]:
-        """Facts about the engine, for a model's metadata; what does not apply is left out.
+        """Facts about the engine, for a model's metadata; those that do not apply are left out.
 
         Args:
             batch_sizes: those in service; "" for a model without a batch dimension.

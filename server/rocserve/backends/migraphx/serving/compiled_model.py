@@ -95,7 +95,7 @@ class _Compiled:
         """The recipe's program, compiled where it is not in the cache. With `report` while the model serves.
 
         Raises:
-            ServeError: it cannot be compiled or loaded, or does not fit into memory beside what is there.
+            ServeError: it cannot be compiled or loaded, or there is not enough free memory.
         """
         device = self._context.model.device
         check_memory(self._name, planned_memory(recipe, self._plan), device)
@@ -119,7 +119,7 @@ class _Compiled:
         if config.backend != "onnx" or config.parameters.get("engine", "") not in ("", "auto"):
             return
         for planned, output in zip(self._plan.outputs, about.outputs, strict=False):
-            # Of batches `check_batch` tells.
+            # `check_batch` refuses batches of such.
             if not self._plan.batches and varies_with_values(about.inputs, output):
                 raise unavailable(
                     f"the shape of output '{planned.name}' depends on the values of the inputs, of which MIGraphX takes"
@@ -187,7 +187,7 @@ def _opened(shape: tuple[int, ...], declared: tuple[int, ...] | None, batches: b
 
 
 def _with_configured_names(plan: ProgramPlan, config: ModelConfig) -> ProgramPlan:
-    """A program file's outputs go by the configuration's names; so do those of what is compiled in its place."""
+    """A program file's outputs have the configuration's names; so have those of the program compiled in its place."""
     own = {tensor.name for tensor in plan.outputs}
     if len(config.outputs) != len(plan.outputs) or all(entry.name in own for entry in config.outputs):
         return plan

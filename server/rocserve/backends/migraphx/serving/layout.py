@@ -1,4 +1,4 @@
-"""What a compiled program takes and gives, in clients' terms: names, KServe datatypes, shapes, layouts."""
+"""The inputs and outputs of a compiled program, in clients' terms: names, KServe datatypes, shapes, layouts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ProgramLayout:
     outputs: tuple[ServedTensor, ...]
 
     def signature(self, batching: bool) -> Signature:
-        """What the programs of a model have in common: the batch, where there is one, is any."""
+        """The signature of all programs of the model: any batch size, where there is one."""
         return Signature(_specs(self.inputs, batching), _specs(self.outputs, batching), batching)
 
     def check_batch(self, batch_size: int, model_name: str) -> None:
@@ -100,8 +100,8 @@ def program_layout(
     """The layout of a program.
 
     Args:
-        input_order: of the model; what the program does not take is left out (no output depends on it), what is not
-            named comes after, by name.
+        input_order: of the model; an input that the program does not take is left out (no output depends on it), one
+            that is not named comes after, by name.
         output_names: as many as the program has outputs, in its order.
         nhwc: 4-d inputs and outputs are NHWC to clients and NCHW to the program, as MIGraphX makes all of them of a
             TensorFlow graph that is NHWC, images or not.

@@ -73,7 +73,7 @@ class MigraphxModel:
         """Free the programs and their buffers."""
         if self._background is not None:
             self._background.stop()
-        # Who tells of the programs, or adds to them, holds them.
+        # The properties and the background thread refer to the programs.
         self._last_facts = self.properties
         self._background = None
         del self._runner
@@ -85,7 +85,7 @@ THREAD_NAME = "batch sizes"
 class BackgroundSizes:
     """Has one batch size after the other compiled and put into service; one that fails leaves the others be.
 
-    It has a thread of its own, because a compile takes minutes while the worker's main thread listens to the server and
+    It has its own thread, because a compile takes minutes while the worker's main thread listens to the server and
     the other one answers batches.
     """
 
@@ -99,9 +99,9 @@ class BackgroundSizes:
     ) -> None:
         """
         Args:
-            prepare: compiles a size, loads it and puts it into service; says through its second argument how far it is.
+            prepare: compiles a size, loads it and puts it into service; reports its progress by its second argument.
             cancel: ends a `prepare` that is under way, with whatever exception, and those to come. From any thread.
-            report: tells the server what goes on; "" = nothing any more.
+            report: gives the server the state, as text; "" = done.
         """
         self._sizes = sizes
         self._prepare = prepare

@@ -1,7 +1,7 @@
 """A model that is a compiled program already (.mxr), brought by its user.
 
-The file is not trusted: what can be told of it without loading it is checked, then a child loads and runs it once. What
-crashes the child is not tried again until the file changes. Where it cannot be used and the ONNX file that it was made
+The file is not trusted: its header is checked without loading it, then a child loads and runs it once. A file that
+crashes the child is not tried again until it changes. Where it cannot be used and the ONNX file that it was made
 from lies beside it, that is compiled instead.
 """
 
@@ -149,7 +149,7 @@ class _ProgramFile:
         return inputs, configured
 
     def _sibling_graph(self) -> ModelGraph | None:
-        """What the program was made from, where that lies beside it and can be read."""
+        """The graph that the program was made from, where its file lies beside it and can be read."""
         sibling = sibling_model(self._path)
         with suppress(ServeError):
             return read_onnx_graph(sibling, (self._context.model.model_folder,)) if sibling else None

@@ -1,6 +1,6 @@
 """Runs batches through compiled programs: cut and padded to the sizes that there are, on buffers that are used again.
 
-A program takes the one shape that it was compiled for and gives its outputs in full; what is here makes a batch of it.
+A program takes the one shape that it was compiled for and gives its outputs in full; runners fit batches to it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ProgramRunner(abc.ABC):
 
 
 class LoadedProgram:
-    """One compiled program of a fixed shape, with what it is fed from. One call at a time."""
+    """One compiled program of a fixed shape, with its staging memory. One call at a time."""
 
     def __init__(self, program: Program, layout: ProgramLayout, pad_with_first_row: bool = True) -> None:
         self.layout = layout

@@ -39,12 +39,12 @@ class Binding:
     """amd.rocal.fn"""
     types: ModuleType
     native: ModuleType
-    """rocal_pybind, which the others call; for what they do not wrap, or wrap wrongly."""
+    """rocal_pybind, which the others call; for functions that they do not wrap, or wrap wrongly."""
     version: str
     """For the log; "unknown" where amd.rocal was not installed as a wheel."""
 
     def fault(self, handle: Any) -> str | None:
-        """What rocAL says is wrong with a pipeline; None = nothing. Its calls report no error themselves."""
+        """rocAL's error text for a pipeline; None = no error. Its calls report none themselves."""
         if self.native.getStatus(handle) == self.types.OK:
             return None
         return str(self.native.rocalGetErrorMessage(handle)).strip() or "rocAL gives no reason"
@@ -53,7 +53,7 @@ class Binding:
 def import_binding() -> Binding:
     """
     Raises:
-        ServeError: UNAVAILABLE, amd.rocal is not installed, cannot be loaded, or lacks what is needed.
+        ServeError: UNAVAILABLE, amd.rocal is not installed, cannot be loaded, or lacks a function that is needed.
     """
     try:
         pipeline, functions, types, native = (

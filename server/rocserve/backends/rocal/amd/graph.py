@@ -41,7 +41,7 @@ def variants(pipeline: Pipeline) -> list[Flags]:
 def check(model_name: str, pipeline: Pipeline, plan: Plan, binding: Binding) -> None:
     """
     Raises:
-        ServeError: INVALID_ARGUMENT, rocAL cannot do what the pipeline says; the text tells what and why.
+        ServeError: INVALID_ARGUMENT, rocAL cannot run the pipeline; the text says which operation and why.
     """
     if len(pipeline.inputs) > _MOST_FLAGS:
         extra = pipeline.inputs[_MOST_FLAGS]
@@ -78,7 +78,7 @@ def _lack(operation: Operation, binding: Binding) -> str | None:
 
 
 def misfit(plan: Plan, height: int, width: int) -> str | None:
-    """Why an image whose decoded pixels are so many cannot go through rocAL; None = it can."""
+    """Why an image of this decoded size cannot go through rocAL; None = it can."""
     results = {DECODED: ResultExtent.whole(Extent(height, width))}
     for step in plan.steps:
         valid = results[step.sources[0]].valid
@@ -112,7 +112,7 @@ class GraphSettings:
 
     @property
     def source_layout(self) -> Any:
-        """That of what is fed, and of all images between operations: rocAL has grey images as planes."""
+        """Of the images that are fed, and of all between operations: rocAL has grey images as planes."""
         types = self.binding.types
         return types.NCHW if self.is_grey else types.NHWC
 
@@ -183,7 +183,7 @@ def _add_nodes(settings: GraphSettings, handle: Any, source: Tensor, batch_size:
 
 
 def output_type(settings: GraphSettings, step: PlannedStep) -> tuple[Any, Any]:
-    """The layout and the datatype in which rocAL gives an output; what remains is done here.
+    """The layout and the datatype in which rocAL gives an output; the rest of the conversion is done here.
 
     FP16 is made of FP32, as on the CPU.
     """

@@ -60,7 +60,7 @@ class Canvas:
 
 
 class OutputReader:
-    """Reads one output of one rocAL pipeline into memory of its own."""
+    """Copies one output of one rocAL pipeline."""
 
     def __init__(self, settings: GraphSettings, step: PlannedStep, batch_size: int) -> None:
         self._step = step
@@ -159,7 +159,7 @@ class PipelineRunner:
         # rocAL takes no feed without labels, and keeps their address.
         self._labels = np.zeros(graph.batch_size, dtype=np.int32)
         self._regions = np.zeros((graph.batch_size, 4), dtype=np.uint32)
-        """x, y, width, height of what was loaded last."""
+        """x, y, width, height of the images loaded last."""
         self._started = False
 
     @property
@@ -170,7 +170,7 @@ class PipelineRunner:
         """The outputs that are images, for the canvas's first `count` images; good until the next run.
 
         Raises:
-            BrokenPipelineError: rocAL failed. What it gave may be an earlier batch's, so nothing of it is returned.
+            BrokenPipelineError: rocAL failed. Its output may be an earlier batch's, so nothing of it is returned.
         """
         with limited_to(_LONGEST_RUN_SECONDS):
             self._feed(count)
@@ -181,7 +181,7 @@ class PipelineRunner:
             tensors = self._settings.binding.native.getOutputTensors(self._graph.handle)
             outputs = self._read(tensors)
             # rocAL hands out old memory when its processing thread has died, and says nothing. Only the next call of
-            # run tells; it lets go of the batch that has been read and waits for none.
+            # run reports that; it lets go of the batch that has been read and waits for none.
             self._advance()
             self._check_order(count)
         return outputs

@@ -1,4 +1,4 @@
-"""Takes in what a client sends: finds out what it is, refuses what is bad, decodes the rest."""
+"""Decodes clients' images: JPEGs, PNGs and raw pixels; others, and damaged ones, are refused with their fault."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Decoder:
         """
         numerator, denominator = self._options.limits.scaling_factor(header.width, header.height)
         width, height = (-(-side * numerator // denominator) for side in (header.width, header.height))
-        # What stands behind the end of the image, zeros or another file, is not shown to the library.
+        # The library does not see bytes behind the end of the image, zeros or another file.
         encoded = encoded[: header.length]
         if header.color_model is ColorModel.CMYK:
             inks = library.decompress(encoded, width, height, libturbojpeg.CMYK)
@@ -75,7 +75,7 @@ class Decoder:
         return library.decompress(encoded, width, height, _PIXEL_FORMATS[self._color_format])
 
     def _read(self, encoded: memoryview) -> ImageHeader | PngFile:
-        """What can be told without decoding, of an image within `max_pixels`."""
+        """The header of an image within `max_pixels`; nothing is decoded."""
         start = bytes(encoded[: len(png.SIGNATURE)])
         if start.startswith(jpeg_header.SIGNATURE):
             header = jpeg_header.read_jpeg_header(encoded)
@@ -117,7 +117,7 @@ class Decoder:
 
 
 def _blue_green_red(inks: Pixels) -> Pixels:
-    """Of cyan, magenta, yellow and black, 255 = no ink: what each ink leaves of the light that black leaves."""
+    """Of cyan, magenta, yellow and black, 255 = no ink: each ink takes its part of the light that black leaves."""
     cyan, magenta, yellow, black = cv2.split(inks)
     # Yellow ink takes away blue, magenta green, cyan red.
     return cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)

@@ -1,6 +1,6 @@
 """EXIF's orientation: how a picture is to be turned to be seen upright.
 
-The tag stands in the first directory of a TIFF structure (TIFF 6.0, section 2; EXIF 2.3, section 4.6.4). A structure
+The tag is in the first directory of a TIFF structure (TIFF 6.0, section 2; EXIF 2.3, section 4.6.4). A structure
 that cannot be read says nothing, as in every viewer: its picture is shown as it is.
 """
 
@@ -21,7 +21,7 @@ _SHORT = 3
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
-"""OpenCV's codes of what is to be done once the sides are exchanged where they must be: 0 = about the horizontal axis,
+"""OpenCV's codes of the flips, once the sides are exchanged where they must be: 0 = about the horizontal axis,
 1 = about the vertical one, -1 = about both."""
 
 

@@ -1,4 +1,4 @@
-"""An image as a client sent it: what its header tells without a pixel decoded, and what may be wrong with it."""
+"""An image as a client sent it: its header, read before any pixel, and the error for a bad one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ImageHeader:
     orientation: int = NOT_TURNED
     """EXIF's, from 1 to 8."""
     length: int = 0
-    """Of a JPEG, how many of the bytes are the file's; what stands behind them is no part of the picture."""
+    """Of a JPEG, how many of the bytes are the file's; those behind them are no part of the picture."""
     scans: int = 1
     """How often decoding it goes through all of its pixels."""
 

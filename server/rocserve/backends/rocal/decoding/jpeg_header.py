@@ -41,7 +41,7 @@ _TRUNCATED = "Premature end of JPEG file: its end-of-image marker is missing, so
 def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageHeader:
     """The header of a file that starts with SIGNATURE.
 
-    Where the last bytes may be trusted, a sequential image ends with the file if an end marker stands there.
+    Where the last bytes may be trusted, a sequential image ends with the file if an end marker is there.
 
     Raises:
         ImageError: it is truncated, its segments do not follow each other, or its coding is not supported.

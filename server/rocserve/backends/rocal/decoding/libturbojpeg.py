@@ -1,6 +1,6 @@
 """libturbojpeg's decompressor, by ctypes: what damage it finds is an error here.
 
-libjpeg tells of the first fault that it meets and is silent about all that follow. Where the first one is harmless, the
+libjpeg reports the first fault that it meets and none that follow. Where the first one is harmless, the
 image is decoded again without it: only so does it show whether it was the only one.
 
 A call gives the GIL back for as long as it runs. The functions are those of TurboJPEG 2.0, which later ones keep.
@@ -37,7 +37,7 @@ _ALL_COEFFICIENTS = b"\0\x3f\0"
 
 
 def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:
-    """The JPEG without what libjpeg's text tells of; None where that is not harmless.
+    """The JPEG without the fault that libjpeg's text names; None where that is not harmless.
 
     Raises:
         ImageError: it is truncated, which had not shown before.
@@ -77,7 +77,7 @@ _ATTEMPTS = 4
 
 
 class TurboJpeg:
-    """Safe to use on several threads at once: each call has a decompressor of its own."""
+    """Safe to use on several threads at once: each call has its own decompressor."""
 
     def __init__(self) -> None:
         """

@@ -1,4 +1,4 @@
-"""What a pipeline file's "decoder" object and the model's parameters say of decoding."""
+"""The options of decoding: a pipeline file's "decoder" object and the model's parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_MAX_PIXELS = 100_000_000
 _LARGEST_FACTOR = 16
 """Eighths; libjpeg scales by whole eighths."""
 _LOWEST_TERMS = tuple(Fraction(eighths, 8).as_integer_ratio() for eighths in range(_LARGEST_FACTOR + 1))
-"""Of so many eighths, as libturbojpeg wants them."""
+"""By eighths, as libturbojpeg wants them."""
 
 
 class ColorFormat(enum.Enum):
@@ -33,7 +33,7 @@ class ColorFormat(enum.Enum):
 
 
 class InputKind(enum.Enum):
-    """What the image input holds."""
+    """The content of the image input."""
 
     ENCODED = "encoded"
     """The bytes of JPEG and PNG files."""

@@ -76,7 +76,7 @@ class _Chunk:
 def read_png(data: memoryview) -> PngFile:
     """The header and the chunks of a file that starts with SIGNATURE.
 
-    Checksums are compared in the chunks that make the picture; what the others hold does not matter.
+    Checksums are compared in the chunks that make the picture; the contents of others do not matter.
 
     Raises:
         ImageError: it is truncated or damaged, or its header says what no PNG may.

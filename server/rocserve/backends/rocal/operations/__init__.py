@@ -2,8 +2,8 @@
 
 An operation takes images of UINT8 pixels and gives one of UINT8 or FP32. Sizes and positions are pixels unless said
 otherwise. In a pipeline file each reads the image of the step before it (the first one: what the decoder gives), unless
-its "inputs" say which: names that earlier steps were given by "name", or "decoded". What reads two always says. A
-measurement tells something of the image that was sent.
+its "inputs" name others: names that earlier steps were given by "name", or "decoded". What reads two always says. A
+measurement measures the image that was sent.
 
 To add an operation, declare it in OPERATIONS of the module of its kind. Names in CamelCase are those of AMD Inference
 Server's JSON, names in snake_case those of amd.rocal's fn.

@@ -1,4 +1,4 @@
-"""What declares an operation: its name and keys, the function that makes its pixels, its form in amd.rocal."""
+"""Declares operations: name and keys, the function that makes the pixels, the form in amd.rocal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocserve.core.datatypes import DataType
 
 MIRROR = {"mirror": Key(schema.read_switch, default=False, is_bindable=True)}
 MIRROR_OF_FN = {"mirror": Key(schema.read_switch, default=True, is_bindable=True)}
-"""rocAL's fn mirrors unless it is told not to."""
+"""rocAL's fn mirrors by default."""
 NORMALISATION = {"mean": Key(schema.read_channel_numbers), "std_dev": Key(schema.read_divisors)}
 NORMALISATION_OF_FN = {
     "mean": Key(schema.read_channel_numbers, default=(0.0,)),
@@ -39,7 +39,7 @@ _TABLES = 64
 
 
 Values = Mapping[str, Any]
-"""Of an operation's keys, or of what is made of them, by their names."""
+"""Of an operation's keys, or the arguments made of them, by their names."""
 
 Tensor = Any
 """rocAL's handle on an image of the graph, or on a batch's result."""
@@ -47,7 +47,7 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the graph that is to be made: where, and what it is to give."""
+    """A node of the graph that is to be made: its place, sources and result."""
 
     binding: Binding
     handle: Any
@@ -56,11 +56,11 @@ class Node:
     datatype: Any
     """Both of amd.rocal.types."""
     images: Sequence[Tensor]
-    """What it reads."""
+    """Its sources."""
     source: ResultExtent
     """The (first) of them, as far as its size is the same for all images."""
     is_grey: bool
-    """Grey images stand in rocAL as planes, colour ones do not."""
+    """Grey images are planes in rocAL, colour ones are not."""
     batch_size: int
 
     @property
@@ -92,7 +92,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class AmdForm:
-    """How amd.rocal is told of an operation, and what it cannot do of it.
+    """An operation's form in amd.rocal, and the cases that amd.rocal cannot do.
 
     Most operations have the name and the keywords of a function of amd.rocal's `fn`; of these nothing is declared but
     what else is to be known. `Values` are the operation's arguments.
@@ -112,7 +112,7 @@ class AmdForm:
     fills_result: bool = False
     """Whether all of the result is written, though rocAL calls less of it valid."""
     refusal: Callable[[Values, ResultExtent], str | None] = lambda arguments, source: None
-    """Why it cannot be done, given what is known of its source; None = it can."""
+    """Why it cannot be done, given the known extent of its source; None = it can."""
     misfit: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
     """Why an image cannot be worked on, where rocAL would read other memory; None = it can. The extent is what was
     known of the valid part of the source when the graph was made; height and width are this image's."""
@@ -160,7 +160,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """Tells something of the image that was sent; always an output, never what another operation reads."""
+    """Measures the image that was sent; always an output, never read by another operation."""
 
     name: str
     datatype: DataType
@@ -220,7 +220,7 @@ def in_place(
 
 
 def by_levels(name: str, levels: Callable[..., Pixels], keys: Mapping[str, Key], **options: Any) -> Operation:
-    """Declares an operation that gives each level another one, whatever stands around it.
+    """Declares an operation that gives each level another one, whatever its neighbours.
 
     `levels` makes of 0..255, FP32, the new levels, rounded but not clamped: one row, or one for each channel.
     """
@@ -242,7 +242,7 @@ def same_extent(source: ResultExtent, **arguments: Any) -> ResultExtent:
 
 
 def limited(wanted: int, available: int | None) -> int | None:
-    """A side of a crop: what was asked for, at most what is there; None where that is not known."""
+    """A side of a crop: as asked for, at most as available; None where that is not known."""
     return None if available is None else min(wanted, available)
 
 
@@ -256,7 +256,7 @@ def refused(reason: str) -> AmdForm:
 
 
 def needs_whole_source(arguments: Values, source: ResultExtent) -> str | None:
-    """The refusal of operations after which rocAL loses track of what is valid."""
+    """The refusal of operations after which rocAL loses track of the valid part."""
     if source.size.is_known and source.size == source.valid:
         return None
     return "rocAL does this only with images that all have one size; resize to a fixed size before"
@@ -284,7 +284,7 @@ def reads_beside(width: float, height: float, resized_width: int) -> str | None:
 def cut_start(position: float, size: int, available: int | None) -> int:
     """Where a crop of a side begins, moved back into the side where that is known.
 
-    rocAL cuts at one position for all images, and reads other memory where the crop stands out of one. So it is given
+    rocAL cuts at one position for all images, and reads other memory where the crop reaches out of one. So it is given
     this start where the image's size is known, as the CPU engine takes it; else `overhang` refuses such an image.
     """
     start = int(position)
@@ -296,7 +296,7 @@ def cut_start(position: float, size: int, available: int | None) -> int:
 def overhang(name: str, position: float, size: int, known: int | None, available: int) -> str | None:
     """Why a crop cannot be cut out of an image along its side `name`; None = it can.
 
-    `known` is what was known of that side when the graph was made, `available` the image's.
+    `known` is that side as known when the graph was made, `available` the image's.
     """
     start = cut_start(position, size, known)
     end = start + min(size, available)

@@ -46,7 +46,7 @@ def cut(
     """At a position in whole pixels (fractions are cut off).
 
     A position at or beyond the image's side counts as 0, a crop wider than the image as the full side. Where the crop
-    would stand out of the image it is moved back into it; rocAL reads other memory there.
+    would reach out of the image it is moved back into it; rocAL reads other memory there.
     """
     source = image.valid
     top = cut_start(crop_pos_y, crop_height, source.shape[0])
@@ -244,7 +244,7 @@ OPERATIONS = (
             "anchor": Key(schema.read_list(schema.read_size, (2,), "places in pixels, [top, left]")),
             "shape": Key(schema.read_list(schema.read_positive_size, (2,), "sizes in pixels, [height, width]")),
             "fill_values": Key(schema.read_list(schema.read_number, (1,), "number"), default=(0.0,)),
-            # What stands out of the image is an error, the fill value, or left away.
+            # The part outside of the image is an error, the fill value, or left away.
             "out_of_bounds_policy": Key(schema.read_choice("ERROR", "PAD", "TRIMTOSHAPE"), default="ERROR"),
         },
         _slice,

@@ -73,7 +73,7 @@ def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
 
 
 def _blocks_inside(outside: Pixels) -> Pixels:
-    """Which pixels stand in a block of four, counted from the left, of which none is outside."""
+    """Which pixels are in a block of four, counted from the left, of which none is outside."""
     height, width = outside.shape
     inside = np.zeros((height, width), dtype=np.bool_)
     whole = width - width % 4
@@ -168,7 +168,7 @@ def _move(
 
     `matrix` is a, b, c, d, e, f of column = a x + b y + c, row = d x + e y + f. The middle of the valid part (its half
     sizes, rounded down) is where places are counted from, on both sides. As many rows and columns are made as the
-    source has; they stand in the top left of the result.
+    source has; they are the top left of the result.
     """
     source = image.valid
     return _affine_places(*source.shape[:2], matrix, interpolation_type == "LINEAR").read(source)

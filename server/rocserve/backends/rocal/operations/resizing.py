@@ -1,7 +1,7 @@
 """Operations that resize all of an image: AMD Inference Server's by its JSON, and those of amd.rocal's fn.
 
-The latter may be told a longer or a shorter side. Their result's size is the largest that any image could get, so that
-it is the same for all; what an image does not fill is zeros and not seen by the next operation.
+The latter may be given a longer or a shorter side. Their result's size is the largest that any image could get, so that
+it is the same for all; the rest is zeros and not seen by the next operation.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _stretched_extent(source: ResultExtent, dest_width: int, dest_height: int, *
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """The size of a result, as amd.rocal's fn is told it.
+    """The size of a result, as in amd.rocal's fn.
 
     DEFAULT and STRETCH take width and height as they are; of a side of 0 the first makes what keeps the aspect ratio,
     the second the source's side. NOT_LARGER keeps the aspect ratio and fits into the two, NOT_SMALLER covers them.

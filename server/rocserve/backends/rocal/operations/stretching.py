@@ -218,7 +218,7 @@ OPERATIONS = (
         "resize_crop",
         {
             **_DESTINATION_OF_FN,
-            # rocAL draws what is left out at random.
+            # rocAL draws values that are left out at random.
             "crop_area_factor": Key(schema.read_area),
             "crop_aspect_ratio": Key(schema.read_positive_number),
             "x_drift": Key(schema.read_fraction),
