@@ -8,6 +8,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -294,7 +295,12 @@ def running(pid: int) -> bool:
         return False
 
 
-def open_descriptors() -> int:
-    # What other tests have left to the collector holds some.
+def open_descriptors() -> set[tuple[int, str]]:
+    """This process's descriptors and what each leads to. A test compares sets, not counts: what earlier tests have left
+    may be closed at any time."""
     gc.collect()
-    return len(list(Path("/proc/self/fd").iterdir()))
+    found = set()
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(FileNotFoundError):  # The one that the folder itself was read by.
+            found.add((int(entry.name), str(entry.readlink())))
+    return found

@@ -19,6 +19,7 @@ import grpc
 import pytest
 from support.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, head
 from support.waiting import wait_until
+from support.workers import open_descriptors
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, UnaryCall, UnaryRoute
@@ -33,10 +34,6 @@ def one(handler: Callable[[UnaryCall], None]) -> dict[str, UnaryRoute]:
 
 def echo(call: UnaryCall) -> None:
     call.reply(call.message)
-
-
-def open_descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 # Many
@@ -125,7 +122,6 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(serve: Any, how: s
     served = serve({UNARY: UnaryRoute(handle), STREAM: StreamRoute(open_stream)})
     unary = served.unary()
     assert unary(b"well", timeout=10) == b"well"
-    gc.collect()
     descriptors = open_descriptors()
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", served.port)) as client:
@@ -142,7 +138,6 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(serve: Any, how: s
     wait_until(lambda: not served.transport.live)
 
     def nothing_left() -> bool:
-        gc.collect()
         return open_descriptors() <= descriptors and served.calls_alive() == 0
 
     wait_until(nothing_left)
@@ -375,14 +370,12 @@ def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any) -> N
         served.transport.stop(1)
 
     cycle()
-    gc.collect()
     descriptors, threads = open_descriptors(), threading.active_count()
     for _ in range(5):
         cycle()
-    gc.collect()
     wait_until(lambda: threading.active_count() <= threads)
     # Those of the client's own threads come and go.
-    wait_until(lambda: open_descriptors() <= descriptors + 2)
+    wait_until(lambda: len(open_descriptors() - descriptors) <= 2)
 
 
 def test_calls_leave_no_cycles_for_the_garbage_collector(serve: Any) -> None:

@@ -207,7 +207,7 @@ def test_parts_are_mapped_when_they_are_used() -> None:
             heap.view(offset, size)[:] = bytes([used]) * size
             assert bytes(reader.view(offset, size)) == bytes([used]) * size
         assert mappings("parts") == 2 * used
-        assert open_descriptors() == before + 2
+        assert len(open_descriptors() - before) == 2
     heap.close()
     reader.close()
     assert mappings("parts") == 0

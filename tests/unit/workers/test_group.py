@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import itertools
 import os
 import re
 import resource
@@ -295,14 +295,12 @@ async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_c
     for _ in range(10):
         await kill_one()
         mappings = len(process.memory_maps(grouped=False))
-    gc.collect()
     descriptors, memory, threads = open_descriptors(), process.memory_info().rss, process.num_threads()
     for _ in range(50):
         await kill_one()
-    gc.collect()
-    assert open_descriptors() <= descriptors
+    assert len(open_descriptors()) <= len(descriptors)
     assert (await run_add_sub(group.instances[0])).error is None
-    assert process.num_threads() == threads
+    assert process.num_threads() <= threads
     assert len(process.memory_maps(grouped=False)) <= mappings + 10
     assert process.memory_info().rss < memory + 4 * 1024 * 1024
     assert len(own_children()) == 2
@@ -328,10 +326,11 @@ async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:
 async def test_when_descriptors_are_short_the_load_fails_with_that_reason(workshop: Workshop) -> None:
     await (await workshop.serving()).stop(1.0)
     await asyncio.sleep(0.1)  # The data plane's thread gives the instance's descriptors back.
-    gc.collect()  # What earlier tests left.
     before = open_descriptors()
+    taken = {number for number, _ in before}
+    limit = next(number for number in itertools.count() if number - len(taken & set(range(number))) == 9)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 9, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
     try:
         group = workshop.group(plans=[WorkerPlan(InstanceKind.CPU, None, 4)])
         with pytest.raises(ServeError, match="Too many open files"):
@@ -339,6 +338,4 @@ async def test_when_descriptors_are_short_the_load_fails_with_that_reason(worksh
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     del group
-    gc.collect()  # The error's traceback holds on to the instance that was being made.
-    # What earlier tests left may go meanwhile.
     await until(lambda: open_descriptors() <= before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
@@ -116,7 +115,6 @@ def test_what_is_released_after_the_end_is_given_back(plane: PlaneLoop) -> None:
     peer.end()
     peer.close()
     del peer
-    gc.collect()  # The peer and its instance know each other.
     before = open_descriptors()
     peer = Peer(plane)
     batch = peer.execute()
@@ -129,7 +127,6 @@ def test_what_is_released_after_the_end_is_given_back(plane: PlaneLoop) -> None:
     peer.release()
     peer.close()
     del tensor, batch, peer
-    gc.collect()
     assert open_descriptors() <= before
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.certificates import make_authority
+from support.workers import open_descriptors
 
 from rocserve.frontends.certificates import CertificateFiles, RenewedContext
 from rocserve.frontends.http.listener import HttpListener
@@ -345,7 +346,7 @@ async def test_ports_that_cannot_be_had() -> None:
 
 def fill_descriptors() -> list[int]:
     """Descriptors in the gaps that other tests have left, and one behind all: the next come in their order."""
-    last = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    last = max(number for number, _ in open_descriptors())
     fillers = [os.open("/dev/null", os.O_RDONLY)]
     while fillers[-1] < last:
         fillers.append(os.open("/dev/null", os.O_RDONLY))

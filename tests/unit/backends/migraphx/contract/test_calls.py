@@ -16,6 +16,7 @@ import pytest
 from support import migraphx_models as models
 from support.migraphx import run_with_migraphx
 from support.migraphx_programs import ProgramFactory, refusal
+from support.workers import open_descriptors
 
 from rocserve.backends.migraphx.binding.c_library import Library
 from rocserve.backends.migraphx.binding.interface import CompileFlags, DimensionRange, MigraphxError, OnnxOptions
@@ -71,9 +72,9 @@ def test_runs_leave_nothing_behind(factory: ProgramFactory) -> None:
         return psutil.Process().memory_info().rss
 
     before = runs(500)
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    descriptors = open_descriptors()
     assert runs(1000) - before < 2 << 20
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert open_descriptors() <= descriptors
 
 
 @contextmanager
