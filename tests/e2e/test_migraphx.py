@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -172,12 +173,11 @@ class TestWhatGoesWrong:
         place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(1))
         server = serve_migraphx(repository)
         client = server.client()
-        wait_until(
-            lambda: (entry := index_entry(client, "slow"))[0] == "LOADING" and "reading the model" in entry[1],
-            "the index to tell of the compile",
-        )
         reason = wait_for_state(client, "slow", "UNAVAILABLE")
-        assert "took longer than compile_timeout_secs (3 s) and was stopped while reading the model" in reason
+        # On a busy machine its process may not have begun to read.
+        assert re.search(
+            r"took longer than compile_timeout_secs \(3 s\) and was stopped while (reading the model|starting)", reason
+        )
         assert not compiles(server)
         wait_for_state(client, "mlp", "READY")
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
@@ -189,7 +189,12 @@ class TestWhatGoesWrong:
         model = migraphx_models.slow_to_compile()
         place(repository, "slow", "model.onnx", model, config(1))
         server = serve_migraphx(repository)
-        wait_until(lambda: compiles(server), "the compile's process")
+        with server.client() as client:
+            wait_until(
+                lambda: (entry := index_entry(client, "slow"))[0] == "LOADING" and "reading the model" in entry[1],
+                "the index to name the compile's phase",
+            )
+        assert compiles(server)
         processes = server.workers()
         server.kill()
         psutil.wait_procs(processes, 10)
