@@ -127,12 +127,12 @@ class WorkerLauncher:
         """
         name = options.shared_worker
         if not name:
-            return _session(await self._start(options, log), instances)
+            return await _session(await self._start(options, log), instances)
         async with self._starting[name]:
             process = self._shared.get(name)
             if process is None or not process.takes_sessions:
                 process = self._shared[name] = await self._start(options, log)
-            return _session(process, instances)
+            return await _session(process, instances)
 
     async def _start(self, options: LaunchOptions, log: logging.Logger) -> WorkerProcess:
         """A process without a session. Raises: as `launch`."""
@@ -276,10 +276,10 @@ class WorkerLauncher:
             worker.zygote_gone()
 
 
-def _session(process: WorkerProcess, instances: Sequence[Instance]) -> WorkerSession:
-    """Raises: as WorkerSession; nothing is left then."""
+async def _session(process: WorkerProcess, instances: Sequence[Instance]) -> WorkerSession:
+    """Raises: as WorkerSession.open; nothing is left then."""
     try:
-        return WorkerSession(process, instances)
+        return await WorkerSession.open(process, instances)
     except BaseException:
         if not process.sessions:
             process.kill()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import StatusCode
@@ -264,30 +264,3 @@ def encode_frame(message: ControlMessage) -> bytes:
     """A control message behind its length, as it stands on the stream."""
     data = encode_message(message)
     return FRAME_LENGTH.pack(len(data)) + data
-
-
-class FrameReader:
-    """Finds the control messages in a stream that comes in pieces."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def take(self, piece: bytes) -> list[ControlMessage]:
-        """The messages that this piece completes.
-
-        Raises:
-            ValueError: what came is no message.
-        """
-        self._data += piece
-        taken: list[ControlMessage] = []
-        while len(self._data) >= FRAME_LENGTH.size:
-            (length,) = FRAME_LENGTH.unpack_from(self._data)
-            if length > LONGEST_FRAME:
-                raise ValueError(f"a message of {length} bytes is announced, expected at most {LONGEST_FRAME}")
-            end = FRAME_LENGTH.size + length
-            if len(self._data) < end:
-                break
-            message = decode_message(bytes(self._data[FRAME_LENGTH.size : end]))
-            del self._data[:end]
-            taken.append(cast(ControlMessage, message))
-        return taken

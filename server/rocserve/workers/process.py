@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal
@@ -18,11 +19,12 @@ from rocserve.workers.control_groups import ControlGroup
 from rocserve.workers.instance import Instance
 from rocserve.workers.messages import (
     ALONE,
+    FRAME_LENGTH,
+    LONGEST_FRAME,
     LONGEST_TEXT,
     MOST_SOCKETS,
     SHARED,
     ControlMessage,
-    FrameReader,
     Load,
     Loaded,
     LoadFailed,
@@ -31,6 +33,8 @@ from rocserve.workers.messages import (
     Verbosity,
     WarmedUp,
     WarmUp,
+    ZygoteMessage,
+    decode_message,
     encode_frame,
     status_code,
 )
@@ -187,20 +191,43 @@ def _describe(wait_status: int | None) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
 
 
-_READ_BYTES = 64 * 1024
-_READS = 16
-"""At once; then it is the turn of others."""
 _TURN_SECONDS = 0.005
 """A worker whose messages took longer than this waits before more are read, ..."""
 _WAIT_PER_TURN = 9
 """... this many times what they took: it has at most a tenth of the loop."""
+
+_Reply = TypeVar("_Reply", Loaded, WarmedUp)
 
 
 class WorkerSession:
     """A process that has one session ends with it; of one that several share, with the last. Lives on the asyncio
     loop."""
 
-    def __init__(self, process: WorkerProcess, instances: Sequence[Instance]) -> None:
+    def __init__(
+        self,
+        process: WorkerProcess,
+        instances: Sequence[Instance],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Use `open`."""
+        self.process = process
+        self.instances = instances
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._on_progress: Callable[[Progress | MetricChanges], None] | None = None
+        self._reply: asyncio.Future[ControlMessage] | None = None
+        """Of the message that is under way."""
+        self._is_unloading = False
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._reading = self._loop.create_task(self._read(reader))
+        process.sessions.append(self)
+        if process.has_ended:
+            self.end()
+
+    @classmethod
+    async def open(cls, process: WorkerProcess, instances: Sequence[Instance]) -> WorkerSession:
         """Hands the sockets over by the process' reception.
 
         Raises:
@@ -209,7 +236,7 @@ class WorkerSession:
         """
         if len(instances) >= MOST_SOCKETS:
             raise internal(f"a worker can have {MOST_SOCKETS - 1} instances, not {len(instances)}")
-        self._control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         peers = [peer, *(instance.take_peer() for instance in instances)]
         # A process that has ended takes nothing; its control socket is closed then.
         with contextlib.suppress(OSError):
@@ -221,40 +248,17 @@ class WorkerSession:
             each.close()
         if not process.group_name:
             process.reception.close()
-        self.process = process
-        self.instances = instances
-        self._control.setblocking(False)
-        self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        self._frames = FrameReader()
-        self._on_progress: Callable[[Progress | MetricChanges], None] | None = None
-        self._reply: asyncio.Future[ControlMessage] | None = None
-        """Of the message that is under way."""
-        self._verbosity: Verbosity | None = None
-        """What is still to be sent."""
-        self._is_unloading = False
-        self._pause: asyncio.TimerHandle | None = None
-        self._kill_timer: asyncio.TimerHandle | None = None
-        self._loop.add_reader(self._control, self._on_readable)
-        process.sessions.append(self)
-        if process.has_ended:
-            self.end()
+        try:
+            return cls(process, instances, *await asyncio.open_unix_connection(sock=control))
+        except BaseException:
+            control.close()
+            raise
 
     # Control messages
 
     def set_verbose(self, verbose: bool) -> None:
-        """Have it write details to the log, or none, from now on. While it loads, once it has loaded."""
-        self._verbosity = Verbosity(verbose)
-        self._send_verbosity()
-
-    def _send_verbosity(self) -> None:
-        message = self._verbosity
-        if message is None or self._reply is not None or self._ended.is_set():
-            return
-        self._verbosity = None
-        # A worker that reads nothing is past caring for its log.
-        with contextlib.suppress(OSError):
-            self._control.send(encode_frame(message), socket.MSG_DONTWAIT)
+        """Have it write details to the log, or none, from now on."""
+        self._send(Verbosity(verbose))
 
     async def load(self, message: Load, on_progress: Callable[[Progress | MetricChanges], None]) -> Loaded:
         """`on_progress` is called with all that the engine and the model report, now and as long as the session lives.
@@ -263,16 +267,11 @@ class WorkerSession:
             ServeError: the reason why it cannot be loaded, in the engine's words.
         """
         self._on_progress = on_progress
-        reply = await self._ask(message, "loading")
-        if not isinstance(reply, Loaded):
-            raise _failure(reply)
-        return reply
+        return await self._ask(message, "loading", Loaded)
 
     async def warm_up(self, message: WarmUp) -> None:
         """Its instances take batches afterwards. Raises: ServeError, as `load`."""
-        reply = await self._ask(message, "warming up")
-        if not isinstance(reply, WarmedUp):
-            raise _failure(reply)
+        await self._ask(message, "warming up", WarmedUp)
         for instance in self.instances:
             instance.open()
 
@@ -281,67 +280,69 @@ class WorkerSession:
         self._is_unloading = True
         for instance in self.instances:
             instance.stop_taking()
+        self._send(Unload())
         try:
             async with asyncio.timeout(grace_seconds):
-                await self._send(Unload())
                 await self._ended.wait()
-        except (TimeoutError, OSError):
+        except TimeoutError:
             pass
         finally:
             self.kill()
         if not self.process.takes_sessions:
             await self.process.wait_killed()
 
-    async def _ask(self, message: ControlMessage, doing: str) -> ControlMessage:
+    async def _ask(self, message: ControlMessage, doing: str, expected: type[_Reply]) -> _Reply:
         """The worker's reply to a message.
 
         Raises:
-            ServeError: INTERNAL, it ended without one.
+            ServeError: INTERNAL, it ended without one; or its reason why it failed.
         """
-        reply: asyncio.Future[ControlMessage] = self._loop.create_future()
-        self._reply = reply
+        reply = self._reply = self._loop.create_future()
         ended = asyncio.ensure_future(self._ended.wait())
         try:
-            with contextlib.suppress(OSError):
-                await self._send(message)
+            self._send(message)
             await asyncio.wait((reply, ended), return_when=asyncio.FIRST_COMPLETED)
             if not reply.done() or reply.exception() is not None:
-                # Its control socket closes a moment before its exit status is known.
-                await asyncio.wait((ended,), timeout=_STATUS_WAIT_SECONDS)
+                # It may have replied before it ended; its control socket closes a moment before its status is known.
+                await asyncio.wait((reply, ended), timeout=_STATUS_WAIT_SECONDS)
+            if not reply.done() or reply.exception() is not None:
                 raise internal(f"worker ended while {doing} ({self.process.reason}){self.process.last_words}")
-            return reply.result()
         finally:
             reply.cancel()
             ended.cancel()
             self._reply = None
-            self._send_verbosity()
-            self._close_control()
+        answer = reply.result()
+        if isinstance(answer, LoadFailed):
+            raise ServeError(status_code(answer.code), answer.reason)
+        if not isinstance(answer, expected):
+            raise internal(f"the worker answered with {type(answer).__name__}")
+        return answer
 
-    async def _send(self, message: ControlMessage) -> None:
-        await self._loop.sock_sendall(self._control, encode_frame(message))
+    def _send(self, message: ControlMessage) -> None:
+        """Never waits for the worker."""
+        self._writer.write(encode_frame(message))
 
-    def _on_readable(self) -> None:
-        """Take what the worker has written, or some of it where that is much."""
-        began = time.monotonic()
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Take what the worker sends, until it closes its control socket."""
+        took = 0.0
         try:
-            for _ in range(_READS):
-                piece = self._control.recv(_READ_BYTES)
-                if not piece:
-                    break
-                for message in self._frames.take(piece):
-                    self._received(message)
-                if time.monotonic() - began > _TURN_SECONDS and not self._ended.is_set():
-                    self._read_later((time.monotonic() - began) * _WAIT_PER_TURN)
-                    return
-            else:
-                return
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            pass
+            while True:
+                (length,) = FRAME_LENGTH.unpack(await reader.readexactly(FRAME_LENGTH.size))
+                if length > LONGEST_FRAME:
+                    raise ValueError(f"a message of {length} bytes is announced, expected at most {LONGEST_FRAME}")
+                data = await reader.readexactly(length)
+                began = time.monotonic()
+                self._received(decode_message(data))
+                took += time.monotonic() - began
+                if took > _TURN_SECONDS:
+                    await asyncio.sleep(took * _WAIT_PER_TURN)
+                    took = 0.0
         except ValueError as error:
             self.instance_broken(f"its control message cannot be read: {str(error)[:LONGEST_TEXT]}")
-        self._loop.remove_reader(self._control)
+        except (EOFError, OSError):
+            pass
+        self._writer.close()
+        self._on_progress = None
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(EOFError("the worker closed its control socket"))
         elif not self._is_unloading:
@@ -349,26 +350,27 @@ class WorkerSession:
         elif self.process.group_name:
             self.end()
 
-    def _read_later(self, seconds: float) -> None:
-        self._loop.remove_reader(self._control)
-        self._pause = self._loop.call_later(seconds, self._loop.add_reader, self._control, self._on_readable)
-
-    def _received(self, message: ControlMessage) -> None:
+    def _received(self, message: ControlMessage | ZygoteMessage) -> None:
         """Raises: ValueError: it is none of a worker's."""
         match message:
             case Progress(text, properties):
-                message = Progress(text[:LONGEST_TEXT], properties)
+                self._report(Progress(text[:LONGEST_TEXT], properties))
+            case MetricChanges():
+                self._report(message)
             case LoadFailed(code, reason):
-                message = LoadFailed(code, reason[:LONGEST_TEXT])
-            case Loaded() | WarmedUp() | MetricChanges():
-                pass
+                self._take_reply(LoadFailed(code, reason[:LONGEST_TEXT]))
+            case Loaded() | WarmedUp():
+                self._take_reply(message)
             case _:
                 raise ValueError(f"a {type(message).__name__}, which only the server says")
-        if isinstance(message, Progress | MetricChanges):
-            if self._on_progress is not None:
-                self._on_progress(message)
-        elif self._reply is not None and not self._reply.done():
-            self._reply.set_result(message)
+
+    def _report(self, progress: Progress | MetricChanges) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def _take_reply(self, reply: ControlMessage) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(reply)
 
     # Its end
 
@@ -394,22 +396,11 @@ class WorkerSession:
         if self._ended.is_set():
             return
         self._ended.set()
-        for timer in (self._pause, self._kill_timer):
-            if timer is not None:
-                timer.cancel()
-        # The worker may have answered before it ended.
-        self._on_readable()
-        self._on_progress = None
-        self._loop.remove_reader(self._control)
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
         self.process.sessions.remove(self)
-        self._close_control()
-
-    def _close_control(self) -> None:
-        if self._ended.is_set() and self._reply is None:
-            self._control.close()
-
-
-def _failure(reply: object) -> ServeError:
-    if isinstance(reply, LoadFailed):
-        return ServeError(status_code(reply.code), reply.reason)
-    return internal(f"the worker answered with {type(reply).__name__}")
+        if self.process.has_ended:
+            # What it has sent before is read yet.
+            self._loop.call_later(_STATUS_WAIT_SECONDS, self._writer.transport.abort)
+        else:
+            self._writer.transport.abort()

@@ -149,7 +149,7 @@ class WorkerSupervisor:
             for _ in range(self._load.plan.instance_count):
                 instances.append(self._new_instance())
             if process is not None:
-                self._worker = WorkerSession(process, instances)
+                self._worker = await WorkerSession.open(process, instances)
             else:
                 self._worker = await self._launcher.launch(self._options, instances, self._log)
         except BaseException as error:

@@ -18,14 +18,9 @@ from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.group import WorkerGroup
 from rocserve.workers.main import ControlSocket
 from rocserve.workers.messages import (
-    FRAME_LENGTH,
-    LONGEST_FRAME,
-    FrameReader,
     LoadFailed,
     Progress,
-    Unload,
     WorkerPlan,
-    encode_frame,
 )
 
 ENGINE = "rocserve_reporting_engine"
@@ -125,11 +120,11 @@ def test_a_server_that_does_not_read_is_not_waited_for() -> None:
     with server, closing(control):
         for number in range(1000):
             control.send_later(Progress(f"{number} {'x' * 100}"))
-        reader, received = FrameReader(), []
+        reader, received = ControlSocket(server), []
         sending = threading.Thread(target=control.send, args=(LoadFailed(13, "why"),))
         sending.start()
         while not received or not isinstance(received[-1], LoadFailed):
-            received += reader.take(server.recv(4096))
+            received.append(reader.receive())
         sending.join()
     # Whole messages, in their order; of those that found no room only the last.
     texts = [message.text for message in received[:-1]]
@@ -144,18 +139,3 @@ def test_progress_for_a_server_that_is_gone() -> None:
         control.send_later(Progress("anybody there?"))
         with pytest.raises(OSError, match="Broken pipe"):
             control.send(LoadFailed(13, "why"))
-
-
-def test_frames_come_in_any_pieces() -> None:
-    messages = [Progress("a", {"b": "c"}), LoadFailed(3, "why"), Unload()]
-    stream = b"".join(encode_frame(message) for message in messages)
-    for size in (1, 3, 7, 1000):
-        reader = FrameReader()
-        pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
-        assert [message for piece in pieces for message in reader.take(piece)] == messages
-
-
-@pytest.mark.parametrize("junk", [FRAME_LENGTH.pack(LONGEST_FRAME + 1), FRAME_LENGTH.pack(4) + b"junk"])
-def test_junk_is_no_frame(junk: bytes) -> None:
-    with pytest.raises(ValueError, match=r"announced, expected at most|unknown message"):
-        FrameReader().take(junk)
