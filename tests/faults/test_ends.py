@@ -55,13 +55,13 @@ def drop_python(repository: Path, name: str, source: str, config: str = CONFIG) 
     (repository / name / "config.pbtxt").write_text(config)
 
 
-def ask_in_background(server: RocserveProcess, model: str, told: list[str]) -> threading.Thread:
+def ask_in_background(server: RocserveProcess, model: str, errors: list[str]) -> threading.Thread:
     def ask() -> None:
         entry = infer_input("IN", np.array([1], np.int32))
         try:
             server.client().infer(model, [entry])
         except InferenceServerException as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
@@ -106,8 +106,8 @@ def test_the_end_comes_through_ten_storms_of_renames(repository: Path, tmp_path:
 def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., RocserveProcess], repository: Path):
     drop_python(repository, "stays", STAYS)
     server = serve(repository, "--exit-timeout-secs=60")
-    told: list[str] = []
-    asking = ask_in_background(server, "stays", told)
+    errors: list[str] = []
+    asking = ask_in_background(server, "stays", errors)
     wait_until((repository.parent / "inside").exists, "the request in the model")
     family = psutil.Process(server.process.pid).children(recursive=True)
     started = int((repository.parent / "started").read_text())
@@ -119,7 +119,7 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., Ro
     assert time.monotonic() - began < 15
     assert psutil.wait_procs(family, timeout=30)[1] == []
     asking.join(10)
-    assert len(told) == 1
+    assert len(errors) == 1
     assert "Traceback" not in server.log_text
 
 

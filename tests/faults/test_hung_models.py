@@ -73,20 +73,20 @@ class Asking:
     """A request on a thread of its own, and how it ended."""
 
     def __init__(self, server: RocserveProcess, model: str, value: int) -> None:
-        self.told = ""
+        self._outcome = ""
         self._thread = threading.Thread(target=self._ask, args=(server, model, value), daemon=True)
         self._thread.start()
 
     def _ask(self, server: RocserveProcess, model: str, value: int) -> None:
         try:
-            self.told = str(ask(server.client(), model, value))
+            self._outcome = str(ask(server.client(), model, value))
         except InferenceServerException as error:
-            self.told = str(error)
+            self._outcome = str(error)
 
     def outcome(self, seconds: float = 20.0) -> str:
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the request was not answered"
-        return self.told
+        return self._outcome
 
 
 def row(server: RocserveProcess, model: str) -> tuple[str, str]:
@@ -105,8 +105,8 @@ def test_a_replaced_version_that_hangs_is_killed(serve, repository: Path):
         wait_until(inside.exists, "the request in the model")
         waiting = Asking(server, "m", 1000)
         drop(repository, "m", stays(swap))
-        told = (hanging.outcome(), waiting.outcome())
-        for text in told:
+        outcomes = (hanging.outcome(), waiting.outcome())
+        for text in outcomes:
             assert "model 'm' version 1 was unloaded and had not answered within 0.5 s (--drain-timeout-secs)" in text
             assert "UNAVAILABLE" in text
         assert ask(client, "m", 10) == 10 + swap

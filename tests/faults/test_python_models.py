@@ -124,8 +124,8 @@ class Stream:
 
     def __init__(self, server: RocserveProcess) -> None:
         self.client = server.client()
-        self.told: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
-        self.client.start_stream(lambda result, error: self.told.put((result, error)))
+        self.answers: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
+        self.client.start_stream(lambda result, error: self.answers.put((result, error)))
 
     def __enter__(self) -> Stream:
         return self
@@ -138,12 +138,12 @@ class Stream:
         self.client.async_stream_infer(model, [tensor(value)], **options)
 
     def value(self) -> int:
-        result, error = self.told.get(timeout=30)
+        result, error = self.answers.get(timeout=30)
         assert error is None, error
         return int(result.as_numpy("OUT")[0])
 
     def error(self) -> str:
-        result, error = self.told.get(timeout=30)
+        result, error = self.answers.get(timeout=30)
         assert error is not None, result
         return str(error.message())
 

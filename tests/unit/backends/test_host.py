@@ -49,7 +49,7 @@ def test_a_machine_without_limits(host: Host) -> None:
     assert host.free_memory() == FreeMemory("this machine", 64 * GIB, 48 * GIB)
 
 
-def test_this_machine_tells() -> None:
+def test_this_machine() -> None:
     found = Host().free_memory()
     assert found is not None and 0 < found.free_bytes <= found.total_bytes
 
@@ -91,13 +91,13 @@ def test_a_group_over_its_limit_has_nothing_free(host: Host) -> None:
     assert found is not None and found.free_bytes == 0
 
 
-def test_nothing_is_told(tmp_path: Path) -> None:
+def test_nothing_is_known(tmp_path: Path) -> None:
     nowhere = Host(system=tmp_path, processes=tmp_path, variables={})
     assert nowhere.free_memory() is None
     assert nowhere.memory_limit() is None
 
 
-def test_gpus_are_told_apart_by_their_place(tree: GpuTree, host: Host) -> None:
+def test_gpus_are_distinguished_by_their_place(tree: GpuTree, host: Host) -> None:
     tree.add_cpu()
     tree.add_gpu(version=90010, bus=0xC1, memory=64 * GIB, used=60 * GIB)
     tree.add_gpu(version=110000, domain=1, bus=0x03, memory=24 * GIB, used=GIB)
@@ -114,7 +114,7 @@ def test_a_gpu_in_the_host_s_memory(tree: GpuTree, host: Host) -> None:
     assert of_gpu(host) == FreeMemory("GPU 0 (gfx1151)", 60 * GIB, 8 * GIB)
 
 
-def test_a_gpu_whose_driver_tells_nothing(tree: GpuTree, host: Host) -> None:
+def test_a_gpu_whose_driver_reports_nothing(tree: GpuTree, host: Host) -> None:
     tree.add_gpu(version=90010)
     (tree.system / "class/drm/card0/device").unlink()
     assert of_gpu(host) is None

@@ -1,4 +1,4 @@
-"""What a client and the log are told when a model's code goes wrong, and what models import under odd names."""
+"""Errors for clients and the log where a model's code goes wrong, and what models import under odd names."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def client_message(folder: Path, body: str, *, coroutine: bool = False) -> str:
         ),
     ],
 )
-def test_what_a_client_is_told(tmp_path: Path, body: str, text: str, coroutine: bool) -> None:
+def test_errors_for_clients(tmp_path: Path, body: str, text: str, coroutine: bool) -> None:
     assert client_message(tmp_path, body, coroutine=coroutine).startswith(text)
 
 

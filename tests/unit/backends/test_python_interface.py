@@ -58,13 +58,13 @@ NAMES = [
 
 @pytest.fixture
 def sent() -> list[MetricChange]:
-    """What has been told of metrics."""
+    """Changes of metrics that were sent."""
     return []
 
 
 @pytest.fixture
 def book(sent: list[MetricChange]) -> MetricBook:
-    """Tells when it is asked to."""
+    """Reports when it is asked to."""
     return MetricBook(lambda changes: sent.extend(changes.changes), gather_seconds=3600)
 
 

@@ -113,7 +113,7 @@ def test_a_model_completes_its_configuration() -> None:
     assert outputs(second)["SCALED"].tolist() == [[10, 20]]
 
 
-def test_what_a_model_is_told() -> None:
+def test_the_arguments_of_a_model() -> None:
     details = {
         "id": "seven",
         "correlation_id": "thread",

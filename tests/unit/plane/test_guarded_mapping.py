@@ -1,4 +1,4 @@
-"""Mappings of files that their owners cut: what is gone is zeros, whoever touches it, and nothing else changes."""
+"""Mappings of files that their owners cut: the missing part is zeros, and nothing else changes."""
 
 from __future__ import annotations
 

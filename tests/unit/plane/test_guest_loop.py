@@ -47,15 +47,15 @@ async def test_sockets_timers_threads_and_tasks_are_served_on_the_planes_thread(
 async def test_a_descriptor_has_one_reader(guest: GuestLoop) -> None:
     mine, other = socket.socketpair()
     mine.setblocking(False)
-    told: list[str] = []
+    taken: list[str] = []
 
     async def work() -> list[bool]:
         loop = asyncio.get_running_loop()
-        loop.add_reader(mine.fileno(), told.append, "first")
-        loop.add_reader(mine.fileno(), lambda: told.append(mine.recv(1).decode()))
+        loop.add_reader(mine.fileno(), taken.append, "first")
+        loop.add_reader(mine.fileno(), lambda: taken.append(mine.recv(1).decode()))
         for byte in (b"a", b"b"):
             other.send(byte)
-            while not told or told[-1] != byte.decode():  # noqa: ASYNC110
+            while not taken or taken[-1] != byte.decode():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         removed = [loop.remove_reader(mine.fileno()) for _ in range(2)]
         other.send(b"c")
@@ -63,7 +63,7 @@ async def test_a_descriptor_has_one_reader(guest: GuestLoop) -> None:
         return removed
 
     assert await guest.run(work()) == [True, False]
-    assert told == ["a", "b"]
+    assert taken == ["a", "b"]
     mine.close()
     other.close()
 

@@ -128,7 +128,7 @@ def test_no_owner_can_cut_a_heap(heap: Heap, shorter: int) -> None:
 
 
 def test_what_was_not_written_is_not_read(heap: Heap) -> None:
-    """Memory costs nothing until it is touched; whoever read all that a worker names would pay for it."""
+    """Memory costs nothing until it is touched; a reader of all that a worker names would pay for it."""
     reader = HeapReader(heap.open_for_reading())
     offset = heap.allocate(LIMIT)[0]
     heap.view(offset, 1 << 20)[:] = bytes(1 << 20)

@@ -18,7 +18,7 @@ from rocserve.plane import loop as loop_module
 from rocserve.plane.loop import PlaneLoop, default_spin
 
 
-def test_readable_descriptors_are_told_on_the_thread(plane: PlaneLoop) -> None:
+def test_readable_descriptors_are_reported_on_the_thread(plane: PlaneLoop) -> None:
     reader, writer = os.pipe()
     got: list[tuple[bytes, str]] = []
     both = threading.Semaphore(0)
@@ -149,28 +149,28 @@ def test_calls_from_many_threads(plane: PlaneLoop) -> None:
     assert done.acquire(timeout=10)
 
 
-def test_the_end_of_a_turn_is_told_once_and_when_all_at_hand_has_been_handled(plane: PlaneLoop) -> None:
-    told: list[str] = []
+def test_the_end_of_a_turn_is_called_once_and_when_all_that_has_come_has_been_handled(plane: PlaneLoop) -> None:
+    calls: list[str] = []
     done = threading.Event()
 
     def end() -> None:
-        told.append("end")
+        calls.append("end")
 
     def first() -> None:
         plane.at_end_of_turn(end)
         plane.at_end_of_turn(end)
-        told.append("first")
+        calls.append("first")
         # In this turn's end, for the calls at hand are this one and the next.
         plane.call_soon(done.set)
 
     def both() -> None:
         # One turn takes what was there when it began: both of these.
         plane.call_soon(first)
-        plane.call_soon(lambda: (plane.at_end_of_turn(end), told.append("second")))
+        plane.call_soon(lambda: (plane.at_end_of_turn(end), calls.append("second")))
 
     plane.call_soon(both)
     assert done.wait(5)
-    assert told == ["first", "second", "end"]
+    assert calls == ["first", "second", "end"]
 
 
 def test_the_end_of_a_turn_may_ask_for_the_next(plane: PlaneLoop) -> None:

@@ -69,12 +69,12 @@ def test_a_share_is_lent_anew_only_when_nobody_holds_it_nor_what_lies_in_it(heap
 
 
 def test_what_lies_in_a_share_can_be_read_after_the_heap_was_closed(heap: SharedHeap) -> None:
-    told: list[str] = []
+    calls: list[str] = []
     share = lent(heap)
-    heap.on_closed["me"] = lambda: told.append("closed")
+    heap.on_closed["me"] = lambda: calls.append("closed")
     slot, view = owner_of(share).place(8)
     heap.close()
     view[:] = b"12345678"
-    assert told == ["closed"]
+    assert calls == ["closed"]
     assert heap.lend() is None
     assert bytes(share.heap.reader.view(slot.offset, 8)) == b"12345678"

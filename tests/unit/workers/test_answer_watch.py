@@ -31,7 +31,7 @@ def test_a_batch_without_an_answer_is_a_hang_once_the_limit_has_passed():
     assert (silence.seconds, silence.excess) == (600, "it hung for 600 s (hang_timeout_secs)")
 
 
-def test_whoever_answers_or_streams_is_not_hung():
+def test_a_model_that_answers_or_streams_is_not_hung():
     assert after([(Owed(batch), RUNS) for batch in range(1, 100)]).seconds == 0
     # One batch for hours, with a response now and then.
     assert after([(Owed(7, requests=1, said=said), RUNS) for said in range(100)]).seconds == 0
@@ -87,7 +87,7 @@ class Instance:
         return self.unread
 
 
-async def test_a_watch_tells_once_and_not_while_there_is_something_to_read():
+async def test_a_watch_reports_once_and_not_while_there_is_something_to_read():
     fine, hangs = Instance(), Instance()
     silences: list[Sequence[float]] = []
     hung: list[str] = []

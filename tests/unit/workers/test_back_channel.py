@@ -167,17 +167,17 @@ def test_responses_come_in_their_order(both: Both) -> None:
 def test_a_response_keeps_its_parameters_and_shapes(both: Both) -> None:
     for number in range(3):
         heard = Heard()
-        told = ModelResponse(
+        given = ModelResponse(
             [
                 tensor_from_numpy("X", np.zeros((2, number), np.float32)),
                 tensor_from_numpy("W", np.array([b"x" * number, b""], dtype=object)),
             ],
             {"number": number} if number else {},
         )
-        both.worker.open_request(both.open_request(heard)).send(told, True)
+        both.worker.open_request(both.open_request(heard)).send(given, True)
         ((answer, final),) = heard.wait()
         assert isinstance(answer, ModelResponse) and final
-        assert dict(answer.parameters) == dict(told.parameters)
+        assert dict(answer.parameters) == dict(given.parameters)
         assert answer.outputs[0].shape == (2, number)
         assert answer.outputs[1].numpy().tolist() == [b"x" * number, b""]
 
@@ -315,7 +315,7 @@ def test_a_worker_that_reads_nothing_for_long_is_broken(both: Both, monkeypatch:
     monkeypatch.setattr(instance_requests, "STALL_SECONDS", 0.2)
     both.worker.call(ModelCall("m", (), ()), Heard())
     opened = both.opened()
-    # The layout of the answers has been told as well.
+    # The layout of the answers has been sent as well.
     for value in range(SERVER_RINGS[BACK]):
         both.answer(opened, (response(value), False))
     wait_until(lambda: both.broken)
@@ -383,7 +383,7 @@ def test_what_is_said_of_requests_that_are_not_open_is_dropped(both: Both) -> No
     assert not both.broken
 
 
-def test_the_end_tells_all(both: Both) -> None:
+def test_the_end_reaches_all(both: Both) -> None:
     both.worker.start()
     said, silent = Heard(), Heard()
     both.worker.open_request(both.open_request(said)).send(response(1), True)
@@ -403,7 +403,7 @@ def test_the_end_tells_all(both: Both) -> None:
     late = threading.Event()
     opened.watch_cancellation(late.set)
     assert late.is_set()
-    # The worker's side of it: whoever waits is told.
+    # The worker's side of it: all that wait get an error.
     ((answer, final),) = waiting.wait()
     assert isinstance(answer, ServeError)
     assert answer.code is StatusCode.UNAVAILABLE

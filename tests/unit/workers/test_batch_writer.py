@@ -1,4 +1,4 @@
-"""What a worker is told of a batch, and where its inputs lie."""
+"""Messages of a batch to a worker, and where its inputs lie."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_inputs_for_which_there_is_no_room(plane: PlaneLoop) -> None:
     with pytest.raises(HeapFull, match="no room for") as caught:
         peer.send(large)
     assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
-    # What was new to the worker in it is told again.
+    # What was new to the worker in it is sent again.
     batch = [peer.take(), peer.execute()][1]
     peer.finish(batch, peer.result(bytes(64)))
     assert peer.arrived.acquire(timeout=5)
@@ -91,7 +91,7 @@ def test_large_inputs_are_copied_in_steps_and_batches_keep_their_order(peer: Pee
     assert [*map(bytes, request_inputs(second.requests[0], peer.end_of_worker.inputs))] == [*map(bytes, small[0][1])]
 
 
-def test_inputs_that_lie_in_a_share_of_the_heap_are_told_of_and_kept_until_the_worker_reports(peer: Peer) -> None:
+def test_inputs_that_lie_in_a_share_of_the_heap_are_named_and_kept_until_the_worker_reports(peer: Peer) -> None:
     """Beside others, which are copied; and those of another version's heap are others."""
     elsewhere = SharedHeap("elsewhere", 1 << 20)
     members, places, shares = [], [], []

@@ -188,7 +188,7 @@ def test_by_what_a_worker_has_too_much(
 
 
 class Worker:
-    """Ends when it is told to."""
+    """Ends on request."""
 
     pid = 1
 

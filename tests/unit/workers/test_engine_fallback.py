@@ -45,7 +45,7 @@ REGISTRY = BackendRegistry(
 
 
 class Loads:
-    """Loads models of the backend above, and keeps what they tell."""
+    """Loads models of the backend above, and keeps what they report."""
 
     def __init__(self, loader: WorkerVersionLoader, folder: Path) -> None:
         self.fallbacks = loader.fallbacks

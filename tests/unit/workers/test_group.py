@@ -215,7 +215,7 @@ async def test_a_worker_that_closes_its_socket_is_replaced(workshop: Workshop) -
     await until(lambda: workshop.events.recoveries)
 
 
-async def test_stop_lets_the_batch_in_hand_finish(workshop: Workshop) -> None:
+async def test_stop_lets_the_batch_in_flight_finish(workshop: Workshop) -> None:
     group = await workshop.serving("slow")
     (instance,), (pid,) = group.instances, group.pids
     answers = [run_add_sub(instance), run_add_sub(instance)]
@@ -239,7 +239,7 @@ async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
     assert error is not None and error.text == "the worker of model 'm' version 1 was stopped; the request was in it"
 
 
-async def test_one_of_two_workers_that_hangs_is_told_of_and_replaced(workshop: Workshop) -> None:
+async def test_one_of_two_workers_that_hangs_is_reported_and_replaced(workshop: Workshop) -> None:
     plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * 2
     group = await workshop.serving("stuck", plans=plans, limits=TimeLimits(request_seconds=1.0))
     before = list(group.pids)

@@ -130,7 +130,7 @@ def test_what_is_released_after_the_end_is_given_back(plane: PlaneLoop) -> None:
     assert open_descriptors() <= before
 
 
-def test_a_worker_that_takes_no_batches_is_told_of(peer: Peer) -> None:
+def test_a_worker_that_takes_no_batches_is_reported(peer: Peer) -> None:
     for _ in range(SERVER_RINGS[WORK]):
         peer.send()
     with pytest.raises(ServeError, match="the worker of model 'm' does not read its batches") as caught:

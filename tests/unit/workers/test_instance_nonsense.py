@@ -92,7 +92,10 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
     "another kind among results": (among_results(RESPONSE, 0, 0, 0, 0, 0, 0), "a message of kind 20 among the results"),
     "an open request": (among_results(RESULT, OPEN, 0, 0, 1, 0, 0), "a message of kind 19 among"),
     "an error for all": (among_results(RESULT, ERROR, 3, 0, 0, 0, 4), "a message of kind 19 among the results"),
-    "a layout never told": (among_results(RESULT, 0, 0, 77, 0, 0, 0), "tensors of layout 77, which it has not defined"),
+    "an unknown layout": (
+        among_results(RESULT, 0, 0, 77, 0, 0, 0),
+        "tensors of layout 77, which it has not defined",
+    ),
     "a failure elsewhere": (behind_done(FAILED, 0, 3, 0, FAR, 10, 0), "lies outside of its heap"),
     "a failure too long": (
         behind_done(FAILED, 0, 3, 0, 0, LONGEST_TEXT_BYTES + 1, 0),
@@ -113,8 +116,8 @@ def test_nonsense_breaks_the_instance_and_fails_its_batches_once(peer: Peer, lie
     batch = peer.execute()
     peer.end_of_worker.post(lie(peer, batch))
     assert peer.broken_event.wait(5)
-    (told,) = peer.broken
-    assert told.startswith("it sent what cannot be read: ") and reason in told
+    (reason_given,) = peer.broken
+    assert reason_given.startswith("it sent what cannot be read: ") and reason in reason_given
     assert not peer.outcomes
     with pytest.raises(WorkerGone):
         peer.send()

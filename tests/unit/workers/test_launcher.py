@@ -190,7 +190,7 @@ async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
     assert (await run_add_sub(group.instances[0])).error is None
     second = await workshop.serving()
     assert (await run_add_sub(second.instances[0])).error is None
-    # Of the old worker nobody but the kernel tells any more.
+    # Only the kernel reports the end of the old worker now.
     os.kill(worker, signal.SIGKILL)
     await until(lambda: workshop.events.recoveries == 1)
     assert "its exit status is not known" in workshop.events.restarts[0][0]

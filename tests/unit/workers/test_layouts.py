@@ -1,4 +1,4 @@
-"""Tensors that travel by layouts told once: what comes is what was sent, and what makes no sense is refused."""
+"""Tensors that travel by layouts sent once: they arrive as they were sent, and nonsense is refused."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Sides:
         self.heap = Heap("test", 1 << 24)
         self.known = KnownLayouts(HeapReader(self.heap.open_for_reading()))
         self.sent = SentLayouts()
-        self.told = 0
+        self.defined = 0
 
-    def tell(self, number: int, text: bytes) -> None:
-        self.told += 1
+    def define(self, number: int, text: bytes) -> None:
+        self.defined += 1
         self.known.define(number, self.put(text), len(text))
 
     def put(self, *pieces: bytes | bytearray | memoryview) -> int:
@@ -42,8 +42,8 @@ class Sides:
         return place
 
     def send(self, tensors: list[Tensor], details: bytes = b"") -> tuple[int, int, int]:
-        """What an entry tells of them."""
-        number, pieces, nbytes = self.sent.message(tensors, details, self.tell)
+        """Their fields of an entry."""
+        number, pieces, nbytes = self.sent.message(tensors, details, self.define)
         assert sum(map(len, pieces)) == nbytes
         return number, self.put(*pieces), len(details)
 
@@ -82,10 +82,10 @@ def test_a_call_travels_without_its_tensors() -> None:
     assert from_json(ModelCall, to_json(call)) == call
 
 
-def test_a_layout_is_told_once_and_anew_when_it_is_no_longer_known(sides: Sides) -> None:
+def test_a_layout_is_sent_once_and_anew_when_it_is_no_longer_known(sides: Sides) -> None:
     for _ in range(3):
         number, _, _ = sides.send(tensors(1))
-    assert sides.told == 1
+    assert sides.defined == 1
     for width in range(REMEMBERED_LAYOUTS + 10):
         sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
     assert len(sides.sent._layouts) <= REMEMBERED_LAYOUTS
@@ -99,11 +99,11 @@ def test_a_layout_is_told_once_and_anew_when_it_is_no_longer_known(sides: Sides)
         sides.known.get(number)
 
 
-def test_a_layout_that_is_kept_is_told_anew_before_it_is_forgotten(sides: Sides) -> None:
+def test_a_layout_that_is_kept_is_sent_anew_before_it_is_forgotten(sides: Sides) -> None:
     kept = sides.sent.of(tensors(1))
     for width in range(3 * REMEMBERED_LAYOUTS):
         sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
-        assert sides.known.get(sides.sent.number(kept, sides.tell)).heads == kept.places.heads
+        assert sides.known.get(sides.sent.number(kept, sides.define)).heads == kept.places.heads
 
 
 def test_what_does_not_fit_is_refused(sides: Sides) -> None:
@@ -155,7 +155,7 @@ def test_lengths_that_make_no_sense(sides: Sides) -> None:
 )
 def test_tensors_that_cannot_be_are_refused(sides: Sides, head: TensorHead) -> None:
     with pytest.raises(ValueError, match="tensor 'x' of shape"):
-        sides.tell(1, to_json((head,)))
+        sides.define(1, to_json((head,)))
 
 
 SIDES = Sides()
@@ -173,7 +173,7 @@ def test_malformed_layouts_are_value_errors(text: bytes) -> None:
     if text.strip() == b"[]":
         return
     with pytest.raises(ValueError):
-        SIDES.tell(0, text)
+        SIDES.define(0, text)
 
 
 def test_nonsense_raises_nothing_else(sides: Sides) -> None:

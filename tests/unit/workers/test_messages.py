@@ -92,7 +92,7 @@ def test_sets_and_options_keep_their_types() -> None:
 
 
 def test_text_that_utf8_has_no_form_for_is_escaped() -> None:
-    """It would fail whoever puts it into an answer, such as the index of all models."""
+    """It would fail all answers with it, such as the index of all models."""
     progress = messages.Progress("at \udcff", {"\ud800": "\ud83d\ude00"})
     assert decode_message(encode_message(progress)) == messages.Progress("at \\udcff", {"\\ud800": "\U0001f600"})
 

@@ -1,4 +1,4 @@
-"""What an engine says while it works: on its way to whoever runs the model."""
+"""What an engine says while it works: on its way to the server."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def test_a_load_says_what_it_is_at(workshop: Workshop, caplog: pytest.LogC
     (workshop.folder / "compiled").touch()
     await load
     assert lines[-1] == "" and workshop.events.properties == [{"target": "ref", "batch_sizes": "1"}]
-    told = [record.message for record in caplog.records if "compiling" in record.message]
-    assert told == [f"model 'm' version 1: {line}" for line in COMPILES]
+    logged = [record.message for record in caplog.records if "compiling" in record.message]
+    assert logged == [f"model 'm' version 1: {line}" for line in COMPILES]
 
 
 async def test_compiling_does_not_count_as_loading(workshop: Workshop) -> None:

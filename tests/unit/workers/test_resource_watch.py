@@ -68,7 +68,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
 
 @contextmanager
 def descriptors_left(number: int) -> Iterator[None]:
-    """This process can open so many files at once meanwhile."""
+    """This process can open that many files at once meanwhile."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)

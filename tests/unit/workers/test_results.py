@@ -1,4 +1,4 @@
-"""What a worker tells of its results: cut into requests where it makes sense, refused where it does not."""
+"""Results as a worker sends them: cut into requests, refused where they make no sense."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRINGS = TensorHead("S", DataType.BYTES, (4,))
 SLOT_BYTES = 4096
 
 
-class Told:
+class Sent:
     """A slot of results in a worker's heap, and the server's reader of it."""
 
     def __init__(self) -> None:
@@ -40,20 +40,20 @@ class Told:
     def read(
         self, *entries: tuple[int, ...], sizes: tuple[int, ...] = (4,), nbytes: int = SLOT_BYTES, may_open: bool = False
     ) -> BatchOutcome:
-        """The outcome that RESULTs tell of by flags, code, layout, requests, start and details."""
+        """The outcome that RESULTs name by flags, code, layout, requests, start and details."""
         for index, entry in enumerate(entries):
             ENTRY.pack_into(self.memory, index * ENTRY.size, RESULT, *entry)
         return self.reader.read_batch(self.place, nbytes, len(entries), (0, 0, 0), sizes, may_open)
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    told = Told()
-    yield told
-    told.heap.close()
+def sent() -> Iterator[Sent]:
+    sent = Sent()
+    yield sent
+    sent.heap.close()
 
 
-TOLD = Told()
+SENT = Sent()
 """For the many examples of a property."""
 
 
@@ -75,10 +75,10 @@ def pattern(begin: int, end: int) -> bytes:
     return bytes(position % 256 for position in range(begin, end))
 
 
-def test_outputs_are_cut_by_rows(told: Told) -> None:
-    told.layout(0, HEAD, HEAD._replace(name="Y"))
+def test_outputs_are_cut_by_rows(sent: Sent) -> None:
+    sent.layout(0, HEAD, HEAD._replace(name="Y"))
     for start in (64, 64, 1024):
-        assert slices(told.read(together(start), sizes=(1, 3)), 2) == [
+        assert slices(sent.read(together(start), sizes=(1, 3)), 2) == [
             [
                 ("X", DataType.INT32, (1, 2), pattern(start, start + 8)),
                 ("Y", DataType.INT32, (1, 2), pattern(start + 64, start + 72)),
@@ -90,19 +90,19 @@ def test_outputs_are_cut_by_rows(told: Told) -> None:
         ]
 
 
-def test_the_same_result_cut_otherwise_for_other_requests(told: Told) -> None:
-    told.layout(0, HEAD)
+def test_the_same_result_cut_otherwise_for_other_requests(sent: Sent) -> None:
+    sent.layout(0, HEAD)
     for sizes in ((4,), (2, 2), (1, 3), (4,)):
-        parts = slices(told.read(together(), sizes=sizes), len(sizes))
+        parts = slices(sent.read(together(), sizes=sizes), len(sizes))
         assert [part[0][2] for part in parts] == [(size, 2) for size in sizes]
 
 
-def test_results_of_each_request(told: Told) -> None:
-    told.layout(0, HEAD)
-    told.layout(1, STRINGS, HEAD)
-    told.memory[1024:1040] = struct.pack("<QQ", 20, 32)
-    told.memory[1216:1224] = b'{"k": 1}'
-    outcome = told.read(of(2, 128), of(1, 1024, 1, 8), (ERROR, 3, 0, 1, 2048, 4), sizes=(1, 2, 3, 4))
+def test_results_of_each_request(sent: Sent) -> None:
+    sent.layout(0, HEAD)
+    sent.layout(1, STRINGS, HEAD)
+    sent.memory[1024:1040] = struct.pack("<QQ", 20, 32)
+    sent.memory[1216:1224] = b'{"k": 1}'
+    outcome = sent.read(of(2, 128), of(1, 1024, 1, 8), (ERROR, 3, 0, 1, 2048, 4), sizes=(1, 2, 3, 4))
     assert slices(outcome, 3) == [
         [("X", DataType.INT32, (4, 2), pattern(128, 160))],
         [("X", DataType.INT32, (4, 2), pattern(192, 224))],
@@ -120,11 +120,11 @@ def test_results_of_each_request(told: Told) -> None:
         (STRINGS, (2, 2)),
     ],
 )
-def test_outputs_that_do_not_fit_the_batch(told: Told, head: TensorHead, sizes: tuple[int, ...]) -> None:
-    told.layout(0, head)
-    told.memory[64:72] = struct.pack("<Q", 16)
+def test_outputs_that_do_not_fit_the_batch(sent: Sent, head: TensorHead, sizes: tuple[int, ...]) -> None:
+    sent.layout(0, head)
+    sent.memory[64:72] = struct.pack("<Q", 16)
     with pytest.raises(ValueError, match=r"output .* has the shape"):
-        told.read(together(), sizes=sizes)
+        sent.read(together(), sizes=sizes)
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def test_outputs_that_do_not_fit_the_batch(told: Told, head: TensorHead, sizes: 
         ((ERROR, 3, 0, 1, 64, 1 << 40), "a text of 1099511627776 bytes"),
     ],
 )
-def test_results_that_make_no_sense(told: Told, entry: tuple[int, ...], reason: str) -> None:
-    told.layout(0, HEAD)
-    told.layout(1, STRINGS)
+def test_results_that_make_no_sense(sent: Sent, entry: tuple[int, ...], reason: str) -> None:
+    sent.layout(0, HEAD)
+    sent.layout(1, STRINGS)
     # It has been seen where it is good, too.
-    told.read(together())
+    sent.read(together())
     with pytest.raises(ValueError, match=reason):
-        told.read(entry)
+        sent.read(entry)
 
 
 @given(
@@ -170,9 +170,9 @@ def test_results_that_make_no_sense(told: Told, entry: tuple[int, ...], reason: 
 )
 def test_whatever_is_accepted_lies_within_its_slot(entries: Sequence[tuple[int, ...]], requests: int) -> None:
     for number, heads in enumerate([(HEAD,), (STRINGS, HEAD), (HEAD, STRINGS)]):
-        TOLD.layout(number, *heads)
+        SENT.layout(number, *heads)
     try:
-        outcome = TOLD.read(*entries, sizes=(4 // requests,) * requests, may_open=True)
+        outcome = SENT.read(*entries, sizes=(4 // requests,) * requests, may_open=True)
     except ValueError:
         return
     assert len(outcome.parts) == requests
@@ -181,36 +181,36 @@ def test_whatever_is_accepted_lies_within_its_slot(entries: Sequence[tuple[int, 
             assert head.datatype is DataType.BYTES or len(data) == 4 * head.shape[0] * head.shape[1]
 
 
-def test_what_is_remembered_is_bounded(told: Told) -> None:
+def test_what_is_remembered_is_bounded(sent: Sent) -> None:
     for number in range(600):
-        told.layout(number, HEAD)
+        sent.layout(number, HEAD)
         for sizes in ((2, 2), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1), (2, 1, 1)):
-            told.read(together(number=number), sizes=sizes)
-            assert told.reader._remembered <= 8192
-    assert len(told.reader._cuts) <= 8192
+            sent.read(together(number=number), sizes=sizes)
+            assert sent.reader._remembered <= 8192
+    assert len(sent.reader._cuts) <= 8192
 
 
-def test_a_layout_that_comes_again_with_another_meaning(told: Told) -> None:
+def test_a_layout_that_comes_again_with_another_meaning(sent: Sent) -> None:
     """Numbers are not used again; a worker that does so is taken at its last word."""
-    told.layout(1, HEAD)
-    told.read(together(number=1), sizes=(2, 2))
-    told.layout(1, TensorHead("Y", DataType.UINT8, (4, 8)))
-    (_, second) = slices(told.read(together(number=1), sizes=(2, 2)), 2)
+    sent.layout(1, HEAD)
+    sent.read(together(number=1), sizes=(2, 2))
+    sent.layout(1, TensorHead("Y", DataType.UINT8, (4, 8)))
+    (_, second) = slices(sent.read(together(number=1), sizes=(2, 2)), 2)
     assert second == [("Y", DataType.UINT8, (2, 8), pattern(80, 96))]
 
 
 @pytest.mark.parametrize(("count", "nbytes"), [(3, 64 + 3 * 64 - 1), (4, 1024), (2, 1024)])
-def test_results_that_are_alike_fit_the_batch_and_its_memory(told: Told, count: int, nbytes: int) -> None:
-    told.layout(0, HEAD)
+def test_results_that_are_alike_fit_the_batch_and_its_memory(sent: Sent, count: int, nbytes: int) -> None:
+    sent.layout(0, HEAD)
     with pytest.raises(ValueError, match="result"):
-        told.read(of(count), sizes=(4,) * 3, nbytes=nbytes)
+        sent.read(of(count), sizes=(4,) * 3, nbytes=nbytes)
 
 
-def test_results_outside_of_their_heap_or_in_no_entries(told: Told) -> None:
+def test_results_outside_of_their_heap_or_in_no_entries(sent: Sent) -> None:
     for place, nbytes, entries, reason in (
         (1 << 62, 64, 1, "lies outside of its heap"),
-        (told.place, 64, 0, "results in 0 entries of 64 bytes"),
-        (told.place, 64, 1 << 40, "results in 1099511627776 entries of 64 bytes"),
+        (sent.place, 64, 0, "results in 0 entries of 64 bytes"),
+        (sent.place, 64, 1 << 40, "results in 1099511627776 entries of 64 bytes"),
     ):
         with pytest.raises(ValueError, match=reason):
-            told.reader.read_batch(place, nbytes, entries, (0, 0, 0), (1,), False)
+            sent.reader.read_batch(place, nbytes, entries, (0, 0, 0), (1,), False)

@@ -54,7 +54,7 @@ async def test_schedulers_are_called_on_the_data_planes_thread_alone(
     sequence = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
     assert (await models.ask("m", parameters=sequence).done()).out == [[1.0]]
     await models.unload("m")
-    # Who unloads is told before the scheduler lets go of what knows it.
+    # The caller hears of the end before the scheduler lets go of all that knows it.
     await until(lambda: "_let_go" in called)
     assert called.keys() >= {"attach", "submit", "_finish", "close"}
     assert set().union(*called.values()) == {plane.thread}

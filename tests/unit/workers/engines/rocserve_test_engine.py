@@ -75,7 +75,7 @@ class Model:
         return BatchResult({"SUM": a + b, "DIFFERENCE": a - b})
 
     def _in_room(self, batch: Batch) -> BatchResult:
-        """In the batch's room where there is some; DIFFERENCE is as wide as B says; it tells if SUM's was used."""
+        """In the batch's room where there is some; DIFFERENCE is as wide as B says, of ones where SUM's was used."""
         a, b = batch.arrays["A"], batch.arrays["B"]
         outputs = {}
         place = batch.room.get("SUM")
