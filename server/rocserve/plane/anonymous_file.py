@@ -23,7 +23,6 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
 _PUNCH_HOLE_KEEP_SIZE = 3
 _FAILED = ctypes.c_void_p(-1).value
@@ -59,15 +58,8 @@ def map_to_read(descriptor: int, size: int | None = None, offset: int = 0) -> me
     return _map(descriptor, size, offset, mmap.PROT_READ)
 
 
-def give_back(view: memoryview, start: int, nbytes: int) -> None:
-    """Pages of a file that is mapped to write go back to the system; they are zeros from then on."""
-    address = ctypes.addressof(ctypes.c_char.from_buffer(view, start))
-    if _libc.madvise(address, nbytes, mmap.MADV_REMOVE):
-        raise OSError(ctypes.get_errno(), "memory cannot be given back")
-
-
-def punch(descriptor: int, start: int, nbytes: int) -> None:
-    """As `give_back`, of a part of the file that need not be mapped."""
+def give_back(descriptor: int, start: int, nbytes: int) -> None:
+    """Pages of a file go back to the system; they are zeros from then on."""
     if _libc.fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, start, nbytes):
         raise OSError(ctypes.get_errno(), "memory cannot be given back")
 

@@ -214,18 +214,15 @@ class Heap:
 
     def _trim_round(self) -> Iterator[int]:
         given = 0
-        for index in range(_FIRST_OF_PAGES, len(self._classes)):
-            slots, part = self._classes[index], self._parts[index]
-            if part is _UNMAPPED:
-                continue
+        # Of a file that has been let go of, nothing.
+        for slots in self._classes[_FIRST_OF_PAGES:] if self._descriptor >= 0 else ():
             unneeded = slots.free[: slots.fewest_free]
             del slots.free[: slots.fewest_free]
             slots.fewest_free = len(slots.free)
             piece = min(slots.size, TRIMMED_AT_ONCE)
             for offset in unneeded:
-                begin = offset & self._mask
-                for start in range(begin, begin + slots.size, piece):
-                    anonymous_file.give_back(part, start, piece)
+                for start in range(offset, offset + slots.size, piece):
+                    anonymous_file.give_back(self._descriptor, start, piece)
                     given += piece
                     if given >= TRIMMED_AT_ONCE:
                         yield given

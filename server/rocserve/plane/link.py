@@ -128,10 +128,7 @@ class LinkEnd:
     def __init__(self, own: int, sends: Sequence[int], other: int, takes: Sequence[int]) -> None:
         """The descriptors, of its own file and of the other's to read, stay the caller's. `sends`, `takes`: the entries
         of the rings in them."""
-        own_view, other_view = (
-            anonymous_file.map_to_write(own),
-            anonymous_file.map_to_read(other),
-        )
+        own_view, other_view = anonymous_file.map_to_write(own), anonymous_file.map_to_read(other)
         self._own_words, self._other_words = own_view[:_RINGS_AT].cast("Q"), other_view[:_RINGS_AT].cast("Q")
         words = self._own_words, self._other_words
         self.writers = [RingWriter(*words, ring, number) for number, ring in enumerate(_rings(own_view, sends))]
@@ -139,14 +136,12 @@ class LinkEnd:
 
     def own_sleep_word(self, number: int = 0) -> memoryview:
         """What a thread of this end counts its sleeps in (see `doorbell`)."""
-        return _single(self._own_words, _word(_ASLEEP, number))
+        at = _word(_ASLEEP, number)
+        return self._own_words[at : at + 1]
 
     def other_sleep_word(self, number: int = 0) -> memoryview:
-        return _single(self._other_words, _word(_ASLEEP, number))
-
-
-def _single(words: memoryview, at: int) -> memoryview:
-    return words[at : at + 1]
+        at = _word(_ASLEEP, number)
+        return self._other_words[at : at + 1]
 
 
 def _rings(view: memoryview, entries: Sequence[int]) -> list[memoryview]:

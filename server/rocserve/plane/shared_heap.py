@@ -46,7 +46,7 @@ class SharedHeap(Heap):
         self._lent -= 1
         if self._descriptor >= 0:
             nbytes = heap_bytes(self.limit)
-            anonymous_file.punch(self._descriptor, share * nbytes, nbytes)
+            anonymous_file.give_back(self._descriptor, share * nbytes, nbytes)
             self._free_shares.append(share)
         if not self._lent:
             self.reader.close()
