@@ -1,4 +1,4 @@
-"""Tensors on a GPU that go from worker to worker by references (core/device_references.py), on one GPU."""
+"""Tensors on a GPU that workers pass to each other by references (core/device_references.py), on one GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SMALLEST_BLOCK = 512
 _MOST_OPENED = 256
 """Blocks of other processes."""
 _UNCOUNTED = b"/gone"
-"""In the place of PyTorch's own count of who uses the memory: the server counts."""
+"""In the place of PyTorch's own counter of the memory's users: the server counts them."""
 
 
 class DeviceTensors:
@@ -29,11 +29,11 @@ class DeviceTensors:
         """The same in every process."""
         self._device = device
         self._free: dict[int, list[_Block]] = {}
-        """By size: those that the server has returned. A block is shared for as long as the process lives."""
+        """By size: blocks that the server has returned. A block is shared until the process ends."""
         self._opened: OrderedDict[tuple[bytes, int, int], torch.Tensor] = OrderedDict()
 
     def share(self, value: torch.Tensor) -> SharedTensor:
-        """A copy that others may open once the current stream has made it."""
+        """A copy, which others may open once the current stream has made it."""
         nbytes = value.numel() * value.element_size()
         size = max(_SMALLEST_BLOCK, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
@@ -42,11 +42,11 @@ class DeviceTensors:
         return SharedTensor(block, free, datatype_of(value.dtype, "an output"), tuple(value.shape))
 
     def wait(self) -> None:
-        """Until all copies have been made that are under way on the current stream."""
+        """Wait for the copies on the current stream."""
         torch.cuda.current_stream(self._device).synchronize()
 
     def open(self, tensor: Tensor) -> torch.Tensor:
-        """What References refer to: valid until the server hears that their batch is done.
+        """The tensor of References: valid until the server knows that their batch is done.
 
         Raises:
             ServeError: UNAVAILABLE, the memory cannot be opened.
@@ -54,7 +54,7 @@ class DeviceTensors:
         runs: list[tuple[DeviceReference, int]] = []
         for reference in references_of(tensor):
             first = reference
-            # Rows that lie one behind the other are one part.
+            # Adjacent rows are one part.
             if runs and _block(runs[-1][0]) == _block(reference) and runs[-1][1] == reference.offset:
                 first, _ = runs.pop()
             runs.append((first, reference.offset + reference.nbytes))
@@ -102,7 +102,7 @@ class SharedTensor:
         self._free.append(self._block)
 
     def referring(self, name: str, batching: bool) -> Tensor:
-        """What travels: a reference a row where its model batches."""
+        """The tensor to send in its place: a reference a row where its model batches."""
         block, rows, shape = self._block, 1, self.shape
         if batching:
             rows, *rest = shape

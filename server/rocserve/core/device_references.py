@@ -1,7 +1,7 @@
 """References to tensors that stay on a GPU on their way from one worker to another.
 
-In the place of such a tensor travels one of BYTES, with an element for each row, or one for all where its model does
-not batch. Only workers make references, and only where the server has asked for them: nobody else can.
+A tensor of BYTES is sent in the place of such a tensor, with an element for each row, or one for all where its model
+does not batch. Only workers make references, and only where the server has asked for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rocserve.core.errors import internal
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 DEVICE_PROPERTY = "device_tensors"
-"""What a model's metadata call the GPU on which it takes and gives references, by the same name in every process."""
+"""In a model's metadata: the GPU on which it takes and gives references, named alike in every process."""
 
 _FIXED = struct.Struct("<QQQBBxx")
 """The three numbers, the datatype's place among all, and how many dimensions follow, before the handle."""
@@ -28,12 +28,12 @@ class References(bytes):
 
 @dataclass(frozen=True, slots=True)
 class DeviceReference:
-    """Where a row of a tensor, or all of it, lies."""
+    """The place of a row of a tensor, or of all of it."""
 
     handle: bytes
     """By which the driver opens an allocation for another process."""
     block_offset: int
-    """Where in the allocation the block begins that its owner shares."""
+    """In the allocation: the begin of the block that its owner shares."""
     block_bytes: int
     offset: int
     """In the block."""
@@ -51,7 +51,7 @@ class DeviceReference:
 
 
 def references_of(tensor: Tensor) -> list[DeviceReference]:
-    """What a tensor's References say. Raises: ServeError: INTERNAL, they are damaged."""
+    """Of a tensor whose data are References. Raises: ServeError: INTERNAL, they are damaged."""
     found: list[DeviceReference] = []
     try:
         rest = memoryview(tensor.data)
@@ -63,25 +63,25 @@ def references_of(tensor: Tensor) -> list[DeviceReference]:
             found.append(DeviceReference(handle, block_offset, block_bytes, offset, _DATATYPES[place], shape))
             rest = rest[end:]
     except (struct.error, IndexError) as error:
-        raise internal(f"tensor '{tensor.name}' on a GPU is told of by what makes no reference: {error}") from None
+        raise internal(f"tensor '{tensor.name}' on a GPU has damaged references: {error}") from None
     return found
 
 
 def referring(name: str, references: list[DeviceReference]) -> Tensor:
-    """The tensor of BYTES that travels."""
+    """The tensor of BYTES that is sent."""
     data = encode_bytes_elements([each.packed() for each in references])
     return Tensor(name, DataType.BYTES, (len(references),), data)
 
 
 def referred(tensor: Tensor, batching: bool) -> Tensor:
-    """What a tensor of BYTES stands for, with References for data. `batching`: each of them is a row.
+    """The tensor in whose place one of BYTES was sent, with References for data. `batching`: each of them is a row.
 
     Raises:
         ServeError: INTERNAL, they are damaged.
     """
     references = references_of(tensor)
     if not references:
-        raise internal(f"tensor '{tensor.name}' on a GPU is told of by no reference")
+        raise internal(f"tensor '{tensor.name}' on a GPU has no references")
     first = references[0]
     shape = (len(references), *first.shape) if batching else first.shape
     return Tensor(tensor.name, first.datatype, shape, References(tensor.data))

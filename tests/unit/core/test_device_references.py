@@ -35,6 +35,6 @@ def test_what_is_told_is_read() -> None:
     ],
 )
 def test_what_is_damaged_is_refused(data: bytes) -> None:
-    with pytest.raises(ServeError, match="tensor 'x' on a GPU is told of by") as raised:
+    with pytest.raises(ServeError, match="tensor 'x' on a GPU has") as raised:
         referred(Tensor("x", DataType.BYTES, (1,), data), batching=True)
     assert raised.value.code is StatusCode.INTERNAL

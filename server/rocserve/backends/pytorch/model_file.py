@@ -1,4 +1,4 @@
-"""What a PyTorch file is, as the names in its archive tell, without PyTorch."""
+"""Finds the kind of a PyTorch file by the names in its archive, without PyTorch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class FileKind(enum.Enum):
 
 
 def file_kind(path: Path) -> FileKind:
-    """Looks into the file whatever its name says, and compares each part of it with its checksum.
+    """By the content, not the name; compares each part of the file with its checksum.
 
     Raises:
-        ServeError: INVALID_ARGUMENT, it is none of them, with what it is and what to do; or it is damaged.
+        ServeError: INVALID_ARGUMENT, it is another kind of file, or damaged.
     """
     try:
         with zipfile.ZipFile(path) as archive:

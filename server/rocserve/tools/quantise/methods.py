@@ -1,9 +1,9 @@
 """The three ways to quantise a program: each takes a program and gives a module that computes in int8.
 
-dynamic  linear layers only. Weights a scale an output channel, inputs a scale a row, taken from the row as it comes: a
-         request's answer does not depend on what else is in its batch.
-static   convolutions, linear layers and what is between them. Weights a scale an output channel, inputs a scale a
-         tensor, which the data tell once and for all.
+dynamic  linear layers only. Weights have a scale an output channel, inputs a scale a row, of the row itself: a
+         request's answer does not depend on its batch.
+static   convolutions, linear layers and operations between them. Weights have a scale an output channel, inputs a
+         scale a tensor, found by calibration with the data.
 qat      as static; the scales, and the weights with them, are trained.
 """
 
@@ -48,7 +48,7 @@ def quantise_dynamic(program: ExportedProgram) -> GraphModule:
 
 
 def _as_layer(module: GraphModule, node: Any, name: str) -> None:
-    """A call of `linear` as a layer again, which is what torchao looks for."""
+    """A call of `linear` as a layer again, which torchao quantises."""
     source, weight, bias = (*node.args, None)[:3]
     values = attrgetter(weight.target)(module)
     layer = nn.Linear(values.shape[1], values.shape[0], bias=bias is not None)

@@ -118,7 +118,7 @@ def _quantised(
 
 
 def _left(program: ExportedProgram) -> Sequence[Any]:
-    """The layers whose weights are not made of int8: what is quantised dynamically is no layer any more."""
+    """The layers whose weights are not in int8; dynamically quantised layers are no layers of the graph any more."""
     from rocserve.tools.quantise.program import layers
 
     return [node for node in layers(program.graph) if "dequantize" not in str(getattr(node.args[1], "target", ""))]
@@ -169,7 +169,7 @@ def _compare(original: Program, written: Run, runs: Sequence[Mapping[str, Array]
 
 
 def _hush() -> None:
-    """They tell of what will be deprecated, and of kernels for other machines than this one."""
+    """Silence warnings of deprecations, and of kernels for other machines."""
     import torch  # Which sets its level itself when it is imported.
 
     warnings.simplefilter("ignore")
@@ -179,8 +179,8 @@ def _hush() -> None:
 
 VERB = Verb(
     "Quantise a program of torch.export with torchao, and compare it with the original on the data. dynamic: linear"
-    " layers, each row of their inputs scaled as it comes; static: layers and what is between them, scaled by the data;"
-    " qat: as static, after the network has been trained to be so.",
+    " layers, each row of their inputs with its own scale; static: layers and operations between them, scaled by the"
+    " data; qat: as static, after the network has been trained to be so.",
     QuantiseOptions(),
     run,
     lambda options: options.model,
