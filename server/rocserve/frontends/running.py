@@ -211,7 +211,8 @@ class FrontEnds:
         where = ListenAddress("HTTP", "http", settings.address, settings.port, settings.reuse_port)
         access = Access.of(self._settings, settings, log)
         if self._counts.http:
-            routes = MethodRoutes(asyncio.get_running_loop(), served.memory, log)
+            loop = asyncio.get_running_loop()
+            routes = MethodRoutes(loop, loop.call_soon, served.memory, log)
             port = await self._start_processes(
                 where,
                 self._counts.http,
@@ -250,9 +251,8 @@ class FrontEnds:
             served.tables,
             served.readiness,
             served.subscribe,
-            loop.call_soon if count else self._plane.call_soon,
             access,
-            MethodRoutes(loop, served.memory, log),
+            MethodRoutes(loop, loop.call_soon if count else self._plane.call_soon, served.memory, log),
         )
         if count:
             port = await self._start_processes(listen_address(settings), count, service.routes(), log)

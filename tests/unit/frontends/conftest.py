@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.workers import on_plane
 
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.server import GrpcServer
@@ -45,6 +46,10 @@ class Served:
 
     def stream(self, method: str = "/test.Service/Stream") -> Any:
         return self.channel().stream_stream(method)
+
+    def do(self, *calls: Callable[[], object]) -> None:
+        """On the thread of the transport."""
+        on_plane(self.transport.plane, lambda: [call() for call in calls])
 
     def calls_alive(self) -> int:
         """Call objects of the transport that still exist, in flight or not."""

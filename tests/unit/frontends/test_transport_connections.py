@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,7 @@ def test_calls_in_flight_finish_within_the_grace_and_new_ones_are_refused(serve:
     wait_until(refused)
     assert stopping.is_alive()
     assert not future.done()
-    held[0].reply(b"done")
+    served.do(lambda: held[0].reply(b"done"))
     assert future.result() == b"done"
     stopping.join(10)
     assert not stopping.is_alive()
@@ -268,13 +269,13 @@ def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
         wait_until(future.done)
         assert future.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
     assert sorted(told) == ["stream", "unary"]
+    error = ServeError(StatusCode.INTERNAL, "late")
     for call in held:
-        call.watch_cancellation(lambda: None)
-        call.reply(b"late")
-        call.reply_error(ServeError(StatusCode.INTERNAL, "late"))
-    streams[0].send(b"late")
-    streams[0].request_next()
-    streams[0].finish(StatusCode.OK, "late")
+        served.do(partial(call.watch_cancellation, lambda: None), partial(call.reply, b"late"))
+        served.do(partial(call.reply_error, error))
+    stream_call = streams[0]
+    served.do(partial(stream_call.send, b"late"), stream_call.request_next)
+    served.do(partial(stream_call.finish, StatusCode.OK, "late"))
     assert not served.transport.live
 
 

@@ -16,6 +16,7 @@ from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportLimits, UnaryCall, UnaryRoute
+from rocserve.plane.loop import PlaneLoop
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
 ANSWER_BYTES = 1 << 20
@@ -92,10 +93,10 @@ def test_a_client_that_vanishes_with_answers_unread_leaves_nothing(serve: Any, p
         wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
 
 
-def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: Any) -> None:
+def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: Any, plane: PlaneLoop) -> None:
     class Delayed(Answers):
         def on_message(self, message: bytes) -> None:
-            threading.Timer(random.uniform(0, 0.004), self._answer).start()
+            plane.call_at(time.monotonic() + random.uniform(0, 0.004), self._answer)
 
         def _answer(self) -> None:
             for _ in range(2):

@@ -1,7 +1,6 @@
 """Calls on the transport's completion queue: unary ones and streams.
 
-The tag of every operation is a function that takes its event; see `server`. What is asked of a call on another thread
-than the loop's is done on that.
+The tag of every operation is a function that takes its event; see `server`. All is called on the loop's thread.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any, Protocol
 
 from grpc._cython import cygrpc
@@ -29,7 +27,6 @@ from rocserve.frontends.grpc.transport import (
 )
 from rocserve.frontends.grpc.unfinished import WaitingCalls
 from rocserve.observability.failures import RequestFailures
-from rocserve.plane.loop import PlaneLoop
 
 _NEVER_SECONDS = 1e10
 """The core's "never" is a date far ahead, and so is the year 2286."""
@@ -64,7 +61,6 @@ class CallOwner(Protocol):
     do so."""
     closed: bool
     """The queue takes no more operations."""
-    plane: PlaneLoop
 
 
 _RETRY_PUSHBACK = "grpc-retry-pushback-ms"
@@ -75,12 +71,12 @@ def _ignore(event: Event) -> None:
     """The tag of operations whose end matters to nobody."""
 
 
-def _status(code: StatusCode, text: str, trailing_metadata: Metadata) -> Any:
-    return _SendStatus(tuple(trailing_metadata), int(code), status_text(text).encode(errors="replace"), 0)
+def _status(code: StatusCode, text: str, trailing_metadata: tuple[tuple[str, str], ...] = ()) -> Any:
+    return _SendStatus(trailing_metadata, int(code), status_text(text).encode(errors="replace"), 0)
 
 
 def refuse(event: Event, code: StatusCode, text: str) -> None:
-    event.call.start_server_batch((_NO_METADATA, _status(code, text, ())), _ignore)
+    event.call.start_server_batch((_NO_METADATA, _status(code, text)), _ignore)
 
 
 class ServerCall:
@@ -158,18 +154,9 @@ class ServerUnaryCall(ServerCall):
         """See WaitingCall."""
         self.reply_error(error)
 
-    def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
+    def reply(self, message: bytes) -> None:
         transport = self._transport
-        if get_ident() != transport.plane.thread:
-            if not isinstance(message, bytes):
-                raise TypeError(f"a message must be bytes, got {type(message).__name__}")
-            transport.plane.call_soon(lambda: self.reply(message, trailing_metadata))
-            return
-        operations = (
-            _NO_METADATA,
-            _SendMessage(message, 0),
-            _SendStatus(tuple(trailing_metadata), 0, b"", 0) if trailing_metadata else _OK,
-        )
+        operations = (_NO_METADATA, _SendMessage(message, 0), _OK)
         if self not in transport.live:
             self._drop()
             return
@@ -185,16 +172,11 @@ class ServerUnaryCall(ServerCall):
             self._on_sent(None)
             raise
 
-    def reply_error(self, error: ServeError, trailing_metadata: Metadata = ()) -> None:
-        plane = self._transport.plane
-        if get_ident() != plane.thread:
-            plane.call_soon(lambda: self.reply_error(error, trailing_metadata))
-            return
+    def reply_error(self, error: ServeError) -> None:
         self._drop()
-        if error.retry_seconds:
-            trailing_metadata = (*trailing_metadata, (_RETRY_PUSHBACK, str(round(1000 * error.retry_seconds))))
         if self in self._transport.live:
-            self._end((_NO_METADATA, _status(error.code, error.text, trailing_metadata)), _ignore)
+            pushback = ((_RETRY_PUSHBACK, str(round(1000 * error.retry_seconds))),) if error.retry_seconds else ()
+            self._end((_NO_METADATA, _status(error.code, error.text, pushback)), _ignore)
 
     def _drop(self) -> None:
         """Nothing is kept of its request any more."""
@@ -220,13 +202,9 @@ class ServerUnaryCall(ServerCall):
             raise
         if error:
             live.add(self)
-            raise ValueError(f"gRPC refused the answer (call error {error}): is the trailing metadata valid?")
+            raise ValueError(f"gRPC refused the answer (call error {error})")
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        plane = self._transport.plane
-        if get_ident() != plane.thread:
-            plane.call_soon(lambda: self.watch_cancellation(callback))
-            return
         watchers = self._watchers
         if watchers is _GONE:
             callback()
@@ -296,10 +274,6 @@ class ServerStreamCall(ServerCall):
     # Receiving
 
     def request_next(self) -> None:
-        plane = self._transport.plane
-        if get_ident() != plane.thread:
-            plane.call_soon(self.request_next)
-            return
         self._flow.answered()
         if self._flow.is_idle and not self._finished:
             self._transport.waiting.begin(self)
@@ -357,10 +331,6 @@ class ServerStreamCall(ServerCall):
     def send(self, message: bytes) -> None:
         if not isinstance(message, bytes):
             raise TypeError(f"a message must be bytes, got {type(message).__name__}")
-        plane = self._transport.plane
-        if get_ident() != plane.thread:
-            plane.call_soon(lambda: self.send(message))
-            return
         if self._finished or self._transport.closed:
             return
         try:
@@ -375,12 +345,8 @@ class ServerStreamCall(ServerCall):
         self._sending = True
         self._start_sending(message, None)
 
-    def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
-        plane = self._transport.plane
-        if get_ident() != plane.thread:
-            plane.call_soon(lambda: self.finish(code, text, trailing_metadata))
-            return
-        status = _status(code, text, trailing_metadata)
+    def finish(self, code: StatusCode, text: str) -> None:
+        status = _status(code, text)
         if self._finished:
             return
         self._finished = True

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, not_found
 from rocserve.core.request_memory import Holding, RequestMemory
@@ -108,8 +109,16 @@ class HealthWatch:
 class MethodRoutes:
     """Makes routes, which anybody may call."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, memory: RequestMemory, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        call_soon: Callable[[Callable[[], None]], object],
+        memory: RequestMemory,
+        log: logging.Logger,
+    ) -> None:
+        """`loop`: runs what takes long. `call_soon`: calls on the thread that the routes are called on."""
         self._loop = loop
+        self.call_soon = call_soon
         self._memory = memory
         self._failures = RequestFailures(log)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,11 +143,12 @@ class MethodRoutes:
         async def run(call: UnaryCall, holding: Holding) -> None:
             try:
                 answer = await method.answer(parse_message(call.message, method.request))
-                call.reply(answer.SerializeToString())
+                reply = partial(call.reply, answer.SerializeToString())
             except Exception as error:
-                self._fail(call, error)
+                reply = partial(self._fail, call, error)
             finally:
                 self._memory.release(holding)
+            self.call_soon(reply)
 
         def begin(call: UnaryCall, holding: Holding) -> None:
             task = self._loop.create_task(run(call, holding))
@@ -173,17 +183,11 @@ class GrpcService:
         tables: ServingTableHolder,
         readiness: Readiness,
         subscribe: Callable[[Callable[[], None]], object],
-        call_soon: Callable[[Callable[[], None]], object],
         access: Access,
         method_routes: MethodRoutes,
     ) -> None:
-        """
-        Args:
-            subscribe: has its argument called, on the event loop, whenever readiness may have changed.
-            call_soon: calls on the thread that the routes are called on.
-        """
+        """`subscribe`: has its argument called, on the event loop, whenever readiness may have changed."""
         self._methods = methods
-        self._call_soon = call_soon
         self._method_routes = method_routes
         self._access = access
         self._health = HealthHandlers(tables, readiness)
@@ -191,11 +195,11 @@ class GrpcService:
 
     def publish(self) -> None:
         """Readiness may have changed: tell who watches. On the event loop."""
-        self._call_soon(self._health.publish)
+        self._method_routes.call_soon(self._health.publish)
 
     def end_watches(self) -> None:
         """The server goes. On the event loop."""
-        self._call_soon(self._health.end)
+        self._method_routes.call_soon(self._health.end)
 
     def routes(self) -> Mapping[str, Route]:
         """By full names."""

@@ -1,7 +1,7 @@
 """The interface between the gRPC service and what moves its bytes: calls, routes, limits.
 
 Messages are bytes; nothing here knows protobuf. Handlers are called on the transport's own thread and must not
-block; answers may come from any thread.
+block; what they ask of a call they ask on that thread.
 """
 
 from __future__ import annotations
@@ -69,21 +69,17 @@ class UnaryCall(_Call, Protocol):
     @property
     def message(self) -> bytes: ...
 
-    def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
-        """Answer with status OK. Any thread.
+    def reply(self, message: bytes) -> None:
+        """Answer with status OK. Raises: TypeError: the message is not bytes; the call stays open."""
 
-        Raises:
-            TypeError, ValueError: the message is not bytes or the metadata is not valid; the call stays open.
-        """
-
-    def reply_error(self, error: ServeError, trailing_metadata: Metadata = ()) -> None:
-        """Answer with an error. Any thread; raises as `reply` does."""
+    def reply_error(self, error: ServeError) -> None:
+        """Answer with an error."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Call back once if the client cancels, vanishes, or lets its deadline pass before the call has ended.
 
-        Any thread, any number of callbacks. They run on the transport's thread, or within this very call when the
-        client is already known to be gone. It costs an event a call, so ask only for calls that have to wait.
+        Any number of callbacks. They run within this very call when the client is already known to be gone. It costs an
+        event a call, so ask only for calls that have to wait.
         """
 
 
@@ -111,13 +107,13 @@ class StreamCall(_Call, Protocol):
     """
 
     def send(self, message: bytes) -> None:
-        """Queue a message for the client. Any thread; dropped silently once the stream has ended."""
+        """Queue a message for the client; dropped silently once the stream has ended."""
 
     def request_next(self) -> None:
-        """One message given to `on_message` has been answered in full. Any thread."""
+        """One message given to `on_message` has been answered in full."""
 
-    def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
-        """End the stream once all that is queued has been sent. Any thread; a second end is dropped silently."""
+    def finish(self, code: StatusCode, text: str) -> None:
+        """End the stream once all that is queued has been sent; a second end is dropped silently."""
 
 
 UnaryHandler = Callable[[UnaryCall], None]

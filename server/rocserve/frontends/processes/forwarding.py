@@ -208,16 +208,16 @@ class _Call:
         self.receiver: StreamReceiver | None = None
         """Of a stream."""
 
-    def reply(self, message: bytes, trailing_metadata: Metadata = ()) -> None:
+    def reply(self, message: bytes) -> None:
         self._calls.tell(self._number, Head(Kind.REPLY), message)
 
-    def reply_error(self, error: ServeError, trailing_metadata: Metadata = ()) -> None:
+    def reply_error(self, error: ServeError) -> None:
         self.finish(error.code, error.text)
 
     def send(self, message: bytes) -> None:
         self._calls.tell(self._number, Head(Kind.MESSAGE), message)
 
-    def finish(self, code: StatusCode, text: str, trailing_metadata: Metadata = ()) -> None:
+    def finish(self, code: StatusCode, text: str) -> None:
         self._calls.tell(self._number, Head(Kind.FINISH, text, int(code)))
 
     def request_next(self) -> None:
