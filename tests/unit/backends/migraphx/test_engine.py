@@ -295,17 +295,15 @@ class TestPrecisions:
 
 
 class TestDynamicBatch:
-    def test_one_program_takes_every_size_of_the_range_and_no_other(self, engine: Engine) -> None:
+    def test_one_program_takes_every_size_of_the_range_and_larger_ones_in_pieces(self, engine: Engine) -> None:
         network = NETWORKS["mlp"]
         model = engine.complete(network, 5, dynamic_batch="true")
         assert model.properties["batch_sizes"] == "1 to 5"
-        for rows in (1, 3, 5):
+        for rows in (1, 3, 5, 6):
             inputs = migraphx_models.random_inputs(network, rows)
             np.testing.assert_allclose(
                 answers(model, inputs)["scores"], expected(network, inputs)["scores"], rtol=1e-4, atol=1e-4
             )
-        with pytest.raises(ServeError, match=r"^model 'model' is compiled for batches of 1 to 5 rows, got 6$"):
-            answers(model, migraphx_models.random_inputs(network, 6))
 
 
 class TestWhatCannotBeHad:

@@ -9,12 +9,7 @@ import pytest
 
 from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor
-from rocserve.backends.migraphx.serving.programs import (
-    DynamicRunner,
-    ExactRunner,
-    LoadedProgram,
-    SizedRunner,
-)
+from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 
@@ -60,11 +55,17 @@ def layout(*shape: int, channels_last: bool = False) -> ProgramLayout:
     )
 
 
-def sized(*sizes: int, pad_with_first_row: bool = True) -> tuple[SizedRunner, dict[int, DoublingProgram]]:
-    runner, programs = SizedRunner("m"), {}
-    for size in sizes:
-        programs[size] = DoublingProgram((size, 3))
-        runner.add(size, LoadedProgram(programs[size], layout(size, 3), pad_with_first_row))
+def one_size(program: DoublingProgram, layout: ProgramLayout, pad_with_first_row: bool = True) -> LoadedProgram:
+    size = layout.inputs[0].shape[0]
+    return LoadedProgram(program, layout, DimensionRange(size, size), pad_with_first_row)
+
+
+def sized(*sizes: int, pad_with_first_row: bool = True) -> tuple[ProgramRunner, dict[int, DoublingProgram]]:
+    programs = {size: DoublingProgram((size, 3)) for size in sizes}
+    first, *others = (one_size(programs[size], layout(size, 3), pad_with_first_row) for size in sizes)
+    runner = ProgramRunner("m", first)
+    for program in others:
+        runner.add(program)
     return runner, programs
 
 
@@ -113,7 +114,7 @@ class TestBatchesOfCompiledSizes:
         runner, programs = sized(2)
         runner.run({"x": rows(1)}, ("same",))
         smaller = DoublingProgram((1, 3))
-        runner.add(1, LoadedProgram(smaller, layout(1, 3)))
+        runner.add(one_size(smaller, layout(1, 3)))
         assert runner.batch_sizes == "1, 2"
         runner.run({"x": rows(1)}, ("same",))
         assert (len(programs[2].given), len(smaller.given)) == (1, 1)
@@ -194,8 +195,7 @@ class TestBatchesOfCompiledSizes:
     def test_inputs_of_different_rows_are_refused(self) -> None:
         shape = (2, 3)
         inputs = (ServedTensor("a", FP32, shape), ServedTensor("b", FP32, shape))
-        runner = SizedRunner("m")
-        runner.add(2, LoadedProgram(DoublingProgram(shape), ProgramLayout(inputs, ())))
+        runner = ProgramRunner("m", one_size(DoublingProgram(shape), ProgramLayout(inputs, ())))
         with pytest.raises(ServeError, match=r"input 'b' of model 'm' must have the shape \[2, 3\] .*, got \[1, 3\]"):
             runner.run({"a": rows(2), "b": rows(1)}, ())
 
@@ -203,8 +203,7 @@ class TestBatchesOfCompiledSizes:
 class TestImagesWithChannelsLast:
     def test_they_are_turned_for_the_program_and_back(self) -> None:
         program = DoublingProgram((2, 3, 4, 5))
-        runner = SizedRunner("m")
-        runner.add(2, LoadedProgram(program, layout(2, 4, 5, 3, channels_last=True)))
+        runner = ProgramRunner("m", one_size(program, layout(2, 4, 5, 3, channels_last=True)))
         images = np.arange(120, dtype=np.float32).reshape(2, 4, 5, 3)
         result = runner.run({"x": images}, ("twice",))
         np.testing.assert_array_equal(program.given[0], images.transpose(0, 3, 1, 2))
@@ -212,16 +211,14 @@ class TestImagesWithChannelsLast:
 
     def test_they_are_turned_where_there_is_room_as_well(self) -> None:
         program = DoublingProgram((2, 3, 3, 3))
-        runner = SizedRunner("m")
-        runner.add(2, LoadedProgram(program, layout(2, 3, 3, 3, channels_last=True)))
+        runner = ProgramRunner("m", one_size(program, layout(2, 3, 3, 3, channels_last=True)))
         images = np.arange(54, dtype=np.float32).reshape(2, 3, 3, 3)
         room = {"twice": np.zeros((2, 3, 3, 3), np.float32)}
         np.testing.assert_array_equal(runner.run({"x": images}, ("twice",), room)["twice"], images * 2)
 
     def test_they_are_padded_as_others_are(self) -> None:
         program = DoublingProgram((2, 3, 4, 5))
-        runner = SizedRunner("m")
-        runner.add(2, LoadedProgram(program, layout(2, 4, 5, 3, channels_last=True)))
+        runner = ProgramRunner("m", one_size(program, layout(2, 4, 5, 3, channels_last=True)))
         image = np.arange(60, dtype=np.float32).reshape(1, 4, 5, 3)
         result = runner.run({"x": image}, ("same",))
         np.testing.assert_array_equal(program.given[0], np.concatenate([image, image]).transpose(0, 3, 1, 2))
@@ -232,25 +229,25 @@ class TestModelsWithoutBatchDimension:
     def test_the_very_shape_is_run_where_it_lies(self) -> None:
         program = DoublingProgram((4, 3))
         whole = rows(4)
-        result = ExactRunner("m", LoadedProgram(program, layout(4, 3))).run({"x": whole}, ("twice",))
+        result = ProgramRunner("m", LoadedProgram(program, layout(4, 3), None)).run({"x": whole}, ("twice",))
         np.testing.assert_array_equal(result["twice"], whole * 2)
         assert program.addresses == [whole.ctypes.data]
 
     def test_the_output_goes_where_there_is_room_for_it(self) -> None:
         room = {"twice": np.zeros((4, 3), np.float32)}
-        runner = ExactRunner("m", LoadedProgram(DoublingProgram((4, 3)), layout(4, 3)))
+        runner = ProgramRunner("m", LoadedProgram(DoublingProgram((4, 3)), layout(4, 3), None))
         assert runner.run({"x": rows(4)}, ("twice",), room)["twice"] is room["twice"]
         np.testing.assert_array_equal(room["twice"], rows(4) * 2)
 
     def test_a_scalar_is_a_shape_too(self) -> None:
-        runner = ExactRunner("m", LoadedProgram(DoublingProgram(()), layout()))
+        runner = ProgramRunner("m", LoadedProgram(DoublingProgram(()), layout(), None))
         result = runner.run({"x": np.array(3, np.float32)}, ("twice",))
         assert result["twice"].shape == ()
         assert result["twice"] == 6
 
     def test_other_shapes_are_refused(self) -> None:
         program = DoublingProgram((4, 3))
-        runner = ExactRunner("m", LoadedProgram(program, layout(4, 3)))
+        runner = ProgramRunner("m", LoadedProgram(program, layout(4, 3), None))
         with pytest.raises(ServeError) as refused:
             runner.run({"x": rows(3)}, ("same",))
         assert refused.value.text == (
@@ -261,14 +258,17 @@ class TestModelsWithoutBatchDimension:
 
 
 class TestDynamicPrograms:
-    def runner(self) -> tuple[DynamicRunner, DoublingProgram]:
-        program = DoublingProgram((DimensionRange(1, 8), 3))
-        return DynamicRunner("m", program, layout(1, 3), 1, 8), program
+    def runner(self, least: int = 1) -> tuple[ProgramRunner, DoublingProgram]:
+        rows = DimensionRange(least, 8)
+        program = DoublingProgram((rows, 3))
+        return ProgramRunner("m", LoadedProgram(program, layout(least, 3), rows)), program
 
     def test_a_batch_within_the_range_runs_as_it_is(self) -> None:
         runner, program = self.runner()
-        np.testing.assert_array_equal(runner.run({"x": rows(5)}, ("twice",))["twice"], rows(5) * 2)
-        assert program.given[0].shape == (5, 3)
+        batch = rows(5)
+        np.testing.assert_array_equal(runner.run({"x": batch}, ("twice",))["twice"], batch * 2)
+        assert program.addresses == [batch.ctypes.data]
+        assert runner.batch_sizes == "1 to 8"
 
     def test_the_output_goes_where_there_is_room_for_it(self) -> None:
         runner, _ = self.runner()
@@ -276,12 +276,17 @@ class TestDynamicPrograms:
         assert runner.run({"x": rows(5)}, ("twice",), room)["twice"] is room["twice"]
         np.testing.assert_array_equal(room["twice"], rows(5) * 2)
 
-    def test_one_outside_of_it_is_refused_before_the_call(self) -> None:
+    @pytest.mark.parametrize(("count", "given"), [(2, [3]), (9, [8, 3])])
+    def test_one_outside_of_it_is_padded_or_runs_in_pieces(self, count: int, given: list[int]) -> None:
+        runner, program = self.runner(least=3)
+        np.testing.assert_array_equal(runner.run({"x": rows(count)}, ("same",))["same"], rows(count))
+        assert [len(batch) for batch in program.given] == given
+
+    def test_a_batch_that_is_not_contiguous_is_staged(self) -> None:
         runner, program = self.runner()
-        with pytest.raises(ServeError) as refused:
-            runner.run({"x": rows(9)}, ("same",))
-        assert refused.value.text == "model 'm' is compiled for batches of 1 to 8 rows, got 9"
-        assert not program.given
+        wide = np.repeat(rows(4), 2, axis=1)
+        np.testing.assert_array_equal(runner.run({"x": wide[:, ::2]}, ("twice",))["twice"], rows(4) * 2)
+        assert program.given[0].shape == (4, 3)
 
     def test_warming_up_runs_the_ends_of_the_range(self) -> None:
         runner, program = self.runner()

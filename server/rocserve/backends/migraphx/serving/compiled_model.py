@@ -17,13 +17,7 @@ from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.backends.migraphx.serving.compile_context import CompileContext
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor, program_layout, varies_with_values
 from rocserve.backends.migraphx.serving.model import BackgroundSizes, MigraphxModel
-from rocserve.backends.migraphx.serving.programs import (
-    DynamicRunner,
-    ExactRunner,
-    LoadedProgram,
-    ProgramRunner,
-    SizedRunner,
-)
+from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
@@ -55,37 +49,29 @@ class _Compiled:
     def load(self, note: str) -> MigraphxModel:
         # The batch size that a file has baked in is sure to be had; others may turn out not to be.
         first, *others = sorted(self._plan.recipes, key=lambda recipe: recipe.rebatched)
-        program = self._program(first)
-        layout = self._layout(program, first)
-        runner = self._runner(program, layout, first)
-        background = None
-        if isinstance(runner, SizedRunner):
-            background = self._background(runner, others)
-        signature = plan_signature(self._plan, layout, self._context.model.config)
-        return MigraphxModel(self._context, signature, runner, note, background)
+        loaded = self._loaded(first)
+        runner = ProgramRunner(self._name, loaded)
+        signature = plan_signature(self._plan, loaded.layout, self._context.model.config)
+        return MigraphxModel(self._context, signature, runner, note, self._background(runner, others))
 
-    def _runner(self, program: Program, layout: ProgramLayout, recipe: ProgramRecipe) -> ProgramRunner:
-        if recipe.largest_batch:
-            return DynamicRunner(self._name, program, layout, 1, recipe.largest_batch)
-        loaded = LoadedProgram(program, layout, self._context.serving.pad_with_first_row)
-        if not self._plan.batches:
-            return ExactRunner(self._name, loaded)
-        runner = SizedRunner(self._name)
-        runner.add(recipe.batch_size, loaded)
-        return runner
+    def _loaded(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> LoadedProgram:
+        program = self._program(recipe, report)
+        rows = None
+        if self._plan.batches:
+            rows = DimensionRange(recipe.batch_size or 1, recipe.batch_size or recipe.largest_batch)
+        layout = self._layout(program, recipe, rows)
+        return LoadedProgram(program, layout, rows, self._context.serving.pad_with_first_row)
 
-    def _background(self, runner: SizedRunner, recipes: Sequence[ProgramRecipe]) -> BackgroundSizes:
+    def _background(self, runner: ProgramRunner, recipes: Sequence[ProgramRecipe]) -> BackgroundSizes:
         by_size = {recipe.batch_size: recipe for recipe in recipes}
 
         def prepare(size: int, report: Callable[[str], None]) -> None:
-            recipe = by_size[size]
-            program = self._program(recipe, report)
-            loaded = LoadedProgram(program, self._layout(program, recipe), self._context.serving.pad_with_first_row)
+            loaded = self._loaded(by_size[size], report)
             try:
                 loaded.warm_up()
             except MigraphxError as error:
                 self._context.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
-            runner.add(size, loaded)
+            runner.add(loaded)
 
         return BackgroundSizes(
             tuple(by_size), prepare, self._context.runner.call_off, self._context.model.report, self._context.log
@@ -132,15 +118,15 @@ class _Compiled:
                     f" says {shape_text(planned.shape)}; set parameter 'engine' to \"migraphx\" to have it all the same"
                 )
 
-    def _layout(self, program: Program, recipe: ProgramRecipe) -> ProgramLayout:
+    def _layout(self, program: Program, recipe: ProgramRecipe, rows: DimensionRange | None) -> ProgramLayout:
         layout = program_layout(
             program,
             [tensor.name for tensor in self._plan.inputs],
             [tensor.name for tensor in self._plan.outputs],
             nhwc=recipe.source.kind is SourceKind.TENSORFLOW,
         )
-        if self._plan.batches:
-            layout.check_batch(1 if recipe.largest_batch else recipe.batch_size, self._name)
+        if rows is not None:
+            layout.check_batch(rows.least, self._name)
         return layout
 
 

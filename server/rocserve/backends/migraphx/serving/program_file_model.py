@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rocserve.backends.migraphx.binding.interface import Program
+from rocserve.backends.migraphx.binding.interface import DimensionRange
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.load_trials import LoadTrial, load_trial_key
 from rocserve.backends.migraphx.model_files.graph import ModelGraph
@@ -24,13 +24,7 @@ from rocserve.backends.migraphx.serving.compile_context import CompileContext
 from rocserve.backends.migraphx.serving.compiled_model import load_compiled
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, batch_range, program_layout
 from rocserve.backends.migraphx.serving.model import MigraphxModel
-from rocserve.backends.migraphx.serving.programs import (
-    DynamicRunner,
-    ExactRunner,
-    LoadedProgram,
-    ProgramRunner,
-    SizedRunner,
-)
+from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.jobs.messages import FailureKind, JobError
@@ -67,11 +61,12 @@ class _ProgramFile:
         self._require_good(digest)
         program = self._context.open_program(self._path)
         layout = program_layout(program, *self._tensor_names(len(program.outputs)))
-        runner, batching = self._runner(program, layout)
-        self._context.model.report("")
         varying = batch_range(program.parameters.values())
-        signature = replace(layout.signature(batching), max_batch_size=varying.most if varying else None)
-        return MigraphxModel(self._context, signature, runner)
+        rows = self._rows(varying, layout)
+        loaded = LoadedProgram(program, layout, rows, self._context.serving.pad_with_first_row)
+        self._context.model.report("")
+        signature = replace(layout.signature(rows is not None), max_batch_size=varying.most if varying else None)
+        return MigraphxModel(self._context, signature, ProgramRunner(self._name, loaded))
 
     def _check_memory(self, digest: str) -> None:
         recipe = ProgramRecipe(
@@ -105,26 +100,21 @@ class _ProgramFile:
             raise
         load_trials.remember(key, trial)
 
-    def _runner(self, program: Program, layout: ProgramLayout) -> tuple[ProgramRunner, bool]:
-        """And whether it takes batches: of any size, whatever the program's own."""
+    def _rows(self, varying: DimensionRange | None, layout: ProgramLayout) -> DimensionRange | None:
+        """The program's batches; None where the model takes none. Others are padded and run in pieces."""
         largest = self._config.max_batch_size
-        varying = batch_range(program.parameters.values())
-        if varying is not None:
-            if largest > varying.most:
-                raise invalid_argument(
-                    f"model '{self._name}' has max_batch_size {largest}, but {self._path.name} takes batches of"
-                    f" {varying.least} to {varying.most} rows; lower max_batch_size to {varying.most}"
-                )
-            layout.check_batch(varying.least, self._name)
-            return DynamicRunner(self._name, program, layout, varying.least, varying.most), True
-        loaded = LoadedProgram(program, layout, self._context.serving.pad_with_first_row)
-        if largest == 0 or not layout.inputs:
-            return ExactRunner(self._name, loaded), False
-        size = layout.inputs[0].shape[0] if layout.inputs[0].shape else 0
-        layout.check_batch(size, self._name)
-        runner = SizedRunner(self._name)
-        runner.add(size, loaded)
-        return runner, True
+        if varying is not None and largest > varying.most:
+            raise invalid_argument(
+                f"model '{self._name}' has max_batch_size {largest}, but {self._path.name} takes batches of"
+                f" {varying.least} to {varying.most} rows; lower max_batch_size to {varying.most}"
+            )
+        if varying is None:
+            if largest == 0 or not layout.inputs:
+                return None
+            size = layout.inputs[0].shape[0] if layout.inputs[0].shape else 0
+            varying = DimensionRange(size, size)
+        layout.check_batch(varying.least, self._name)
+        return varying
 
     def _tensor_names(self, outputs: int) -> tuple[Sequence[str], Sequence[str]]:
         """Of inputs and outputs: a program knows its inputs' names but not their order, and of its outputs only the

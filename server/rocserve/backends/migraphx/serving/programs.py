@@ -1,63 +1,37 @@
 """Runs batches through compiled programs: cut and padded to the sizes that there are, on buffers that are used again.
 
-A program takes the one shape that it was compiled for and gives its outputs in full; runners fit batches to it.
+A program takes the rows that it was compiled for and gives its outputs in full; runners fit batches to it.
 """
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from rocserve.backends.batch_sizes import Arrays, Piece, pieces
-from rocserve.backends.migraphx.binding.interface import Array, Program
+from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, Program
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 
 NO_ROOM: Arrays = {}
 
 
-class ProgramRunner(abc.ABC):
-    """Programs that together serve a model. One call at a time; `run` may be called while programs are added."""
-
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-
-    @property
-    @abc.abstractmethod
-    def batch_sizes(self) -> str:
-        """That are in service, for people: "1, 2, 4" or "1 to 8"; "" without a batch dimension."""
-
-    @abc.abstractmethod
-    def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
-        """The outputs `wanted`, on memory of their own or in the arrays of `room` (see Batch).
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, an input is not of a shape that there is a program for.
-            MigraphxError: MIGraphX could not run it.
-        """
-
-    @abc.abstractmethod
-    def warm_up(self) -> None:
-        """Run every program there is once, on zeros.
-
-        Raises:
-            MigraphxError: MIGraphX could not run one.
-        """
-
-
 class LoadedProgram:
-    """One compiled program of a fixed shape, with its staging memory. One call at a time."""
+    """One compiled program, with its staging memory. One call at a time."""
 
-    def __init__(self, program: Program, layout: ProgramLayout, pad_with_first_row: bool = True) -> None:
+    def __init__(
+        self, program: Program, layout: ProgramLayout, rows: DimensionRange | None, pad_with_first_row: bool = True
+    ) -> None:
+        """`rows`: the batches that it takes, which MIGraphX itself does not enforce; None = no batch dimension."""
         self.layout = layout
+        self.rows = rows
         self._program = program
         self._pad_with_first_row = pad_with_first_row
         self._staging: dict[str, Array] = {}
 
     def run_into(self, inputs: Arrays, outputs: Sequence[Array | None]) -> None:
-        """One run, of inputs with the program's rows or fewer, into arrays of the program's shapes with as many rows.
+        """One run, of inputs with no more rows than the program's, into arrays of its shapes with as many rows.
 
         An output that is None is not wanted.
         """
@@ -68,31 +42,42 @@ class LoadedProgram:
         return self._program.run(self._staged_inputs(inputs))
 
     def warm_up(self) -> None:
-        """One run on zeros."""
-        zeros = {tensor.name: np.zeros(tensor.shape, tensor.datatype.numpy_dtype) for tensor in self.layout.inputs}
-        self.run_into(zeros, [None] * len(self.layout.outputs))
+        """A run on zeros, for a range of rows of the smallest batch and of the largest."""
+        for rows in sorted({self.rows.least, self.rows.most}) if self.rows else (0,):
+            zeros = {
+                tensor.name: np.zeros(_with_rows(tensor.shape, rows), tensor.datatype.numpy_dtype)
+                for tensor in self.layout.inputs
+            }
+            self.run_into(zeros, [None] * len(self.layout.outputs))
 
     def _staged_inputs(self, inputs: Arrays) -> dict[str, Array]:
         return {tensor.name: self._staged(tensor, inputs[tensor.name]) for tensor in self.layout.inputs}
 
-    def _staged(self, tensor: ServedTensor, rows: Array) -> Array:
+    def _staged(self, tensor: ServedTensor, given: Array) -> Array:
         """The rows as the program wants them: themselves where they are so already, else copied and padded."""
-        flags = rows.flags
-        if not tensor.channels_last and rows.shape == tensor.shape and flags.c_contiguous and flags.aligned:
-            return rows
+        rows = max(len(given), self.rows.least) if self.rows else 0
+        flags = given.flags
+        if not tensor.channels_last and flags.c_contiguous and flags.aligned and (not rows or rows == len(given)):
+            return given
         staging = self._staging.get(tensor.name)
         if staging is None:
             # Zeros, not just any bytes: what pads a batch is computed on, and an index must be one.
-            staging = np.zeros(tensor.program_shape, tensor.datatype.numpy_dtype)
-            self._staging[tensor.name] = staging
-        destination = as_client(staging, tensor)
-        if rows.shape == tensor.shape:
-            destination[...] = rows
+            shape = _with_rows(tensor.program_shape, self.rows.most if self.rows else 0)
+            staging = self._staging[tensor.name] = np.zeros(shape, tensor.datatype.numpy_dtype)
+        if not rows:
+            as_client(staging, tensor)[...] = given
             return staging
-        destination[: len(rows)] = rows
+        staging = staging[:rows]
+        destination = as_client(staging, tensor)
+        destination[: len(given)] = given
         if self._pad_with_first_row:
-            destination[len(rows) :] = rows[:1]
+            destination[len(given) :] = given[:1]
         return staging
+
+
+def _with_rows(shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """`rows`: 0 = the shape has no batch dimension."""
+    return (rows, *shape[1:]) if rows else shape
 
 
 def as_client(array: Array, tensor: ServedTensor) -> Array:
@@ -100,117 +85,120 @@ def as_client(array: Array, tensor: ServedTensor) -> Array:
     return np.moveaxis(array, 1, -1) if tensor.channels_last else array
 
 
-class SizedRunner(ProgramRunner):
-    """Programs for some batch sizes: a batch is padded up to the next, one above the largest runs in pieces."""
+class ProgramRunner:
+    """Programs that together serve a model: a batch is padded up to the next size, one above the largest runs in
+    pieces; or the one program of a model without a batch dimension. One call of `run` at a time, also while programs
+    are added."""
 
-    def __init__(self, model_name: str) -> None:
-        super().__init__(model_name)
-        self._programs: Mapping[int, LoadedProgram] = {}
-        """Ascending. Replaced as a whole: a run that has begun goes on with those that it found."""
+    def __init__(self, model_name: str, program: LoadedProgram) -> None:
+        self._model_name = model_name
+        self._layout = program.layout
+        """Of all of them, but for the batch dimension."""
+        self._varies = any(tensor.depends_on_values for tensor in program.layout.outputs)
+        self._programs: tuple[LoadedProgram, ...] = (program,)
+        """By size, ascending. Replaced as a whole: a run that has begun goes on with those that it found."""
 
     @property
     def batch_sizes(self) -> str:
-        return ", ".join(map(str, self._programs))
+        """That are in service, for people: "1, 2, 4" or "1 to 8"; "" without a batch dimension."""
+        ranges = [program.rows for program in self._programs if program.rows]
+        return ", ".join(
+            str(rows.most) if rows.least == rows.most else f"{rows.least} to {rows.most}" for rows in ranges
+        )
 
-    def add(self, batch_size: int, program: LoadedProgram) -> None:
-        """Take the program into service. From one thread."""
-        programs = {**self._programs, batch_size: program}
-        self._programs = dict(sorted(programs.items()))
+    def add(self, program: LoadedProgram) -> None:
+        """Take a program of another batch size into service. From one thread."""
+        self._programs = tuple(sorted((*self._programs, program), key=_most_rows))
 
     def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
-        programs = self._programs
-        layout = next(iter(programs.values())).layout
-        rows = _row_count(inputs, layout, self._model_name)
+        """The outputs `wanted`, on memory of their own or in the arrays of `room` (see Batch).
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, an input is not of a shape that there is a program for.
+            MigraphxError: MIGraphX could not run it.
+        """
+        programs, layout = self._programs, self._layout
+        rows = self._row_count(inputs) if programs[0].rows else self._check_shapes(inputs)
+        if self._varies:
+            found = _as_clients(layout, programs[0].run(inputs))
+            return {name: array for name, array in found.items() if name in wanted}
         whole = [
-            _place(tensor, (rows, *tensor.program_shape[1:]), room) if tensor.name in wanted else None
+            _place(tensor, _with_rows(tensor.program_shape, rows), room) if tensor.name in wanted else None
             for tensor in layout.outputs
         ]
-        fitting = next((program for batch_size, program in programs.items() if batch_size >= rows), None)
+        fitting = next((program for program in programs if _most_rows(program) >= rows), None)
         if fitting is not None:
             fitting.run_into(inputs, whole)
         else:
-            for part in pieces(rows, tuple(programs)):
-                programs[part.batch_size].run_into(
+            by_size = {_most_rows(program): program for program in programs}
+            for part in pieces(rows, tuple(by_size)):
+                by_size[part.batch_size].run_into(
                     {name: array[part.start : part.start + part.rows] for name, array in inputs.items()},
                     [_rows_of(array, part) for array in whole],
                 )
         return _as_clients(layout, whole)
 
     def warm_up(self) -> None:
-        for program in self._programs.values():
+        """Run every program there is once, on zeros.
+
+        Raises:
+            MigraphxError: MIGraphX could not run one.
+        """
+        for program in self._programs:
             program.warm_up()
 
+    def _check_shapes(self, inputs: Arrays) -> int:
+        """0: there are no rows.
 
-class ExactRunner(ProgramRunner):
-    """One program of a model without a batch dimension: requests must have its very shapes."""
-
-    batch_sizes = ""
-
-    def __init__(self, model_name: str, program: LoadedProgram) -> None:
-        super().__init__(model_name)
-        self._program = program
-
-    def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
-        layout = self._program.layout
-        for tensor in layout.inputs:
-            array = _input(inputs, tensor, self._model_name)
+        Raises:
+            ServeError: INVALID_ARGUMENT; an input is missing, or not of the program's very shape.
+        """
+        for tensor in self._layout.inputs:
+            array = self._input(inputs, tensor)
             if array.shape != tensor.shape:
                 raise invalid_argument(
                     f"input '{tensor.name}' of model '{self._model_name}' must have the shape {list(tensor.shape)} that"
                     f" the model is compiled for, got {list(array.shape)}; other shapes need a configuration of their"
                     " own (max_batch_size, dims, or parameter 'input_shapes')"
                 )
-        if any(tensor.depends_on_values for tensor in layout.outputs):
-            found = _as_clients(layout, self._program.run(inputs))
-            return {name: array for name, array in found.items() if name in wanted}
-        outputs = [
-            _place(tensor, tensor.program_shape, room) if tensor.name in wanted else None for tensor in layout.outputs
-        ]
-        self._program.run_into(inputs, outputs)
-        return _as_clients(layout, outputs)
+        return 0
 
-    def warm_up(self) -> None:
-        self._program.warm_up()
+    def _row_count(self, inputs: Arrays) -> int:
+        """The batch's rows, the same in all inputs.
 
+        Raises:
+            ServeError: INVALID_ARGUMENT; an input is missing, or of a shape that no program takes.
+        """
+        rows = -1
+        for tensor in self._layout.inputs:
+            shape = self._input(inputs, tensor).shape
+            if shape[1:] != tensor.shape[1:] or not shape or shape[0] < 1 or rows not in (-1, shape[0]):
+                expected = ["rows" if rows == -1 else rows, *tensor.shape[1:]]
+                raise invalid_argument(
+                    f"input '{tensor.name}' of model '{self._model_name}' must have the shape"
+                    f" [{', '.join(map(str, expected))}] that the model is compiled for, with at least one row, got"
+                    f" {list(shape)}"
+                )
+            rows = shape[0]
+        return rows
 
-class DynamicRunner(ProgramRunner):
-    """One program for every batch size of a range, which MIGraphX itself does not enforce."""
-
-    def __init__(self, model_name: str, program: Program, layout: ProgramLayout, least: int, most: int) -> None:
-        """`layout`: at a batch of 1."""
-        super().__init__(model_name)
-        self._program = program
-        self._layout = layout
-        self._least = least
-        self._most = most
-
-    @property
-    def batch_sizes(self) -> str:
-        return f"{self._least} to {self._most}"
-
-    def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
-        rows = _row_count(inputs, self._layout, self._model_name)
-        if not self._least <= rows <= self._most:
+    def _input(self, inputs: Arrays, tensor: ServedTensor) -> Array:
+        array = inputs.get(tensor.name)
+        if array is None:
             raise invalid_argument(
-                f"model '{self._model_name}' is compiled for batches of {self._least} to {self._most} rows, got {rows}"
+                f"input '{tensor.name}' of model '{self._model_name}' is missing; a compiled program takes all of its"
+                " inputs"
             )
-        outputs = [
-            _place(tensor, (rows, *tensor.shape[1:]), room) if tensor.name in wanted else None
-            for tensor in self._layout.outputs
-        ]
-        self._program.run_into(
-            {tensor.name: np.ascontiguousarray(inputs[tensor.name]) for tensor in self._layout.inputs}, outputs
-        )
-        return _as_clients(self._layout, outputs)
+        if array.dtype != tensor.datatype.numpy_dtype:
+            raise invalid_argument(
+                f"input '{tensor.name}' of model '{self._model_name}' must be {tensor.datatype.value}, got an array of"
+                f" {array.dtype}"
+            )
+        return array
 
-    def warm_up(self) -> None:
-        """On zeros, the smallest batch and the largest."""
-        for rows in dict.fromkeys((self._least, self._most)):
-            zeros = {
-                tensor.name: np.zeros((rows, *tensor.shape[1:]), tensor.datatype.numpy_dtype)
-                for tensor in self._layout.inputs
-            }
-            self.run(zeros, ())
+
+def _most_rows(program: LoadedProgram) -> int:
+    return program.rows.most if program.rows else 0
 
 
 def _place(tensor: ServedTensor, shape: tuple[int, ...], room: Arrays) -> Array:
@@ -233,41 +221,3 @@ def _as_clients(layout: ProgramLayout, outputs: Sequence[Array | None]) -> dict[
         for tensor, array in zip(layout.outputs, outputs, strict=True)
         if array is not None
     }
-
-
-def _input(inputs: Arrays, tensor: ServedTensor, model_name: str) -> Array:
-    array = inputs.get(tensor.name)
-    if array is None:
-        raise _missing(tensor, model_name)
-    if array.dtype != tensor.datatype.numpy_dtype:
-        raise invalid_argument(
-            f"input '{tensor.name}' of model '{model_name}' must be {tensor.datatype.value}, got an array of"
-            f" {array.dtype}"
-        )
-    return array
-
-
-def _row_count(inputs: Arrays, layout: ProgramLayout, model_name: str) -> int:
-    """The batch's rows, the same in all inputs.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; an input is missing, or of a shape that no program takes.
-    """
-    rows = -1
-    for tensor in layout.inputs:
-        shape = _input(inputs, tensor, model_name).shape
-        if shape[1:] != tensor.shape[1:] or not shape or shape[0] < 1 or rows not in (-1, shape[0]):
-            expected = ["rows" if rows == -1 else rows, *tensor.shape[1:]]
-            raise invalid_argument(
-                f"input '{tensor.name}' of model '{model_name}' must have the shape"
-                f" [{', '.join(map(str, expected))}] that the model is compiled for, with at least one row, got"
-                f" {list(shape)}"
-            )
-        rows = shape[0]
-    return rows
-
-
-def _missing(tensor: ServedTensor, model_name: str) -> ServeError:
-    return invalid_argument(
-        f"input '{tensor.name}' of model '{model_name}' is missing; a compiled program takes all of its inputs"
-    )
