@@ -11,8 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.cases import SEED
-from rocserve.tools.onnx_graph import Graph
-from rocserve.tools.untrained.origin import untrained_model
+from rocserve.tools.networks.graph import Graph
 
 MAX_BATCH_SIZE = 32
 OPSET = 12
@@ -130,7 +129,7 @@ class _Layers:
         """Whose output is made of the tensor by the operator."""
         self._graph.add_node(operator, [tensor], OUTPUT, **attributes)
         self._graph.add_output(OUTPUT, ["batch", *row])
-        return untrained_model(self._graph, name, OPSET)
+        return self._graph.untrained_model(name, OPSET)
 
     def _weights(self, *shape: int) -> str:
         values = self._random.normal(0.0, 0.2, shape).astype(numpy.float32)

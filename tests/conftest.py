@@ -80,7 +80,7 @@ def repository(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def untrained_resnet50(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file that `rocserve get resnet50 --untrained` makes, made once: it takes seconds."""
-    from rocserve.tools.untrained import resnet50
+    from rocserve.tools.networks import resnet50
 
     file = tmp_path_factory.mktemp("resnet50") / "model.onnx"
     file.write_bytes(resnet50.build().SerializeToString())
@@ -90,7 +90,7 @@ def untrained_resnet50(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def untrained_yolov4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `untrained_resnet50`."""
-    from rocserve.tools.untrained import yolov4
+    from rocserve.tools.networks import yolov4
 
     file = tmp_path_factory.mktemp("yolov4") / "model.onnx"
     file.write_bytes(yolov4.build().SerializeToString())

@@ -72,15 +72,15 @@ def show_photographs(address: str, output: Path, console: Console) -> bool:
         return True
     findings = asyncio.run(classify_all(address, MODEL, list(expected), CLASSES_SHOWN))
     console.print(findings_table(findings))
-    print_faults((finding.image, finding.error) for finding in findings if finding.error)
+    print_faults(findings)
     tiles = []
     right = 0
     for finding in findings:
-        is_right = any(found.label in expected[finding.image] for found in finding.classes)
+        is_right = any(found.label in expected[finding.image] for found in finding.found)
         right += is_right
         if not is_right:
             console.print(f"{finding.image.name}: expected {' or '.join(expected[finding.image])}", style="bold red")
-        best = "\n".join(f"{found.score:.0%} {found.label}" for found in finding.classes)
+        best = "\n".join(f"{found.score:.0%} {found.label}" for found in finding.found)
         tiles.append(Tile(read_picture(finding.image), best or finding.error))
     sheet = output / "demo-photographs.png"
     summary = f"{right} of {len(findings)} photographs right among the best {CLASSES_SHOWN} classes"

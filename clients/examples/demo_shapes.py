@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw
 from rich.console import Console
 from shapes import Shape, draw_pictures, read_truth, write_pictures
 
-from rocserve.tools.images.detect import Finding, detect_all
+from rocserve.tools.images.asking import Finding
+from rocserve.tools.images.detect import Detection, detect_all
 from rocserve.tools.images.drawing import draw_detections
 
 MODEL = "detect_shapes"
@@ -49,23 +50,23 @@ def show_shapes(address: str, output: Path, console: Console) -> bool:
     return False
 
 
-def measure(findings: Sequence[Finding], truth: Mapping[str, Sequence[Shape]]) -> float:
+def measure(findings: Sequence[Finding[Detection]], truth: Mapping[str, Sequence[Shape]]) -> float:
     """The mean average precision of what was found in the pictures of `truth`."""
     found = [
         LabelledBox(finding.image.name, detection.label, detection.box, detection.score)
         for finding in findings
-        for detection in finding.detections
+        for detection in finding.found
     ]
     true = [LabelledBox(name, shape.label, shape.box) for name, shapes in truth.items() for shape in shapes]
     return mean_average_precision(found, true)
 
 
-def tile(finding: Finding, truth: Sequence[Shape]) -> Tile:
+def tile(finding: Finding[Detection], truth: Sequence[Shape]) -> Tile:
     with Image.open(finding.image) as image:
-        drawn = draw_detections(image.convert("RGB"), finding.detections)
+        drawn = draw_detections(image.convert("RGB"), finding.found)
     for shape in truth:
         _dash_box(ImageDraw.Draw(drawn), shape.box)
-    return Tile(drawn, f"{finding.image.name}: {len(truth)} shapes, {len(finding.detections)} found")
+    return Tile(drawn, f"{finding.image.name}: {len(truth)} shapes, {len(finding.found)} found")
 
 
 def _dash_box(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], dash: int = 5) -> None:

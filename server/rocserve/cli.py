@@ -30,9 +30,9 @@ _VERBS = {
     "status": ("rocserve.tools.status", "a live table of a server's models"),
     "get": ("rocserve.tools.get.verb", "fetch published models, with all that serves them"),
     "cache": ("rocserve.tools.cache", "list or remove the compiled programs that are kept on disk"),
-    "compile": ("rocserve.tools.compile.verb", "compile a model ahead with MIGraphX"),
-    "inspect": ("rocserve.tools.inspect.verb", "what MIGraphX makes of a model"),
-    "bench": ("rocserve.tools.bench.verb", "time a model's bare engine"),
+    "compile": ("rocserve.tools.compile", "compile a model ahead with MIGraphX"),
+    "inspect": ("rocserve.tools.inspect", "what MIGraphX makes of a model"),
+    "bench": ("rocserve.tools.bench", "time a model's bare engine"),
     "tune": ("rocserve.tools.tune.verb", "find the batch size and the number of instances"),
     "doctor": ("rocserve.tools.doctor.verb", "what is installed here, what works, and why not"),
     "quantise": ("rocserve.tools.quantise.verb", "make a PyTorch program compute in int8"),
@@ -110,8 +110,7 @@ def _describe_serve(parser: argparse.ArgumentParser) -> None:
 
 def _run_verb(verb: Verb, given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rocserve.flags.arguments import filled
-    from rocserve.tools.running import guarded
-    from rocserve.tools.verb import UsageError
+    from rocserve.tools.verb import UsageError, guarded
 
     action = verb.actions[given.action][1] if verb.actions else verb
     options = filled(action.options, given)

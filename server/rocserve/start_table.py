@@ -10,8 +10,7 @@ from typing import TextIO
 from urllib.parse import quote as quote_url
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column
 
 from rocserve.config.datatypes import format_shape
 from rocserve.core.datatypes import DataType
@@ -19,6 +18,7 @@ from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.printable import printable
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTable
 from rocserve.tools.printing import console_on, say, show_folded
+from rocserve.tools.printing import table as tabulated
 
 _COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
 _MOST_ROWS = 200
@@ -33,17 +33,14 @@ def print_table(rows: Iterable[IndexEntry], table: ServingTable, file: TextIO) -
         (model.name, str(number)): version for model in table.all_models for number, version in model.versions.items()
     }
     console = console_on(file)
-    made = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in _COLUMNS:
-        made.add_column(name, overflow="fold")
     between = "\n" if console.is_terminal else ", "
     loaded = [row for row in rows if row.state]
     if len(loaded) > _MOST_ROWS:
         say(console, f"{len(loaded)} versions of models; rocserve status lists them")
         return
-    for row in loaded:
-        made.add_row(*map(Text, _cells(row, versions.get((row.name, row.version)), between)))
-    show_folded(console, made)
+    columns = [Column(name, overflow="fold") for name in _COLUMNS]
+    cells = (_cells(row, versions.get((row.name, row.version)), between) for row in loaded)
+    show_folded(console, tabulated("", columns, cells, box=SIMPLE_HEAD if console.is_terminal else None))
     for row in loaded:
         if row.reason:
             say(console, f"{row.name} {row.version}: {printable(row.reason)}")

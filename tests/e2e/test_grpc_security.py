@@ -125,7 +125,10 @@ def test_the_status_verb_may_send_a_header(server: RocserveProcess) -> None:
 
     without = status()
     assert without.returncode == 1
-    assert "does not tell everybody (UNAVAILABLE: This protocol is restricted, expecting header" in without.stderr
+    assert (
+        "answers only calls with its header (UNAVAILABLE: This protocol is restricted, expecting header"
+        in without.stderr
+    )
     allowed = status(*(f"--header={name}={value}" for name, value in KEYS))
     assert allowed.returncode == 0, allowed.stderr
     assert "parameters" in allowed.stdout

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from rocserve.core.errors import ServeError
 from rocserve.tools.images import asking
 from rocserve_client import AsyncClient
 
@@ -99,13 +100,13 @@ def silent() -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("verb", ["classify", "detect"])
-def test_ctrl_c_ends_them_without_a_word(silent, verb):
+def test_ctrl_c_ends_them(silent, verb):
     asked = command(verb, SHAPE, "--model", "any", "--url", f"127.0.0.1:{silent.getsockname()[1]}")
     with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
         connection, _ = silent.accept()
         with connection:
             ran.send_signal(signal.SIGINT)
-            assert ran.communicate(timeout=20) == ("", "")
+            assert ran.communicate(timeout=20) == ("", f"rocserve {verb}: ended by you\n")
     assert ran.returncode == 130
 
 
@@ -113,7 +114,7 @@ async def test_somebody_who_never_answers_is_no_server(silent, monkeypatch):
     monkeypatch.setattr(asking, "CONNECT_TIMEOUT_S", 0.3)
     url = f"127.0.0.1:{silent.getsockname()[1]}"
     async with AsyncClient(url) as client:
-        with pytest.raises(asking.CannotAskError, match=f"no server answers at {url}"):
+        with pytest.raises(ServeError, match=f"no server answers at {url}"):
             await asking.require_model(client, url, "digits")
 
 

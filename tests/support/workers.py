@@ -24,7 +24,7 @@ from rocserve.core.request_form import Member, RequestForm, RequestLayout
 from rocserve.core.tensors import Buffer, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings
-from rocserve.workers.group import WorkerGroup
+from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
@@ -66,7 +66,7 @@ def mail_of(plane: PlaneLoop) -> InstanceMail:
 
 
 @dataclass
-class Events:
+class Events(WorkerGroupEvents):
     """What a group has told."""
 
     opened: list[Instance] = field(default_factory=list)

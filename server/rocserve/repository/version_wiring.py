@@ -12,6 +12,7 @@ from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.scheduler import Scheduler
+from rocserve.workers.group import WorkerGroupEvents
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import CallStarter, OpenCall
 
@@ -21,8 +22,8 @@ OUTAGE_SECONDS = 5.0
 """How long requests wait for a crashed model's workers to come back before they are refused."""
 
 
-class VersionWiring:
-    """Implements workers.group.WorkerGroupEvents. All calls but `start_call` are made on the asyncio loop; the
+class VersionWiring(WorkerGroupEvents):
+    """All calls but `start_call` are made on the asyncio loop; the
     properties may be read from any thread. The one place from where the loop's side talks to a scheduler, which lives
     on the data plane's thread."""
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from rich.console import Console
 
 from rocserve.backends.migraphx.load_trials import LoadTrial
 from rocserve.backends.migraphx.program_cache import CacheEntry, ProgramCache, open_cache
 from rocserve.cache.private_folder import cache_directory
-from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 from rocserve.settings.flag import SWITCH, Kind, byte_size, flag, positional, text
-from rocserve.tools.printing import complain, console_on, say, show, size, table
+from rocserve.tools.printing import console_on, say, show, size, table
 from rocserve.tools.verb import Verb
-
-
-def amount(text: str) -> int:
-    return byte_size(text, least=0, expected="a number of bytes such as 500M or 10G")
-
 
 _KEY_DIGITS = 12
 _COLUMNS = ("program", "model", "precision", "target", "MIGraphX", "batch", "size", "last used")
@@ -36,25 +33,23 @@ class ListOptions:
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
     cache_directory: str = flag("", text("DIR"), _DIRECTORY_HELP)
-    size: int | None = flag(None, Kind("BYTES", amount), "the limit, e.g. 500M or 10G (default 20G)", exclusive=True)
+    size: int | None = flag(
+        None,
+        Kind("BYTES", partial(byte_size, least=0, expected="a number of bytes such as 500M or 10G")),
+        "the limit, e.g. 500M or 10G (default 20G)",
+        exclusive=True,
+    )
     all: bool = flag(False, SWITCH, "remove all, also what is known of files not tried again", exclusive=True)
     models: tuple[str, ...] = positional(
         (), text("MODEL"), "remove all of these models, and no other", nargs="*", exclusive=True
     )
 
 
-def list_programs(options: ListOptions) -> int:
-    """Print the programs of the cache, and what is not tried again; the exit status."""
+def list_programs(options: ListOptions) -> None:
+    """Print the programs of the cache, and what is not tried again. Raises: ServeError."""
     console, settings = console_on(), EngineSettings(options.cache_directory)
-    directory = cache_directory(settings)
-    if not directory.exists():
-        say(console, f"no programs are kept in {directory}: it is not there")
-        return 0
-    try:
-        cache = open_cache(settings)
-    except ServeError as error:
-        complain(f"rocserve cache: {error.text}")
-        return 1
+    if (cache := _open_cache(settings, console)) is None:
+        return
     now = time.time()
     entries = list(reversed(cache.entries()))
     if entries:
@@ -63,30 +58,26 @@ def list_programs(options: ListOptions) -> int:
         if trial.crash:
             say(console, _quarantine(trial, now))
     say(console, _summary(cache, entries))
-    return 0
 
 
-def prune_programs(options: PruneOptions) -> int:
+def prune_programs(options: PruneOptions) -> None:
     """Remove programs: of `models`, or all, or those used least lately until the rest takes no more than the limit (the
-    settings' where none is given). What is not tried again is forgotten of the models, or with all. The exit status."""
+    settings' where none is given). What is not tried again is forgotten of the models, or with all.
+
+    Raises:
+        ServeError, OSError: a folder cannot be used.
+    """
     console, settings = console_on(), EngineSettings(options.cache_directory)
-    models, everything = options.models, options.all
-    directory = cache_directory(settings)
-    if not directory.exists():
-        say(console, f"no programs are kept in {directory}: it is not there")
-        return 0
-    try:
-        cache = open_cache(settings)
-        if models:
-            removed, kept = _remove_models(cache, models)
-        else:
-            limit = 0 if everything else settings.cache_bytes if options.size is None else options.size
-            removed = list(cache.prune(limit))
-            kept = _over(cache, limit)
-        forgotten = _forget(cache, everything, models)
-    except (ServeError, OSError) as error:
-        complain(f"rocserve cache: {error}")
-        return 1
+    models = options.models
+    if (cache := _open_cache(settings, console)) is None:
+        return
+    if models:
+        removed, kept = _remove_models(cache, models)
+    else:
+        limit = 0 if options.all else settings.cache_bytes if options.size is None else options.size
+        removed = list(cache.prune(limit))
+        kept = _over(cache, limit)
+    forgotten = _forget(cache, options.all, models)
     unknown = [name for name in models if not any(_is_of(entry, name) for entry in (*removed, *kept))]
     for entry in removed:
         say(console, f"removed {_named(entry)}, {size(entry.size_bytes)}")
@@ -99,7 +90,15 @@ def prune_programs(options: PruneOptions) -> int:
             say(console, f"nothing is kept of model {name}")
     total = sum(entry.size_bytes for entry in removed)
     say(console, f"{_count(len(removed), 'program')} removed, {size(total)}; {_summary(cache, cache.entries())}")
-    return 0
+
+
+def _open_cache(settings: EngineSettings, console: Console) -> ProgramCache | None:
+    """None, said, where there is none yet. Raises: ServeError."""
+    directory = cache_directory(settings)
+    if directory.exists():
+        return open_cache(settings)
+    say(console, f"no programs are kept in {directory}: it is not there")
+    return None
 
 
 def _row(entry: CacheEntry, now: float) -> tuple[str, ...]:

@@ -2,26 +2,125 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import logging
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
+from rocserve.backends.request_model import ModelCall
 from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
 from rocserve.config.model_folder import ModelFolder, no_version_text, select_versions
 from rocserve.config.pbtxt import format_model_config
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
+from rocserve.plane.loop import PlaneLoop
 from rocserve.presets import PREPROCESS
 from rocserve.protocol import model_config_pb2 as messages
+from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
+from rocserve.repository.machine import ThisMachine
 from rocserve.repository.scan import CONFIG_FILENAMES
+from rocserve.repository.version_workers import load_message, worker_group
+from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
-from rocserve.tools.signature import describe
 from rocserve.tools.verb import Verb
+from rocserve.workers.group import WorkerGroupEvents
+from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance_requests import OpenCall
+from rocserve.workers.launcher import WorkerLauncher
+
+_LOG = logging.getLogger("rocserve.config")
+
+
+def describe(definition: ModelDefinition, version: int, settings: EngineSettings | None = None) -> Signature:
+    """The signature that the engine reports of a version; what takes long is told on standard error.
+
+    Args:
+        settings: None = what holds without flags.
+
+    Raises:
+        ServeError: the version cannot be loaded.
+    """
+    return asyncio.run(_describe(definition, version, settings or engine_settings()))
+
+
+async def _describe(definition: ModelDefinition, version: int, settings: EngineSettings) -> Signature:
+    if definition.backend is None:
+        raise invalid_argument(f"'{definition.name}' is an ensemble, which no engine loads")
+    machine = ThisMachine(settings)
+    plan = plan_engine(definition, definition.folder / str(version), machine)
+    launcher = WorkerLauncher(preload=(), log=_LOG)
+    plane = PlaneLoop(_LOG)
+    mail = InstanceMail(plane)
+    plane.add_source(mail)
+    plane.start()
+    loads = _Loads(definition, version, settings, launcher, mail)
+    try:
+        try:
+            return await loads.signature(plan)
+        except ServeError as error:
+            failure = EngineFailure(plan, error)
+        instead = failure.plan_in_its_place(definition, machine)
+        _LOG.warning("%s; engine %s takes its place", failure.text, instead.engine.name)
+        try:
+            return await loads.signature(instead)
+        except ServeError as error:
+            raise failure.and_then(instead.engine, error) from None
+    finally:
+        await launcher.close()
+        plane.stop()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Loads:
+    """Loads of one version, one after the other."""
+
+    definition: ModelDefinition
+    version: int
+    settings: EngineSettings
+    launcher: WorkerLauncher
+    mail: InstanceMail
+
+    async def signature(self, plan: EnginePlan) -> Signature:
+        """What the engine of this plan reports, on the first of its workers. Raises: ServeError."""
+        folder = self.definition.folder / str(self.version)
+        group = worker_group(
+            load_message(self.definition, self.version, folder, plan.engine, self.settings),
+            self.definition,
+            dataclasses.replace(plan, workers=plan.workers[:1]),
+            launcher=self.launcher,
+            mail=self.mail,
+            events=_ShownProgress(),
+            start_call=_refuse_call,
+            log=_LOG,
+        )
+        try:
+            return await group.load()
+        finally:
+            await group.stop(1.0)
+
+
+def _refuse_call(call: ModelCall, opened: OpenCall) -> None:
+    text = f"model '{call.model_name}' cannot be called while a model is only described: no server runs"
+    opened.send(unavailable(text))
+
+
+class _ShownProgress(WorkerGroupEvents):
+    """Shows on a terminal what the load is at."""
+
+    def progress(self, text: str) -> None:
+        if sys.stderr.isatty():
+            # Each line in the place of the last.
+            shown = text[: shutil.get_terminal_size().columns - 1]
+            print(f"\r\033[K{shown}", end="", file=sys.stderr, flush=True)
+
 
 Describe = Callable[[ModelDefinition, int], Signature]
 """Loads a version of the model and returns its signature; raises ServeError when it cannot be loaded."""
@@ -35,31 +134,27 @@ class ConfigOptions:
     save: Path | None = flag(None, FOLDER, "write the models that `preprocess` makes beside it into this folder")
 
 
-def run(options: ConfigOptions, registry: BackendRegistry | None = None, describe: Describe = describe) -> int:
+def run(options: ConfigOptions, registry: BackendRegistry | None = None, describe: Describe = describe) -> None:
     """Print each model of the folder as config.pbtxt, with comments on what was completed; then the files of the models
-    that `preprocess` makes beside it. The exit status: 0, or 1 with the reason on standard error when the configuration
-    is wrong or nothing can be written."""
-    model_folder, save = options.model_folder, options.save
-    registry = registry or discover_backends()
-    try:
-        definitions, text = _effective_config(
-            model_folder.resolve(), registry, describe, options.model_config_name, options.strict
-        )
-        made = [model for definition in definitions for model in _made(definition)]
-    except ServeError as error:
-        print(f"{model_folder}: {error.text}", file=sys.stderr)
-        return 1
+    that `preprocess` makes beside it.
+
+    Raises:
+        ServeError: the configuration is wrong.
+        OSError: nothing can be written.
+    """
+    definitions, text = _effective_config(
+        options.model_folder.resolve(),
+        registry or discover_backends(),
+        describe,
+        options.model_config_name,
+        options.strict,
+    )
+    made = [model for definition in definitions for model in _made(definition)]
     print(text + "".join(map(_printed, made)), end="")
-    if save is None:
-        return 0
-    try:
+    if options.save is not None:
         for model in made:
-            _save(model, save / model.name)
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
-    print(f"# Written to {save}. Take '{PREPROCESS}' out of the model's parameters where these are served.")
-    return 0
+            _save(model, options.save / model.name)
+        print(f"# Written to {options.save}. Take '{PREPROCESS}' out of the model's parameters where these are served.")
 
 
 def _made(definition: ModelDefinition) -> tuple[MadeModel, ...]:
@@ -154,5 +249,8 @@ def _is_set(message: messages.ModelConfig, name: str) -> bool:
 
 
 VERB = Verb(
-    "Load a model, without a server, and print its configuration as the server would complete it.", ConfigOptions(), run
+    "Load a model, without a server, and print its configuration as the server would complete it.",
+    ConfigOptions(),
+    run,
+    lambda options: options.model_folder,
 )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from rich.console import Console
 
 from rocserve.backends.base import BackendSpec, ModelSource
 from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.pytorch.engine_choice import EAGER
-from rocserve.backends.registry import BackendRegistry
+from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.config.definition import FolderReading, ModelDefinition, find_model_file
 from rocserve.config.model_folder import no_version_text, select_versions
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
-from rocserve.tools.verb import UsageError
+from rocserve.tools.printing import console_on
+from rocserve.tools.verb import UsageError, tool_log
 
 _BATCH_PARAMETERS = ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH)
 _CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")
@@ -114,6 +118,15 @@ class ToolModel:
 
 def _without(parameters: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     return {name: text for name, text in parameters.items() if name not in names}
+
+
+Tool = Callable[[ToolModel, Console, logging.Logger], int | None]
+"""Returns the exit status, None for 0; may raise ServeError."""
+
+
+def run_on_model(options: ModelOptions, tool: Tool) -> int | None:
+    """The tool's exit status. Raises: ServeError."""
+    return tool(find_model(options, discover_backends()), console_on(), tool_log())
 
 
 def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, TextIO, cast
+from typing import IO, BinaryIO, Self, TextIO, cast
 
-from rich.box import SIMPLE_HEAD
+from rich.box import SIMPLE_HEAD, Box
 from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from rocserve.core.byte_sizes import readable_size
@@ -39,13 +40,30 @@ def complain(text: str, file: TextIO | None = None) -> None:
     print(" ".join(text.split()), file=file or sys.stderr)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Table:
-    """The first `left` columns hold text, the others figures. No title: ""."""
-    made = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(columns):
-        made.add_column(name, justify="left" if number < left else "right", no_wrap=True)
+def table(
+    title: str,
+    columns: Sequence[str | Column],
+    rows: Iterable[Sequence[RenderableType]],
+    *,
+    left: int = 1,
+    box: Box | None = SIMPLE_HEAD,
+    has_header: bool = True,
+) -> Table:
+    """The first `left` columns hold text, the others figures, none of them folded; a Column says so itself. Nothing in
+    a cell that is a str is a style. No title: ""."""
+    made = Table(
+        *(
+            Column(one, justify="left" if number < left else "right", no_wrap=True) if isinstance(one, str) else one
+            for number, one in enumerate(columns)
+        ),
+        title=title or None,
+        title_justify="left",
+        box=box,
+        pad_edge=box not in (None, SIMPLE_HEAD),
+        show_header=has_header,
+    )
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return made
 
 
@@ -90,3 +108,61 @@ def replacing(path: Path, mode: int) -> Iterator[BinaryIO]:
         except BaseException:
             Path(part.name).unlink(missing_ok=True)
             raise
+
+
+class _Steps(MofNCompleteColumn):
+    """Nothing while it is not known how many there are."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
+class ToolProgress:
+    """A context."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """`console`: standard error's when left out."""
+        self._console = console or console_on(sys.stderr)
+        self._bar: Progress | None = None
+        self._last = ""
+        if self._console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                BarColumn(bar_width=16),
+                _Steps(),
+                TimeElapsedColumn(),
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
+                console=self._console,
+                expand=True,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def steps(self, total: int) -> None:
+        """So many steps are to be done from now on."""
+        if self._bar is not None:
+            self._bar.reset(self._task, total=total)
+
+    def done(self) -> None:
+        """One of them is."""
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+    def report(self, text: str) -> None:
+        """What goes on now, in a line. May be called from any thread."""
+        if not text or text == self._last:
+            return
+        self._last = text
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+        else:
+            say(self._console, text)

@@ -2,162 +2,117 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from rocserve.core.errors import unavailable
 from rocserve.core.printable import printable
 from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, setting, text
-from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show_folded
+from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show_folded, table
 from rocserve.tools.verb import Verb
 from rocserve_client import Client, IndexEntry, ModelStatistics, RocserveError, Tls
 
-Key = tuple[str, str]
-"""A model's name and version."""
-
-_NOT_KNOWN: Mapping[Key, str] = {}
+_CALL_TIMEOUT_S = 5.0
+_LEAST_REASON = 40
+"""Columns that a reason has beside the figures; it is below the table where there are fewer."""
+_GAP = 3
+"""Columns between two of the table's."""
+_STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
+_ENGINE_PROPERTIES = ("engine", "target", "precision")
+"""The properties that together say what runs a model: "migraphx gpu fp16", "onnxruntime"."""
+_MEANS: Mapping[str, tuple[int, Callable[[ModelStatistics], tuple[float, int]]]] = {
+    # Decimals; a total, and what it is divided by. Times are in milliseconds, of requests that succeeded.
+    "batch": (2, lambda stats: (stats.inference_count, stats.execution_count)),
+    "total ms": (3, lambda stats: (stats.success.ns / 1e6, stats.success.count)),
+    "queue ms": (3, lambda stats: (stats.queue.ns / 1e6, stats.queue.count)),
+    "compute ms": (
+        3,
+        lambda stats: (
+            (stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns) / 1e6,
+            stats.compute_infer.count,
+        ),
+    ),
+}
+_FIGURES = ("engine", "ok", "failed", "req/s", *_MEANS)
+_DISPENSABLE = ("queue ms", "compute ms", "batch", "engine", "total ms", "req/s")
+"""What a narrow terminal goes without, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """One version of a model; the figures are None for one that has no statistics."""
+    """One version of a model."""
 
     model: str
     version: str
     state: str
     reason: str
-    engine: str = ""
-    """What runs it, in a few words; "" where that is not known."""
-    succeeded: int | None = None
-    failed: int | None = None
-    mean_batch: float | None = None
-    """Batch elements an execution."""
-    request_ms: float | None = None
-    """Mean time of a request that succeeded, from its arrival to its answer."""
-    queue_ms: float | None = None
-    """Mean time of a request in the queue."""
-    compute_ms: float | None = None
-    """Mean time of a request's batch: inputs, inference and outputs."""
-    rate: float | None = None
-    """Requests a second, failed ones included, since the poll before; None at the first."""
+    figures: Mapping[str, str | Text]
+    """By column; those that are not known are left out."""
 
 
-class StatusRows:
-    """Makes the rows of each poll and remembers the counters that the next poll's rates need."""
+class StatusPoll:
+    """Polls one server. Keeps the counters that the next poll's rates need, and the engine of each version for as long
+    as it is READY."""
 
-    def __init__(self) -> None:
-        self._counts: dict[Key, int] = {}
-        self._updated_at: float | None = None
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._counts: dict[tuple[str, str], int] = {}
+        self._engines: dict[tuple[str, str], str] = {}
+        self._polled_at: float | None = None
 
-    def update(
-        self,
-        index: Iterable[IndexEntry],
-        statistics: Iterable[ModelStatistics],
-        now: float,
-        engines: Mapping[Key, str] = _NOT_KNOWN,
-    ) -> list[StatusRow]:
-        """The rows in the order of names and versions; `now` is time.monotonic() seconds."""
-        by_key = {(stats.name, stats.version): stats for stats in statistics}
+    def rows(self, now: float) -> list[StatusRow]:
+        """In the order of names and versions; `now`: time.monotonic() seconds.
+
+        Raises:
+            RocserveError: the server does not answer, or refuses.
+        """
+        index = self._client.repository_index(timeout=_CALL_TIMEOUT_S)
+        statistics = {(one.name, one.version): one for one in self._client.statistics(timeout=_CALL_TIMEOUT_S)}
+        self._update_engines(index)
+        elapsed = None if self._polled_at is None else now - self._polled_at
         entries = sorted(index, key=lambda entry: (entry.name, len(entry.version), entry.version))
-        elapsed = None if self._updated_at is None else now - self._updated_at
-        rows = []
-        for entry in entries:
-            key = (entry.name, entry.version)
-            rows.append(self._row(entry, engines.get(key, ""), by_key.get(key), elapsed))
-        self._counts = {key: stats.success.count + stats.fail.count for key, stats in by_key.items()}
-        self._updated_at = now
+        rows = [self._row(entry, statistics.get((entry.name, entry.version)), elapsed) for entry in entries]
+        self._counts = {key: stats.success.count + stats.fail.count for key, stats in statistics.items()}
+        self._polled_at = now
         return rows
 
-    def _row(self, entry: IndexEntry, engine: str, stats: ModelStatistics | None, elapsed: float | None) -> StatusRow:
-        if stats is None:
-            return StatusRow(entry.name, entry.version, entry.state, printable(entry.reason), engine)
-        compute_ns = stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns
-        return StatusRow(
-            model=entry.name,
-            version=entry.version,
-            state=entry.state,
-            reason=printable(entry.reason),
-            engine=engine,
-            succeeded=stats.success.count,
-            failed=stats.fail.count,
-            mean_batch=_mean(stats.inference_count, stats.execution_count),
-            request_ms=_mean(stats.success.ns / 1e6, stats.success.count),
-            queue_ms=_mean(stats.queue.ns / 1e6, stats.queue.count),
-            compute_ms=_mean(compute_ns / 1e6, stats.compute_infer.count),
-            rate=self._rate(stats, elapsed),
-        )
+    def _row(self, entry: IndexEntry, stats: ModelStatistics | None, elapsed: float | None) -> StatusRow:
+        key = (entry.name, entry.version)
+        figures: dict[str, str | Text] = {}
+        if engine := self._engines.get(key):
+            figures["engine"] = engine
+        if stats is not None:
+            failed = stats.fail.count
+            figures |= {"ok": str(stats.success.count), "failed": Text(str(failed), style="red" if failed else "")}
+            if elapsed and key in self._counts:
+                # A version that was loaded again in between counts from zero.
+                figures["req/s"] = f"{max(0, stats.success.count + failed - self._counts[key]) / elapsed:.1f}"
+            for name, (decimals, parts) in _MEANS.items():
+                total, count = parts(stats)
+                if count:
+                    figures[name] = f"{total / count:.{decimals}f}"
+        return StatusRow(*key, entry.state, printable(entry.reason), figures)
 
-    def _rate(self, stats: ModelStatistics, elapsed: float | None) -> float | None:
-        before = self._counts.get((stats.name, stats.version))
-        if before is None or not elapsed:
-            return None
-        # A version that was loaded again in between counts from zero.
-        return max(0, stats.success.count + stats.fail.count - before) / elapsed
-
-
-def _mean(total: float, count: int) -> float | None:
-    return total / count if count else None
-
-
-_WORDS = ("engine", "target", "precision")
-"""The properties that together say it: "migraphx gpu fp16", "onnxruntime"."""
-
-
-class StatusEngines:
-    """Remembers the engine of each version for as long as it is READY."""
-
-    def __init__(self, properties: Callable[[str, str], Mapping[str, str]]) -> None:
-        """`properties`: of a model's version, as its metadata has them; may raise RocserveError."""
-        self._properties = properties
-        self._known: dict[Key, str] = {}
-
-    def update(self, index: Iterable[IndexEntry]) -> Mapping[Key, str]:
-        """By name and version, in a few words; "" where a server does not say."""
+    def _update_engines(self, index: Sequence[IndexEntry]) -> None:
         ready = [(entry.name, entry.version) for entry in index if entry.state == "READY"]
-        self._known = {key: self._known[key] for key in ready if key in self._known}
+        self._engines = {key: self._engines[key] for key in ready if key in self._engines}
         for key in ready:
-            if key in self._known:
+            if key in self._engines:
                 continue
             try:
-                properties = self._properties(*key)
+                properties = self._client.model_metadata(*key, timeout=_CALL_TIMEOUT_S).properties
             except RocserveError:
                 # It has just gone, or the server has: the next poll shows which. Others might wait as long.
                 break
-            self._known[key] = " ".join(properties[word] for word in _WORDS if word in properties)
-        return self._known
-
-
-_CALL_TIMEOUT_S = 5.0
-
-_LEAST_REASON = 40
-"""Columns that a reason has beside the figures; it stands below the table where there are fewer."""
-_GAP = 3
-"""Columns between two of the table's."""
-
-_ENGINE = "engine"
-_FIGURES: dict[str, Callable[[StatusRow], str | Text]] = {
-    _ENGINE: lambda row: Text(row.engine or "-"),
-    "ok": lambda row: _count(row.succeeded),
-    "failed": lambda row: Text(_count(row.failed), style="red" if row.failed else ""),
-    "req/s": lambda row: _figure(row.rate, 1),
-    "batch": lambda row: _figure(row.mean_batch, 2),
-    "total ms": lambda row: _figure(row.request_ms, 3),
-    "queue ms": lambda row: _figure(row.queue_ms, 3),
-    "compute ms": lambda row: _figure(row.compute_ms, 3),
-}
-_DISPENSABLE = ("queue ms", "compute ms", "batch", _ENGINE, "total ms", "req/s")
-"""What a narrow terminal goes without, in this order."""
-
-_STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
+            self._engines[key] = " ".join(properties[name] for name in _ENGINE_PROPERTIES if name in properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +132,12 @@ class StatusOptions:
     client_key: Path | None = flag(None, FILE, "its key")
 
 
-def run(options: StatusOptions, console: Console | None = None) -> int:
-    """Show the models of the server, with a poll every `interval` seconds.
+def run(options: StatusOptions, console: Console | None = None) -> None:
+    """Show the models of the server, with a poll every `interval` seconds until interrupted; with `once`, or where the
+    output is no terminal, the table is printed once.
 
-    It goes on until interrupted; with `once`, or where the output is no terminal, the table is printed once. Returns
-    the exit status: 1 when no server answers.
+    Raises:
+        ServeError: UNAVAILABLE, no server answers.
     """
     files = (options.root_cert, options.client_key, options.client_cert)
     tls = Tls(*files) if options.tls or any(files) else None
@@ -189,109 +145,75 @@ def run(options: StatusOptions, console: Console | None = None) -> int:
     if console is None or not console.is_terminal:
         console = console_on(console.file if console is not None else None)
     with Client(url, tls=tls, headers=dict(options.header)) as client:
-        watch = _Watch(client, url, console)
+        poll = StatusPoll(client)
         try:
-            first = watch.poll()
+            shown = _polled(client, poll, url, console)
         except RocserveError as error:
-            print(f"rocserve status: {_unreachable(url, error)}", file=sys.stderr)
-            return 1
+            raise unavailable(_unreachable(url, error)) from None
         if options.once or not console.is_terminal:
-            show_folded(console, first)
-        else:
-            _follow(watch, first, url, options.interval, console)
-    return 0
-
-
-class _Watch:
-    """Polls one server."""
-
-    def __init__(self, client: Client, url: str, console: Console) -> None:
-        self._client = client
-        self._url = url
-        self._console = console
-        self._rows = StatusRows()
-        self._engines = StatusEngines(self._properties)
-
-    def poll(self) -> RenderableType:
-        """The table of this moment.
-
-        Raises:
-            RocserveError: the server does not answer, or refuses.
-        """
-        server = self._client.server_metadata(timeout=_CALL_TIMEOUT_S)
-        ready = self._client.server_ready(timeout=_CALL_TIMEOUT_S)
-        index = self._client.repository_index(timeout=_CALL_TIMEOUT_S)
-        statistics = self._client.statistics(timeout=_CALL_TIMEOUT_S)
-        rows = self._rows.update(index, statistics, time.monotonic(), self._engines.update(index))
-        state = "ready" if ready else "not ready"
-        return status_table(self._console, f"{server.name} {server.version} at {self._url}: {state}", rows)
-
-    def _properties(self, model: str, version: str) -> Mapping[str, str]:
-        return self._client.model_metadata(model, version, timeout=_CALL_TIMEOUT_S).properties
-
-
-def _follow(watch: _Watch, first: RenderableType, url: str, interval: float, console: Console) -> None:
-    last = first
-    with Live(last, console=console, auto_refresh=False) as live:
-        try:
-            while True:
-                time.sleep(interval)
-                try:
-                    shown = last = watch.poll()
-                except RocserveError as error:
-                    # The last table stays in sight: it is what was known before the server went.
-                    shown = Group(last, Text(_unreachable(url, error), style="red"))
-                live.update(shown, refresh=True)
-        except KeyboardInterrupt:
+            show_folded(console, shown)
             return
+        last = shown
+        with Live(last, console=console, auto_refresh=False) as live:
+            try:
+                while True:
+                    time.sleep(options.interval)
+                    try:
+                        shown = last = _polled(client, poll, url, console)
+                    except RocserveError as error:
+                        # The last table stays in sight: it is what was known before the server went.
+                        shown = Group(last, Text(_unreachable(url, error), style="red"))
+                    live.update(shown, refresh=True)
+            except KeyboardInterrupt:
+                return
+
+
+def _polled(client: Client, poll: StatusPoll, url: str, console: Console) -> RenderableType:
+    """The table of this moment. Raises: RocserveError: the server does not answer, or refuses."""
+    server = client.server_metadata(timeout=_CALL_TIMEOUT_S)
+    state = "ready" if client.server_ready(timeout=_CALL_TIMEOUT_S) else "not ready"
+    title = f"{server.name} {server.version} at {url}: {state}"
+    return status_table(console, title, poll.rows(time.monotonic()))
 
 
 def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> RenderableType:
-    """The rows as people read them, as wide as the console: times in milliseconds, "-" for what is not known yet."""
-    figures = [name for name in _FIGURES if name != _ENGINE or any(row.engine for row in rows)]
-    table = _table(title, rows, figures)
+    """The rows as wide as the console: "-" for what is not known yet."""
+    figures = [name for name in _FIGURES if name != "engine" or any(name in row.figures for row in rows)]
+    made = _table(title, rows, figures)
     longest = max((len(row.reason) for row in rows), default=0)
-    if _width(table, console) + _GAP + max(len("reason"), min(longest, _LEAST_REASON)) <= console.width:
-        return _table(title, rows, figures, with_reasons=True)
+    if _width(made, console) + _GAP + max(len("reason"), min(longest, _LEAST_REASON)) <= console.width:
+        return _table(title, rows, figures, Column("reason", overflow="fold"))
     for name in filter(figures.__contains__, _DISPENSABLE):
-        if _width(table, console) <= console.width:
+        if _width(made, console) <= console.width:
             break
         figures.remove(name)
-        table = _table(title, rows, figures)
-    return Group(table, *(Text(f"{row.model} {row.version}: {row.reason}") for row in rows if row.reason))
+        made = _table(title, rows, figures)
+    return Group(made, *(Text(f"{row.model} {row.version}: {row.reason}") for row in rows if row.reason))
 
 
-def _table(title: str, rows: Sequence[StatusRow], figures: Collection[str], *, with_reasons: bool = False) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("model", "version", "state"):
-        table.add_column(name, no_wrap=True)
-    for name in figures:
-        table.add_column(name, justify="left" if name == _ENGINE else "right", no_wrap=True)
-    if with_reasons:
-        table.add_column("reason", overflow="fold")
-    for row in rows:
-        state = Text(row.state or "not loaded", style=_STATE_STYLES.get(row.state, ""))
-        reason = (Text(row.reason),) if with_reasons else ()
-        table.add_row(Text(row.model), row.version, state, *(_FIGURES[name](row) for name in figures), *reason)
-    return table
+def _table(title: str, rows: Sequence[StatusRow], figures: Sequence[str], *reason: Column) -> Table:
+    """`reason`: the column of the reasons, where there is one."""
+    cells = [
+        (
+            row.model,
+            row.version,
+            Text(row.state or "not loaded", style=_STATE_STYLES.get(row.state, "")),
+            *(row.figures.get(name, "-") for name in figures),
+            *([row.reason] if reason else []),
+        )
+        for row in rows
+    ]
+    left = 4 if "engine" in figures else 3
+    return table(title, ("model", "version", "state", *figures, *reason), cells, left=left)
 
 
-def _width(table: Table, console: Console) -> int:
-    unbounded = console.options.update(max_width=UNWRAPPED_WIDTH)
-    return Measurement.get(console, unbounded, table).maximum
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
-def _figure(value: float | None, decimals: int) -> str:
-    return "-" if value is None else f"{value:.{decimals}f}"
+def _width(made: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(max_width=UNWRAPPED_WIDTH), made).maximum
 
 
 def _unreachable(url: str, error: RocserveError) -> str:
     if "This protocol is restricted" in error.text:
-        return f"the server at {url} does not tell everybody ({error}); send the header with --header=NAME=VALUE"
+        return f"the server at {url} answers only calls with its header ({error}); send it with --header=NAME=VALUE"
     return f"no answer from a server at {url} ({error}); is it running, is this its gRPC port, and does it want TLS?"
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError
@@ -33,8 +33,8 @@ _MOST_PARTS = 2
 """Of the line that says what all workers are at."""
 
 
-class WorkerGroupEvents(Protocol):
-    """Takes the events of a group; all on the asyncio loop."""
+class WorkerGroupEvents:
+    """What a group reports, all on the asyncio loop; what a subclass leaves out is ignored."""
 
     def instance_opened(self, instance: Instance) -> None:
         """An instance takes batches."""

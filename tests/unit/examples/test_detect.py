@@ -104,7 +104,8 @@ def test_the_table_says_how_many_more_there_are_and_where_there_are_none(detect)
 
 @pytest.mark.parametrize("name", ["photos/01.jpg", "a/long/way/to/the/photographs/of/the/year/before/the/last/01.jpg"])
 def test_nothing_is_cut_on_a_narrow_terminal(detect, name):
-    from rocserve.tools.images.classify import Finding, findings_table
+    from rocserve.tools.images.asking import Finding
+    from rocserve.tools.images.classify import findings_table
     from rocserve_client import Classification
 
     best = Classification(0.981, 444, "bicycle-built-for-two, tandem bicycle, tandem")

@@ -100,7 +100,7 @@ def test_on_a_terminal_it_is_a_table(cache: ProgramCache, monkeypatch: pytest.Mo
     fill(cache)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
     monkeypatch.setattr("rocserve.tools.cache.console_on", lambda: terminal)
-    assert list_programs(ListOptions(str(cache.directory))) == 0
+    list_programs(ListOptions(str(cache.directory)))
     output = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[1m" in output and "gpu gfx90a" in output and "resnet" in output
 

@@ -15,6 +15,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.tools.config import ConfigOptions, run
+from rocserve.tools.verb import guarded
 
 _REGISTRY = BackendRegistry(
     [
@@ -45,7 +46,7 @@ def _run(
 ) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = run(ConfigOptions(folder, strict=strict), _REGISTRY, describe)
+        status = guarded("config", str(folder), lambda: run(ConfigOptions(folder, strict=strict), _REGISTRY, describe))
     return status, out.getvalue(), err.getvalue()
 
 
@@ -89,7 +90,8 @@ def test_bad_configuration(folder: Path) -> None:
     status, text, err = _run(folder)
     assert (status, text) == (1, "")
     assert err == (
-        f"{folder}: config.pbtxt:2:1: unknown field 'max_batch_sise' of ModelConfig; did you mean 'max_batch_size'?\n"
+        f"rocserve config: {folder}: config.pbtxt:2:1: unknown field 'max_batch_sise' of ModelConfig; did you mean"
+        " 'max_batch_size'?\n"
     )
 
 
@@ -97,7 +99,7 @@ def test_model_that_does_not_load(folder: Path) -> None:
     def describe(definition: ModelDefinition, version: int) -> Signature:
         raise invalid_argument("broken graph")
 
-    assert _run(folder, describe) == (1, "", f"{folder}: broken graph\n")
+    assert _run(folder, describe) == (1, "", f"rocserve config: {folder}: broken graph\n")
 
 
 def test_strict(folder: Path) -> None:
@@ -121,7 +123,7 @@ def test_a_repository_in_the_place_of_a_model(folder: Path) -> None:
     assert _run(folder.parent) == (
         1,
         "",
-        f"{folder.parent}: is a model repository; give the folder of one of its models: m\n",
+        f"rocserve config: {folder.parent}: is a model repository; give the folder of one of its models: m\n",
     )
 
 

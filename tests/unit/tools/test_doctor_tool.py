@@ -19,7 +19,7 @@ from rocserve.core.errors import ServeError
 from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.settings import EngineSettings
-from rocserve.tools.doctor import software
+from rocserve.tools.doctor import machine
 from rocserve.tools.doctor.machine import Finding, State, examine_machine
 from rocserve.tools.doctor.trial import TINY_ONNX, WEIGHTS, TrialJob, TrialResult
 from rocserve.tools.doctor.verb import target_fault
@@ -162,8 +162,8 @@ def test_an_amd_gpu_without_its_driver(tmp_path: Path, vendor: str, kind: str, d
 
 
 def test_each_software_that_is_missing_comes_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "is_installed", lambda module: False)
-    absent = [finding for finding in software.examine_software() if finding.state is State.ABSENT]
+    monkeypatch.setattr(machine, "is_installed", lambda module: False)
+    absent = [finding for finding in machine.examine_software() if finding.state is State.ABSENT]
     assert {"onnxruntime", "onnx", "cv2", "amdsmi", "amd.rocal"} <= {finding.name for finding in absent}
     for finding in absent:
         assert "install" in finding.advice, finding

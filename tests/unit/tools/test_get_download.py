@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
-from rocserve.tools.get.download import GetError, Part, Patience, download
+from rocserve.tools.get.download import CATALOGUE, GetError, Part, Patience, RemoteFile, download
 
 CONTENT = np.random.default_rng(7).integers(0, 256, 600_000, dtype=np.uint8).tobytes()
 PATIENT = Patience(silence=2.0, first_pause=0.01)

@@ -20,11 +20,9 @@ from rich.console import Console
 
 from rocserve.cli import main
 from rocserve.tools.get import verb
-from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
-from rocserve.tools.get.download import Patience
+from rocserve.tools.get.download import CATALOGUE, Patience, RemoteFile
 from rocserve.tools.get.verb import copy_samples
-from rocserve.tools.untrained import resnet50
-from rocserve.tools.untrained.origin import PRODUCER, is_untrained
+from rocserve.tools.networks import UNTRAINED, is_untrained, resnet50
 
 CONTENT = b"the published network" * 1000
 PUBLISHED = RemoteFile("resnet50-v1-12.onnx", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), ())
@@ -61,7 +59,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small_model() -> onnx.ModelProto:
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "small", [value], [value])
-    return helper.make_model(graph, producer_name=PRODUCER)
+    return helper.make_model(graph, producer_name=UNTRAINED)
 
 
 def get(
@@ -251,6 +249,6 @@ def test_only_known_models(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_no_untrained_model(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text(PRODUCER)
+    (tmp_path / "text").write_text(UNTRAINED)
     assert not is_untrained(tmp_path / "text")
     assert not is_untrained(tmp_path / "absent")

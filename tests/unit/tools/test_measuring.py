@@ -14,11 +14,16 @@ from support.migraphx_models import mlp, random_inputs
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings
-from rocserve.tools.measuring.files import random_inputs as seeded_inputs
-from rocserve.tools.measuring.files import read_outputs, save_inputs
-from rocserve.tools.measuring.messages import Measure, MeasuredInput, TorchModule, WorkerEngine
-from rocserve.tools.measuring.process import MeasuringProcess
-from rocserve.tools.measuring.rounds import Timing, time_interleaved
+from rocserve.tools.measuring.messages import (
+    Measure,
+    MeasuredInput,
+    TorchModule,
+    WorkerEngine,
+    read_outputs,
+    save_inputs,
+)
+from rocserve.tools.measuring.messages import random_inputs as seeded_inputs
+from rocserve.tools.measuring.process import MeasuringProcess, Timing, time_interleaved
 
 _PYTHON = (sys.executable,)
 

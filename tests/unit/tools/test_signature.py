@@ -12,7 +12,7 @@ from rocserve.config.definition import FolderReading, ModelDefinition
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
-from rocserve.tools.signature import describe
+from rocserve.tools.config import describe
 
 COMPLETES_ITSELF = """
 class TritonPythonModel:

@@ -4,15 +4,17 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from rich.console import Console
 
+from rocserve.cli import main
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.tools import status
-from rocserve.tools.status import StatusEngines, StatusRow, StatusRows, status_table
+from rocserve.tools.status import StatusPoll, StatusRow, status_table
 from rocserve_client import Duration, IndexEntry, ModelStatistics, RocserveError
 
 NONE = Duration()
@@ -37,68 +39,99 @@ def statistics(name: str, version: str, ok: int = 0, failed: int = 0, elements: 
     )
 
 
+class Server:
+    """Answers a poll's calls as a client does."""
+
+    def __init__(self, *index: IndexEntry) -> None:
+        self.index = list(index)
+        self.counted: list[Any] = []
+        self.properties: dict[str, Mapping[str, str]] = {}
+        self.asked: list[tuple[str, str]] = []
+
+    def repository_index(self, timeout: float) -> list[IndexEntry]:
+        return self.index
+
+    def statistics(self, timeout: float) -> list[Any]:
+        return self.counted
+
+    def model_metadata(self, model: str, version: str, timeout: float) -> Any:
+        self.asked.append((model, version))
+        if model not in self.properties:
+            raise RocserveError("it has gone")
+        return SimpleNamespace(properties=self.properties[model])
+
+
+def polled(server: Any, now: float = 0.0) -> list[StatusRow]:
+    return StatusPoll(server).rows(now)
+
+
 def test_rows_join_index_and_statistics() -> None:
-    index = [
+    server = Server(
         IndexEntry("b", "10", "READY", ""),
         IndexEntry("b", "9", "UNAVAILABLE", "its file is empty"),
         IndexEntry("a", "", "", ""),
-    ]
-    rows = StatusRows().update(index, [statistics("b", "10", ok=4, failed=1, elements=6, runs=2)], now=0.0)
+    )
+    server.counted = [statistics("b", "10", ok=4, failed=1, elements=6, runs=2)]
+    rows = polled(server)
     assert [(row.model, row.version) for row in rows] == [("a", ""), ("b", "9"), ("b", "10")]
-    assert rows[0].succeeded is None
+    assert rows[0].figures == {}
     assert rows[1].reason == "its file is empty"
-    busy = rows[2]
-    assert (busy.succeeded, busy.failed, busy.mean_batch) == (4, 1, 3.0)
-    assert (busy.request_ms, busy.queue_ms, busy.compute_ms) == (9.0, 2.0, 5.5)
-    assert busy.rate is None
+    assert {name: str(figure) for name, figure in rows[2].figures.items()} == {
+        "ok": "4", "failed": "1", "batch": "3.00", "total ms": "9.000", "queue ms": "2.000", "compute ms": "5.500",
+    }  # fmt: skip
 
 
 def test_rates_are_between_two_polls() -> None:
-    index = [IndexEntry("m", "1", "READY", "")]
-    rows = StatusRows()
-    rows.update(index, [statistics("m", "1", ok=10, failed=2)], now=100.0)
-    assert rows.update(index, [statistics("m", "1", ok=20, failed=4)], now=102.0)[0].rate == 6.0
-    assert rows.update(index, [statistics("m", "1", ok=20, failed=4)], now=103.0)[0].rate == 0.0
+    server: Any = Server(IndexEntry("m", "1", "READY", ""))
+    poll = StatusPoll(server)
+
+    def rate(now: float, *counted: Any) -> Any:
+        server.counted = list(counted)
+        return poll.rows(now)[0].figures.get("req/s")
+
+    assert rate(100.0, statistics("m", "1", ok=10, failed=2)) is None
+    assert rate(102.0, statistics("m", "1", ok=20, failed=4)) == "6.0"
+    assert rate(103.0, statistics("m", "1", ok=20, failed=4)) == "0.0"
     # Loaded again: the counters begin anew.
-    assert rows.update(index, [statistics("m", "1", ok=1)], now=104.0)[0].rate == 0.0
-    assert rows.update(index, [], now=105.0)[0].rate is None
+    assert rate(104.0, statistics("m", "1", ok=1)) == "0.0"
+    assert rate(105.0) is None
 
 
 def test_a_version_that_never_ran_has_no_means() -> None:
-    (row,) = StatusRows().update([IndexEntry("m", "1", "READY", "")], [statistics("m", "1")], now=0.0)
-    assert (row.succeeded, row.mean_batch, row.queue_ms, row.compute_ms) == (0, None, None, None)
+    server = Server(IndexEntry("m", "1", "READY", ""))
+    server.counted = [statistics("m", "1")]
+    (row,) = polled(server)
+    assert {name: str(figure) for name, figure in row.figures.items()} == {"ok": "0", "failed": "0"}
 
 
 def test_a_reason_cannot_play_with_the_terminal() -> None:
-    (row,) = StatusRows().update([IndexEntry("m", "1", "UNAVAILABLE", "tensor 'x\x1b[2J\n'")], [], now=0.0)
+    (row,) = polled(Server(IndexEntry("m", "1", "UNAVAILABLE", "tensor 'x\x1b[2J\n'")))
     assert row.reason == "tensor 'x\\x1b[2J\\n'"
 
 
 def test_an_engine_is_asked_for_once_and_again_when_the_version_has_been_away() -> None:
-    asked: list[tuple[str, str]] = []
     facts = {
         "m": {"engine": "migraphx", "target": "ref", "precision": "fp16", "devices": "cpu"},
         "o": {"engine": "onnxruntime"},
         "e": {},
     }
-
-    def properties(model: str, version: str) -> Mapping[str, str]:
-        asked.append((model, version))
-        if model not in facts:
-            raise RocserveError("it has gone")
-        return facts[model]
-
-    engines = StatusEngines(properties)
     index = [IndexEntry(name, "1", "READY", "") for name in facts]
-    loading = IndexEntry("l", "1", "LOADING", "")
-    shown = {("m", "1"): "migraphx ref fp16", ("o", "1"): "onnxruntime", ("e", "1"): ""}
+    server: Any = Server()
+    server.properties = facts
+    poll = StatusPoll(server)
+
+    def engines(*entries: IndexEntry) -> dict[str, Any]:
+        server.index = list(entries)
+        return {row.model: row.figures.get("engine", "") for row in poll.rows(0.0)}
+
+    shown = {"m": "migraphx ref fp16", "o": "onnxruntime", "e": ""}
     for _ in range(2):
-        assert engines.update([*index, loading]) == shown
-    assert asked == [("m", "1"), ("o", "1"), ("e", "1")]
-    assert ("m", "1") not in engines.update([IndexEntry("m", "1", "UNLOADING", ""), *index[1:]])
-    assert engines.update(index) == shown
-    assert asked[3:] == [("m", "1")]
-    assert engines.update([*index, IndexEntry("gone", "1", "READY", "")]) == shown
+        assert engines(*index, IndexEntry("l", "1", "LOADING", "")) == {**shown, "l": ""}
+    assert server.asked == [("m", "1"), ("o", "1"), ("e", "1")]
+    assert engines(IndexEntry("m", "1", "UNLOADING", ""), *index[1:]) == {**shown, "m": ""}
+    assert engines(*index) == shown
+    assert server.asked[3:] == [("m", "1")]
+    assert engines(*index, IndexEntry("gone", "1", "READY", "")) == {**shown, "gone": ""}
 
 
 class _Handler(grpc.GenericRpcHandler):
@@ -139,7 +172,7 @@ def address() -> Iterator[str]:
 
 def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
     output = io.StringIO()
-    assert status.run(status.StatusOptions(address), Console(file=output)) == 0
+    status.run(status.StatusOptions(address), Console(file=output))
     lines = output.getvalue().splitlines()
     assert "\x1b" not in output.getvalue()
     assert lines[0].strip() == f"rocserve 9.9 at {address}: ready"
@@ -165,10 +198,7 @@ def test_a_narrow_terminal_loses_figures_rather_than_reasons(
     address: str, width: int, figures: list[str], beside: bool
 ) -> None:
     output = io.StringIO()
-    assert (
-        status.run(status.StatusOptions(address, once=True), Console(file=output, width=width, force_terminal=True))
-        == 0
-    )
+    status.run(status.StatusOptions(address, once=True), Console(file=output, width=width, force_terminal=True))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.getvalue())
     header = next(line.split() for line in text.splitlines() if line.split()[:1] == ["model"])
     if width > 20:
@@ -180,10 +210,10 @@ def test_a_narrow_terminal_loses_figures_rather_than_reasons(
 
 @pytest.mark.parametrize(("width", "shown"), [(200, True), (112, True), (70, False)])
 def test_engines_are_shown_where_there_is_room(width: int, shown: bool) -> None:
-    row = StatusRow("digits", "1", "READY", "", "migraphx gpu fp16", succeeded=1, failed=0)
+    row = StatusRow("digits", "1", "READY", "", {"engine": "migraphx gpu fp16", "ok": "1", "failed": "0"})
     console = Console(file=io.StringIO(), width=width)
     with console.capture() as captured:
-        console.print(status_table(console, "title", [row, StatusRow("off", "", "", "")]))
+        console.print(status_table(console, "title", [row, StatusRow("off", "", "", "", {})]))
     lines = captured.get().splitlines()
     assert ("engine" in captured.get(), "migraphx gpu fp16" in captured.get()) == (shown, shown)
     assert all(len(line) <= width for line in lines)
@@ -200,11 +230,11 @@ def test_followed_on_a_terminal_until_interrupted(address: str, monkeypatch: pyt
     monkeypatch.setattr(status.time, "sleep", sleep)
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=200)
-    assert status.run(status.StatusOptions(address, 0.5), console) == 0
+    status.run(status.StatusOptions(address, 0.5), console)
     assert pauses == [0.5, 0.5, 0.5]
     assert len(re.findall("1234", output.getvalue())) >= 3
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status.run(status.StatusOptions("127.0.0.1:1", once=True)) == 1
-    assert "no answer from a server at 127.0.0.1:1" in capsys.readouterr().err
+    assert main(["status", "--once", "--url", "127.0.0.1:1"]) == 1
+    assert "rocserve status: no answer from a server at 127.0.0.1:1" in capsys.readouterr().err

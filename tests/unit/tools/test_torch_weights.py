@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rocserve.tools.get.download import GetError
-from rocserve.tools.get.efficientnet_lite0 import read_torch_weights
+from rocserve.tools.networks.efficientnet_lite0 import read_torch_weights
 
 
 class _Saved:

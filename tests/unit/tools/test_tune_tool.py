@@ -9,10 +9,10 @@ from support.tools import Command
 
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.errors import ServeError
-from rocserve.tools.measuring.rounds import LatencySummary, summarise
+from rocserve.tools.measuring.process import LatencySummary, summarise
 from rocserve.tools.tune.config_text import ServingChoice, with_choice
 from rocserve.tools.tune.plot import draw
-from rocserve.tools.tune.sweep import Measurement, front, knee, recommend, setting
+from rocserve.tools.tune.verb import Measurement, front, knee, recommend, setting
 
 pytestmark = pytest.mark.long
 

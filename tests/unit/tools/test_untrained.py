@@ -14,9 +14,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from rocserve.tools.untrained.images import photo_like_images
-from rocserve.tools.untrained.layers import SeededWeights
-from rocserve.tools.untrained.origin import is_untrained
+from rocserve.tools.networks import is_untrained
+from rocserve.tools.networks.images import photo_like_images
+from rocserve.tools.networks.layers import seeded_weights
 
 pytestmark = pytest.mark.long
 
@@ -75,14 +75,12 @@ def test_resnet50_tells_images_apart(classifier: Built) -> None:
     assert all(np.corrcoef(scores)[one, other] < 0.99 for one in range(4) for other in range(one))
 
 
-def test_weights_are_the_seed_s_whatever_was_drawn_before() -> None:
+def test_weights_are_the_seed_s_and_the_name_s() -> None:
     """e2e/test_photo_classifier.py compares whole files."""
-    first, second, other = SeededWeights(4), SeededWeights(4), SeededWeights(5)
-    shapes = {"stem": (8, 3, 3, 3), "head": (5, 8)}
-    drawn = {name: first.draw(name, shape) for name, shape in shapes.items()}
-    for name, shape in reversed(shapes.items()):
-        np.testing.assert_array_equal(second.draw(name, shape), drawn[name])
-        assert not np.allclose(other.draw(name, shape), drawn[name])
+    drawn = seeded_weights(4, "stem", (8, 3, 3, 3))
+    np.testing.assert_array_equal(seeded_weights(4, "stem", (8, 3, 3, 3)), drawn)
+    for seed, name in ((5, "stem"), (4, "head")):
+        assert not np.allclose(seeded_weights(seed, name, (8, 3, 3, 3)), drawn)
 
 
 def test_yolov4_has_the_published_tensors_and_size(detector: Built) -> None:

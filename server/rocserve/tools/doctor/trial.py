@@ -15,7 +15,7 @@ from rocserve.core.errors import internal
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
 from rocserve.jobs.messages import Report
 from rocserve.settings import EngineSettings
-from rocserve.tools.measuring.engines import open_engine
+from rocserve.tools.measuring.child import open_engine
 from rocserve.tools.measuring.messages import WorkerEngine
 
 SHAPE = (2, 4)

@@ -12,9 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 import rocserve
@@ -40,13 +39,10 @@ from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
-from rocserve.tools.doctor.machine import Finding, State, examine_machine
-from rocserve.tools.doctor.software import examine_software
+from rocserve.tools.doctor.machine import Finding, State, examine_machine, examine_software
 from rocserve.tools.doctor.trial import TrialJob, TrialResult
-from rocserve.tools.printing import console_on, say, show_folded, size
-from rocserve.tools.progress import ToolProgress
-from rocserve.tools.running import tool_log
-from rocserve.tools.verb import Verb
+from rocserve.tools.printing import ToolProgress, console_on, say, show_folded, size, table
+from rocserve.tools.verb import Verb, tool_log
 
 _SECTION = "engines"
 _NO_FILE = "cannot open shared object file"
@@ -232,14 +228,10 @@ def _disk(path: Path) -> Finding:
 def _print(findings: Sequence[Finding], broken: int, out: Console) -> None:
     say(out, f"rocserve {rocserve.__version__}")
     for section, group in groupby(findings, key=lambda finding: finding.section):
-        shown = Table(title=section, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_header=False)
-        shown.add_column(no_wrap=True)
-        shown.add_column(no_wrap=True)
-        shown.add_column(overflow="fold")
-        for finding in group:
-            state = Text(_WORDS[finding.state], style=_STYLES[finding.state])
-            shown.add_row(Text(finding.name), state, Text(" ".join(finding.text.split())))
-        show_folded(out, shown)
+        rows = [
+            (one.name, Text(_WORDS[one.state], style=_STYLES[one.state]), " ".join(one.text.split())) for one in group
+        ]
+        show_folded(out, table(section, ("", "", Column(overflow="fold")), rows, left=2, has_header=False))
     for advice in dict.fromkeys(finding.advice for finding in findings if finding.advice):
         say(out, f"advice: {advice}")
     say(out, f"{broken} broken" if broken else "nothing that is installed is broken")

@@ -15,12 +15,10 @@ from rich.console import Console
 
 import rocserve
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
-from rocserve.tools.get.catalogue import CATALOGUE, RemoteFile
-from rocserve.tools.get.download import DownloadProgress, GetError, Part, Patience, download
+from rocserve.tools.get.download import CATALOGUE, DownloadProgress, GetError, Part, Patience, RemoteFile, download
+from rocserve.tools.networks import is_untrained
 from rocserve.tools.printing import say
-from rocserve.tools.running import ENDED_BY_USER
-from rocserve.tools.untrained.origin import is_untrained
-from rocserve.tools.verb import Verb
+from rocserve.tools.verb import ENDED_BY_USER, Verb
 
 SAMPLES = {
     "efficientnet_lite0": ("efficientnet_lite0",),
@@ -142,7 +140,7 @@ def _build(name: str, folder: Path, force: bool, out: Console) -> None:
         return
     if name not in UNTRAINED:
         raise GetError("it comes with its real weights only; without --untrained they are fetched")
-    builder = _imported(f"rocserve.tools.untrained.{name}")
+    builder = _imported(f"rocserve.tools.networks.{name}")
     say(out, f"{name}: building the network with seeded weights")
     content: bytes = builder.build().SerializeToString()
     _write(folder, "untrained.", content)

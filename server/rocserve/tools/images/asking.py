@@ -1,18 +1,20 @@
-"""What the commands that ask a model about images have in common: the model must be there, some images may be bad."""
+"""Asks a model of a running server about images, several at a time; a bad image harms no other."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
-from rich.console import Console
-from rich.table import Column
+from rich.box import HEAVY_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Column, Table
 
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.settings.flag import Kind, flag, positional, text
+from rocserve.tools.printing import table
 from rocserve_client import (
     AsyncClient,
     DeadlineExceeded,
@@ -24,10 +26,10 @@ from rocserve_client import (
 )
 
 CONNECT_TIMEOUT_S = 5.0
-ENDED_BY_USER = 130
-"""The exit status after Ctrl-C, as shells have it: 128 and SIGINT's number."""
+_AT_ONCE = 8
+"""Requests."""
 _LONGEST_ON_ONE_LINE = 30
-_Finding = TypeVar("_Finding")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +39,55 @@ class AskOptions:
     url: str = flag("localhost:8001", text("URL"), "the server's gRPC address")
 
 
-class CannotAskError(Exception):
-    """There is no such model to ask; the text says what to do."""
+@dataclass(frozen=True, slots=True)
+class Finding(Generic[Found]):
+    """Of one image: what the model found, best first, or why it could not be asked."""
+
+    image: Path
+    found: tuple[Found, ...] = ()
+    error: str = ""
+
+
+Ask = Callable[[AsyncClient, bytes], Awaitable[tuple[Found, ...]]]
+"""Asks about one encoded image. Raises: ServeError, RocserveError."""
+
+
+async def ask_all(
+    url: str, model: str, images: Sequence[Path], ask_of: Callable[[ModelMetadata], Ask[Found]]
+) -> list[Finding[Found]]:
+    """The findings in the order of the images. `ask_of` makes what asks the model, or raises ServeError.
+
+    Raises:
+        ServeError: no server answers, it does not serve the model, or that is one of another kind.
+    """
+    async with AsyncClient(url) as client:
+        try:
+            ask = ask_of(await require_model(client, url, model))
+        except RocserveError as error:
+            raise unavailable(f"the server at {url} says: {error}") from None
+        at_once = asyncio.Semaphore(_AT_ONCE)
+
+        async def finding(image: Path) -> Finding[Found]:
+            async with at_once:
+                try:
+                    return Finding(image, await ask(client, await asyncio.to_thread(image.read_bytes)))
+                except (OSError, RocserveError, ServeError) as error:
+                    return Finding(image, error=reason_of(error))
+
+        return await asyncio.gather(*map(finding, images))
 
 
 async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetadata:
     """The metadata of a model that is ready.
 
     Raises:
-        CannotAskError: no server answers, or it does not serve the model.
+        ServeError: no server answers, or it does not serve the model.
         RocserveError: the server answers otherwise than expected.
     """
     try:
         await client.server_live(timeout=CONNECT_TIMEOUT_S)
     except (Unavailable, DeadlineExceeded) as error:
-        raise CannotAskError(
-            f"no server answers at {url} ({error.text}); start one with: rocserve serve MODEL"
-        ) from None
+        raise unavailable(f"no server answers at {url} ({error.text}); start one with: rocserve serve MODEL") from None
     try:
         if await client.model_ready(model, timeout=CONNECT_TIMEOUT_S):
             return await client.model_metadata(model, timeout=CONNECT_TIMEOUT_S)
@@ -61,54 +95,53 @@ async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetad
         pass  # The index knows why.
     entries = {entry.name: entry for entry in await client.repository_index(timeout=CONNECT_TIMEOUT_S)}
     if model not in entries:
-        raise CannotAskError(f"the server at {url} has no model '{model}'; it has {', '.join(sorted(entries))}")
+        raise invalid_argument(f"the server at {url} has no model '{model}'; it has {', '.join(sorted(entries))}")
     reason = entries[model].reason or f"it is {entries[model].state or 'not loaded'}"
-    raise CannotAskError(f"model '{model}' is not ready: {reason}")
+    raise unavailable(f"model '{model}' is not ready: {reason}")
 
 
-def tensors_text(tensors: Sequence[TensorMetadata]) -> str:
-    """Such as `ENCODED: BYTES [-1, 1], SIZE: INT32 [2]`."""
-    return ", ".join(f"{tensor.name}: {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
+def tensors_text(metadata: ModelMetadata) -> str:
+    """Such as `ENCODED: BYTES [-1, 1] and gives LABEL: BYTES [1]`, which goes on after "it takes"."""
 
+    def listed(tensors: Sequence[TensorMetadata]) -> str:
+        return ", ".join(f"{tensor.name}: {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
 
-async def read_image(path: Path) -> bytes:
-    """
-    Raises:
-        OSError: there is no such file, or it cannot be read.
-    """
-    return await asyncio.to_thread(path.read_bytes)
-
-
-async def ask_each(
-    images: Sequence[Path], most_at_once: int, ask: Callable[[Path], Coroutine[Any, Any, _Finding]]
-) -> list[_Finding]:
-    """What asking has found for each image, in their order."""
-    at_once = asyncio.Semaphore(most_at_once)
-
-    async def one(image: Path) -> _Finding:
-        async with at_once:
-            return await ask(image)
-
-    return await asyncio.gather(*map(one, images))
+    return f"{listed(metadata.inputs)} and gives {listed(metadata.outputs)}"
 
 
 def reason_of(error: Exception) -> str:
     """Of a file or a server; the file's name, which an OSError repeats, is left out."""
+    if isinstance(error, ServeError):
+        return error.text
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
-def image_column(images: Sequence[Path]) -> Column:
-    """The names of the images, none of them cut; long ones take several lines, so that there is room for the rest."""
-    return Column("image", overflow="fold", no_wrap=max(len(str(image)) for image in images) <= _LONGEST_ON_ONE_LINE)
+def findings_table(
+    findings: Sequence[Finding[Found]],
+    columns: Sequence[str | Column],
+    rows_of: Callable[[Finding[Found]], Sequence[Sequence[RenderableType]]],
+) -> Table:
+    """The rows of each image without an error, its name before the first. Names are not cut: long ones take several
+    lines, so that there is room for the rest."""
+    is_short = max(len(str(finding.image)) for finding in findings) <= _LONGEST_ON_ONE_LINE
+    rows = [
+        (str(finding.image) if place == 0 else "", *row)
+        for finding in findings
+        if not finding.error
+        for place, row in enumerate(rows_of(finding))
+    ]
+    return table("", (Column("image", overflow="fold", no_wrap=is_short), *columns), rows, box=HEAVY_HEAD)
 
 
-def print_faults(faults: Iterable[tuple[Path, str]]) -> None:
-    """A line for each image without an answer, on standard error."""
+def print_findings(made: Table) -> None:
+    if made.row_count:
+        Console().print(made)
+
+
+def print_faults(findings: Sequence[Finding[Found]]) -> int:
+    """A line for each image with an error, on standard error; the exit status."""
+    faults = [finding for finding in findings if finding.error]
     console = Console(stderr=True)
-    for image, reason in faults:
-        console.print(f"{image}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-
-
-def print_refusal(url: str, error: CannotAskError | RocserveError) -> None:
-    """Why nothing was asked, on standard error."""
-    print(error if isinstance(error, CannotAskError) else f"the server at {url} says: {error}", file=sys.stderr)
+    for one in faults:
+        console.print(f"{one.image}: {one.error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return 1 if faults else 0

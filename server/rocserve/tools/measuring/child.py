@@ -3,19 +3,173 @@ standard input."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
+from rocserve.backends.pytorch.model_file import FileKind, file_kind
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.plain import from_json, to_json
-from rocserve.tools.measuring.engines import Array, OpenedEngine, Run, open_engine, reason_of
-from rocserve.tools.measuring.files import inputs_of, save_outputs
-from rocserve.tools.measuring.messages import Answer, Measure, Measured, MeasuredInput, Opened, Order
+from rocserve.core.requests import Signature
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.tools.measuring.messages import (
+    Answer,
+    Engine,
+    Measure,
+    Measured,
+    MeasuredInput,
+    MigraphxPrograms,
+    Opened,
+    Order,
+    TorchModule,
+    WorkerEngine,
+    inputs_of,
+    save_outputs,
+)
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Mapping[str, Array]], Sequence[Array]]
+"""One run. Safe on several threads at once only where the engine is."""
+
+_FACTS = ("execution_providers", "program", "migraphx_version", "device", "target", "precision")
+"""Of a model's properties, those that say what is measured."""
+
+
+class OpenedEngine:
+    """A model in an engine."""
+
+    def __init__(self, description: str, runs: Callable[[int], Run], signature: Signature | None = None) -> None:
+        """`runs`: for a batch size, what runs it; raises ServeError where it cannot."""
+        self.description = description
+        self.signature = signature
+        self.run_of = runs
+
+
+def open_engine(engine: Engine) -> OpenedEngine:
+    """
+    Raises:
+        ServeError, MigraphxError or whatever the engine raises: it cannot be had, or cannot load the model.
+    """
+    match engine:
+        case MigraphxPrograms():
+            return _open_migraphx(engine)
+        case WorkerEngine():
+            return _open_worker_engine(engine)
+        case TorchModule():
+            return _open_torch(engine)
+
+
+def _open_migraphx(engine: MigraphxPrograms) -> OpenedEngine:
+    from rocserve.backends.migraphx.binding.choice import open_binding
+
+    binding = open_binding(engine.installation, engine.binding)
+    programs = {batch_size: binding.load(Path(file)) for batch_size, file in engine.programs.items()}
+
+    def run_of(batch_size: int) -> Run:
+        if batch_size not in programs:
+            raise invalid_argument(f"there is no program for batch size {batch_size}")
+        run: Run = programs[batch_size].run
+        return run
+
+    return OpenedEngine(f"MIGraphX {binding.migraphx_version} ({binding.name})", run_of)
+
+
+def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
+    """As a worker of the server has it: the same session or program, devices and batch sizes."""
+    version = importlib.import_module(engine.library).__version__ if engine.library else ""
+    file = Path(engine.model_file)
+    model: LoadedModel = importlib.import_module(engine.module).load(
+        ModelSource(
+            name=engine.config.name,
+            version=1,
+            model_folder=Path(engine.model_folder),
+            version_folder=file.parent,
+            model_file=file,
+            config=engine.config,
+            instance_kind=engine.instance_kind,
+            device=engine.device,
+            instance_count=engine.instance_count,
+            settings=engine.settings,
+        )
+    )
+    outputs = tuple(spec.name for spec in model.signature.outputs)
+    datatypes = {spec.name: spec.datatype for spec in model.signature.inputs}
+
+    def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
+        tensors = {name: tensor_from_numpy(name, array, datatypes.get(name)) for name, array in inputs.items()}
+        result = model.execute(Batch(tensors, outputs, (1,)))
+        for failure in result.failures.values():
+            raise failure
+        return [_array(result.outputs[name]) for name in outputs]
+
+    properties = model_properties(model)
+    facts = ", ".join(properties[name] for name in _FACTS if name in properties)
+    description = " ".join(filter(None, (engine.title, version, f"({facts})" if facts else "")))
+    return OpenedEngine(description, lambda _: run, model.signature)
+
+
+def _array(result: Array | Tensor) -> Array:
+    return result if isinstance(result, np.ndarray) else result.numpy()
+
+
+def _open_torch(engine: TorchModule) -> OpenedEngine:
+    torch = _needed("torch", "PyTorch is not installed; install torch (for ROCm: from pytorch.org's ROCm index)")
+    module = _torch_module(torch, engine.torch_file)
+    from torch.utils._pytree import tree_leaves
+
+    # PyTorch calls AMD's GPUs so, too.
+    device = torch.device("cuda" if engine.on_gpu and torch.cuda.is_available() else "cpu")
+    module = module.to(device) if hasattr(module, "to") else module
+
+    def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
+        # Copies to and from a GPU count, as they do for the other engines.
+        with torch.inference_mode():
+            results = module(*(torch.from_numpy(array).to(device) for array in inputs.values()))
+            return [result.cpu().numpy() for result in tree_leaves(results)]
+
+    return OpenedEngine(f"PyTorch {torch.__version__} ({device.type}, {Path(engine.torch_file).name})", lambda _: run)
+
+
+def _torch_module(torch: Any, file: str) -> Any:
+    if file.endswith(".onnx"):
+        converter = _needed(
+            "onnx2torch",
+            "PyTorch does not read ONNX files; install onnx2torch, which converts them, or put the model into its"
+            " version folder as model.pt (TorchScript) or model.pt2 (torch.export)",
+        )
+        return converter.convert(file).eval()
+    from rocserve.backends.pytorch.program import read_exported
+
+    match file_kind(Path(file)):
+        case FileKind.EXPORTED:
+            return read_exported(Path(file)).module()
+        case FileKind.PACKAGE:
+            return torch._inductor.aoti_load_package(file)
+        case FileKind.SCRIPT:
+            return torch.jit.load(file, map_location="cpu").eval()
+
+
+def _needed(module: str, advice: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise unavailable(f"{advice} ({error})") from None
+
+
+def reason_of(error: Exception) -> str:
+    return error.text if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
+
 
 _STANDARD_INPUT = 0
 

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.tools.measuring.files import read_outputs
-from rocserve.tools.measuring.messages import Engine, Measure, MeasuredInput
-from rocserve.tools.measuring.process import MeasuringProcess
-from rocserve.tools.measuring.rounds import LatencySummary, Timing, summarise, time_interleaved
+from rocserve.tools.measuring.messages import Engine, Measure, MeasuredInput, read_outputs
+from rocserve.tools.measuring.process import LatencySummary, MeasuringProcess, Timing, summarise, time_interleaved
 
 Array = np.ndarray[Any, Any]
 

@@ -72,7 +72,7 @@ def quantise(options: QuantiseOptions, out: Console) -> None:
     _hush()
     from rocserve.backends.pytorch.program import open_exported
     from rocserve.tools.quantise.data import read_samples
-    from rocserve.tools.quantise.program import layers
+    from rocserve.tools.quantise.methods import layers
 
     exported = _read(options.model)
     original = open_exported(exported)
@@ -105,7 +105,7 @@ def _quantised(
     options: QuantiseOptions, program: ExportedProgram, runs: Sequence[Mapping[str, Array]]
 ) -> ExportedProgram:
     from rocserve.tools.quantise import methods
-    from rocserve.tools.quantise.program import export_again
+    from rocserve.tools.quantise.methods import export_again
 
     if options.method == "dynamic":
         module = methods.quantise_dynamic(program)
@@ -119,7 +119,7 @@ def _quantised(
 
 def _left(program: ExportedProgram) -> Sequence[Any]:
     """The layers whose weights are not in int8; dynamically quantised layers are no layers of the graph any more."""
-    from rocserve.tools.quantise.program import layers
+    from rocserve.tools.quantise.methods import layers
 
     return [node for node in layers(program.graph) if "dequantize" not in str(getattr(node.args[1], "target", ""))]
 
@@ -145,7 +145,7 @@ def _written(path: Path) -> Run:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return lambda run: session.run(None, dict(run))
     from rocserve.backends.pytorch.program import open_exported
-    from rocserve.tools.quantise.program import results
+    from rocserve.tools.quantise.methods import results
 
     exported = _read(path)
     program = open_exported(exported)
@@ -154,7 +154,7 @@ def _written(path: Path) -> Run:
 
 def _compare(original: Program, written: Run, runs: Sequence[Mapping[str, Array]], out: Console) -> None:
     """A line an output."""
-    from rocserve.tools.quantise.program import results
+    from rocserve.tools.quantise.methods import results
 
     exact_runs = [results(original, run) for run in runs]
     other_runs = [written(run) for run in runs]

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from rocserve.tools.tune.sweep import Measurement, setting
+from rocserve.tools.tune.verb import Measurement, setting
 
 _SIZE_INCHES = (9.0, 5.6)
 _DOTS_PER_INCH = 140

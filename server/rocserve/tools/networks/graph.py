@@ -11,7 +11,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-_IR_VERSION = 7
+from rocserve.tools.networks import UNTRAINED
+
+IR_VERSION = 7
 """Of ONNX 1.7, in whose time the published files were made; every later runtime reads it."""
 
 Dimension = int | str
@@ -57,5 +59,10 @@ class Graph:
         graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, self.initializers)
         opsets = [helper.make_opsetid("", opset)]
         return helper.make_model(
-            graph, ir_version=_IR_VERSION, opset_imports=opsets, producer_name=producer, doc_string=note
+            graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name=producer, doc_string=note
         )
+
+    def untrained_model(self, name: str, opset: int) -> onnx.ModelProto:
+        """The model, which says of itself that it is untrained."""
+        note = f"{name} with seeded random weights: its speed and shapes are real, its answers mean nothing"
+        return self.model(name, opset, UNTRAINED, note)

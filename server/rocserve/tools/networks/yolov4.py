@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from rocserve.tools.untrained.images import photo_like_images
-from rocserve.tools.untrained.layers import Layers, SeededWeights, Target, measure
-from rocserve.tools.untrained.origin import untrained_model
+from rocserve.tools.networks.images import photo_like_images
+from rocserve.tools.networks.layers import Layers, Target
 
 INPUT = "input_1:0"
 """FP32 [N, 416, 416, 3], RGB, 0..1."""
@@ -42,21 +41,18 @@ some dozens, not thousands, have a score above 0.25."""
 
 def build() -> onnx.ModelProto:
     """The network with seeded weights; needs no network connection."""
-    weights = SeededWeights(_SEED)
-    measuring = Layers(weights)
-    _network(measuring, _MEASURING_SIDE)
-    statistics = measure(
-        measuring, "yolov4", OPSET, weights, {INPUT: photo_like_images(_IMAGES, _MEASURING_SIDE, _SEED)}
-    )
-    writing = Layers(weights, statistics)
-    for output, head, cells in zip(OUTPUTS, _network(writing, SIDE), (SIDE // 8, SIDE // 16, SIDE // 32), strict=True):
-        _hand_out(writing, head, output, cells)
-    return untrained_model(writing.graph, "yolov4", OPSET)
+    layers = Layers(_SEED)
+    heads = _network(layers)
+    images = photo_like_images(_IMAGES, _MEASURING_SIDE, _SEED)
+    layers.normalise({INPUT: images}, fused=("Conv",))
+    for output, head, cells in zip(OUTPUTS, heads, (SIDE // 8, SIDE // 16, SIDE // 32), strict=True):
+        _hand_out(layers, head, output, cells)
+    return layers.graph.untrained_model("yolov4", OPSET)
 
 
-def _network(layers: Layers, side: int) -> tuple[str, str, str]:
+def _network(layers: Layers) -> tuple[str, str, str]:
     """The three heads, the finest first: NCHW, 255 channels."""
-    layers.graph.add_input(INPUT, ["N", side, side, 3])
+    layers.graph.add_input(INPUT, ["N", SIDE, SIDE, 3])
     layers.graph.add_constant(_ONE, np.array(1, dtype=np.float32))
     tensor = layers.graph.add_node("Transpose", [INPUT], "planes", perm=[0, 3, 1, 2])
     layers.channels[tensor] = 3

@@ -11,13 +11,11 @@ from rich.console import Console
 
 from rocserve.core.plain import to_json
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
-from rocserve.tools.bench.candidates import ENGINES, Candidates, main_engine, prepare
+from rocserve.tools.measuring.candidates import ENGINES, Candidates, main_engine, prepare
 from rocserve.tools.measuring.comparing import RANDOM_SAMPLE, Compared, Comparison, Difference, worst
-from rocserve.tools.measuring.rounds import LatencySummary, Timing
-from rocserve.tools.model_choice import ModelOptions, ToolModel
-from rocserve.tools.printing import complain, say, show, table
-from rocserve.tools.progress import ToolProgress
-from rocserve.tools.running import run_on_model
+from rocserve.tools.measuring.process import LatencySummary, Timing
+from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model
+from rocserve.tools.printing import ToolProgress, complain, say, show, table
 from rocserve.tools.verb import Verb
 
 

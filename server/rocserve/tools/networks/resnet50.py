@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from rocserve.tools.untrained.images import photo_like_images
-from rocserve.tools.untrained.layers import (
-    Floats,
-    Layers,
-    SeededWeights,
-    Target,
-    measure,
-)
-from rocserve.tools.untrained.origin import untrained_model
+from rocserve.tools.networks.images import photo_like_images
+from rocserve.tools.networks.layers import Floats, Layers, Target
 
 INPUT, OUTPUT = "data", "resnetv17_dense0_fwd"
 """The tensors' names in the published file: FP32 [N, 3, 224, 224] and the scores, FP32 [N, 1000]."""
@@ -35,13 +28,11 @@ _IMAGES = 8
 
 def build() -> onnx.ModelProto:
     """The network with seeded weights; needs no network connection."""
-    weights = SeededWeights(_SEED)
-    measuring = Layers(weights)
-    _network(measuring)
-    statistics = measure(measuring, "resnet50", OPSET, weights, {INPUT: _prepared_images()})
-    writing = Layers(weights, statistics, fused=False)
-    writing.graph.add_output(_network(writing), ["N", CLASSES])
-    return untrained_model(writing.graph, "resnet50", OPSET)
+    layers = Layers(_SEED)
+    scores = _network(layers)
+    layers.normalise({INPUT: _prepared_images()}, fused=("Gemm",))
+    layers.graph.add_output(scores, ["N", CLASSES])
+    return layers.graph.untrained_model("resnet50", OPSET)
 
 
 def _prepared_images() -> Floats:

@@ -37,7 +37,7 @@ from rocserve.tools.measuring.messages import (
 )
 from rocserve.tools.measuring.process import MeasuringProcess
 from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.progress import ToolProgress
+from rocserve.tools.printing import ToolProgress
 from rocserve.tools.tool_context import ToolContext, program_input, read_beside
 from rocserve.workers.messages import WorkerPlan
 

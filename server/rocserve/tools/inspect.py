@@ -25,10 +25,8 @@ from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
 from rocserve.settings.flag import SWITCH, flag, part
-from rocserve.tools.model_choice import ModelOptions, ToolModel
-from rocserve.tools.printing import say, show, size, table
-from rocserve.tools.progress import ToolProgress
-from rocserve.tools.running import run_on_model
+from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model
+from rocserve.tools.printing import ToolProgress, say, show, size, table
 from rocserve.tools.tool_context import ToolContext
 from rocserve.tools.verb import Verb
 

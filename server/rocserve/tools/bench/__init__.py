@@ -1,1 +1,0 @@
-"""`rocserve bench`: the bare engine's times, and those of others in turns with it."""

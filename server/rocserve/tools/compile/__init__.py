@@ -1,1 +1,0 @@
-"""`rocserve compile`: a model's programs, ahead of the server."""

@@ -1,1 +1,0 @@
-"""`rocserve inspect`: what MIGraphX makes of a model."""

@@ -1,1 +1,0 @@
-"""Builds models as large and as costly as published ones, with seeded weights that no training has touched."""
