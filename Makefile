@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root pytorch triton-peer cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos bench bench-gpu images clean
+.PHONY: setup system migraphx-root pytorch triton-peer cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page bench bench-gpu images clean
 
 setup: $(STAMP) system
 
@@ -101,6 +101,9 @@ lint: setup
 
 protos: setup
 	$(BIN)/python protos/generate.py
+
+flags-page: setup
+	$(BIN)/python docs/write_flags.py
 
 bench: setup
 	$(BIN)/python -m benchmarks
