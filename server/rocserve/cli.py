@@ -27,18 +27,21 @@ _ENDED_BY_USER = 130
 _VERBS = {
     "serve": ("", "serve a model, or the models of a repository"),
     "config": ("rocserve.tools.config", "print the effective config.pbtxt of a model"),
-    "status": ("rocserve.tools.status", "a live table of a server's models"),
-    "get": ("rocserve.tools.get.verb", "fetch published models, with all that serves them"),
+    "status": ("rocserve.tools.status", "show the models of a running server, live"),
+    "get": ("rocserve.tools.get.verb", "download published models with all that serves them"),
     "cache": ("rocserve.tools.cache", "list or remove the compiled programs that are kept on disk"),
     "compile": ("rocserve.tools.compile", "compile a model ahead with MIGraphX"),
-    "inspect": ("rocserve.tools.inspect", "what MIGraphX makes of a model"),
-    "bench": ("rocserve.tools.bench", "time a model's bare engine"),
-    "tune": ("rocserve.tools.tune.verb", "find the batch size and the number of instances"),
-    "doctor": ("rocserve.tools.doctor.verb", "what is installed here, what works, and why not"),
-    "quantise": ("rocserve.tools.quantise.verb", "make a PyTorch program compute in int8"),
+    "inspect": ("rocserve.tools.inspect", "show what MIGraphX makes of a model"),
+    "bench": ("rocserve.tools.bench", "time a model in its engine, without a server"),
+    "tune": ("rocserve.tools.tune.verb", "recommend a batch size and a number of instances"),
+    "doctor": ("rocserve.tools.doctor.verb", "check what is installed here and what works"),
+    "quantise": ("rocserve.tools.quantise.verb", "quantise a PyTorch program to int8"),
     "convert-mar": ("rocserve.tools.convert_mar", "make a model's folder of a TorchServe archive"),
-    "classify": ("rocserve.tools.images.classify", "have a running server tell what images show"),
-    "detect": ("rocserve.tools.images.detect", "have a running server find objects in images, and draw them"),
+    "classify": ("rocserve.tools.images.classify", "classify images with a model of a running server"),
+    "detect": (
+        "rocserve.tools.images.detect",
+        "find objects in images with a model of a running server, and draw them",
+    ),
 }
 """The module that has it as `VERB`, and its help."""
 

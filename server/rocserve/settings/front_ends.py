@@ -115,7 +115,10 @@ class HttpSettings:
     port: int = flag(8000, PORT, "the port to listen on; 0 = any free one", name="http-port")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-http-port")
     thread_count: int = flag(
-        8, POSITIVE, "taken as tritonserver takes it; the event loop serves HTTP", name="http-thread-count"
+        8,
+        POSITIVE,
+        "without effect, accepted because tritonserver has it: one event loop serves HTTP",
+        name="http-thread-count",
     )
     max_input_size: int = flag(
         64 << 20, POSITIVE, "bytes of a request's body, decompressed", name="http-max-input-size"
@@ -211,7 +214,7 @@ class GrpcSettings:
         name="grpc-http2-max-ping-strikes",
     )
     max_connection_age_ms: int = connection(
-        0, MILLISECONDS, "the same in milliseconds for gRPC alone; 0 = as that says", name="grpc-max-connection-age"
+        0, MILLISECONDS, "--max-connection-age-secs for gRPC alone; 0 = as that flag", name="grpc-max-connection-age"
     )
     max_connection_idle_ms: int = connection(
         3_600_000,
@@ -240,7 +243,7 @@ class MetricsSettings:
     config: tuple[tuple[str, str], ...] = flag(
         (),
         SETTING,
-        "which latencies are told how: counter_latencies, summary_latencies or histogram_latencies=true|false,"
+        "how latencies are reported: counter_latencies, summary_latencies or histogram_latencies=true|false,"
         " summary_quantiles=0.5:0.05,...; repeatable",
         repeatable=True,
         name="metrics-config",

@@ -163,7 +163,7 @@ class RepositorySettings:
         name="repository-settle-secs",
     )
     poll_seconds: float = flag(
-        15.0, SECONDS, "how often to scan even if nothing tells of a change", name="repository-poll-secs"
+        15.0, SECONDS, "how often to scan even without a notification of a change", name="repository-poll-secs"
     )
     remote_cache_bytes: int | None = flag(
         None,

@@ -228,7 +228,7 @@ class TimeLimits:
     hang_seconds: float = flag(
         600.0,
         SECONDS,
-        "how long a worker may stand still with a batch in hand until it counts as hung and is killed; 0 = no limit",
+        "how long a worker may stand still with a batch in flight until it counts as hung and is killed; 0 = no limit",
         name="hang-timeout-secs",
     )
     drain_seconds: float = flag(
@@ -286,7 +286,7 @@ class ServerSettings:
         0.0, SECONDS, "how long the server serves on, not ready, before its end, while balancers and clients go away"
     )
     exit_timeout_seconds: float = flag(
-        30.0, SECONDS, "how long the end, after --drain-seconds, waits for work in hand", name="exit-timeout-secs"
+        30.0, SECONDS, "how long the end, after --drain-seconds, waits for work in flight", name="exit-timeout-secs"
     )
     max_queue_requests: int = flag(10_000, POSITIVE, "requests that may wait for a version")
     max_queue_bytes: int = flag(4 << 30, POSITIVE, "bytes of inputs that may wait for a version")
@@ -374,7 +374,7 @@ class ServerSettings:
     max_connection_age_seconds: float = connection(
         0.0,
         SECONDS,
-        "age at which a connection, of gRPC or HTTP, is ended after the calls in hand, for its client to find new"
+        "age at which a connection, of gRPC or HTTP, is ended after the calls in flight, for its client to find new"
         " servers; 0 = never",
         name="max-connection-age-secs",
     )

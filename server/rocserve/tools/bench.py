@@ -89,15 +89,17 @@ LATENCY_COLUMNS = ("runs", "min ms", "mean", "p50", "p95", "p99", "std", "rows/s
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    model: ModelOptions = part(ModelOptions)
-    engine: str = flag("auto", one_of(("auto", *ENGINES)), "(default auto: what a server would use)")
+    model: ModelOptions = part(ModelOptions, "model")
+    engine: str = flag(
+        "auto", one_of(("auto", *ENGINES)), "the engine to time (default auto: as a server would choose)"
+    )
     against: tuple[str, ...] = flag(
         (),
         Kind("ENGINE", str, (*ENGINES, "torch")),
-        f"{', '.join(ENGINES)} or torch, which is the file in a bare loop; may be given more than once",
+        f"{', '.join(ENGINES)} or torch, a bare loop over the file in PyTorch; repeatable",
         repeatable=True,
     )
-    timing: Timing = part(Timing)
+    timing: Timing = part(Timing, "timing")
     json: bool = flag(False, SWITCH, "print JSON")
 
 

@@ -36,12 +36,12 @@ class PruneOptions:
     size: int | None = flag(
         None,
         Kind("BYTES", partial(byte_size, least=0, expected="a number of bytes such as 500M or 10G")),
-        "the limit, e.g. 500M or 10G (default 20G)",
+        "what the rest may take, e.g. 500M or 10G (default 20G)",
         exclusive=True,
     )
-    all: bool = flag(False, SWITCH, "remove all, also what is known of files not tried again", exclusive=True)
+    all: bool = flag(False, SWITCH, "remove all programs, and try all files again", exclusive=True)
     models: tuple[str, ...] = positional(
-        (), text("MODEL"), "remove all of these models, and no other", nargs="*", exclusive=True
+        (), text("MODEL"), "remove all programs of these models, and no others", nargs="*", exclusive=True
     )
 
 
@@ -205,9 +205,14 @@ def _age(seconds: float) -> str:
 
 
 VERB = Verb(
-    "Look after the programs that MIGraphX has compiled. Those that a process is using stay.",
+    "List or remove the programs that MIGraphX has compiled. Those that a process is using stay.",
     actions={
-        "list": ("show what is kept, and which files are not tried again", Verb("", ListOptions(), list_programs)),
+        "list": (
+            "show what is kept, and which files are not tried again",
+            Verb(
+                "Show the programs that are kept, and the files that are not tried again.", ListOptions(), list_programs
+            ),
+        ),
         "prune": (
             "remove what was used least lately",
             Verb(

@@ -201,21 +201,21 @@ _COMPARED = Timing(seconds=1.0)
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    model: ModelOptions = part(ModelOptions)
+    model: ModelOptions = part(ModelOptions, "model")
     output: str = flag(
         "",
         text("FILE.mxr"),
-        "write the program there; {batch} in the name stands for the batch size, where there are several",
+        "also write the program to this file; where there are several, {batch} in its name becomes the batch size",
         exclusive=True,
     )
     compare: bool = flag(
         False,
         SWITCH,
-        "compile in each precision that is named (else fp32, fp16, bf16, with calibration data int8 and fp8) and"
-        " report the errors against fp32, and the speed",
+        "compile in each named precision (default fp32, fp16, bf16, with calibration data int8 and fp8), and report"
+        " the errors against fp32 and the speed",
         exclusive=True,
     )
-    timing: Timing = part(lambda: _COMPARED)
+    timing: Timing = part(lambda: _COMPARED, "timing")
 
 
 def run(options: CompileOptions) -> int | None:
@@ -341,8 +341,8 @@ def _umask() -> int:
 
 
 VERB = Verb(
-    "Compile a model with MIGraphX, into the cache that a server uses or into a .mxr file. What the command line says"
-    " goes before the model's own parameters.",
+    "Compile a model with MIGraphX, into the cache that a server uses or into a .mxr file. The command line"
+    " takes precedence over the model's own parameters.",
     CompileOptions(),
     run,
     lambda options: options.model.model,

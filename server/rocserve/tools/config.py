@@ -131,7 +131,7 @@ class ConfigOptions:
     model_folder: Path = positional(Path(), Kind("MODEL_DIR", Path), "the model's folder")
     model_config_name: str = flag("", text("NAME"), "read configs/NAME.pbtxt instead, where it exists")
     strict: bool = flag(False, SWITCH, "complete nothing from the model's file")
-    save: Path | None = flag(None, FOLDER, "write the models that `preprocess` makes beside it into this folder")
+    save: Path | None = flag(None, FOLDER, "write the models that the parameter `preprocess` makes into this folder")
 
 
 def run(options: ConfigOptions, registry: BackendRegistry | None = None, describe: Describe = describe) -> None:

@@ -246,7 +246,7 @@ _SHOWN_OPERATORS = 40
 
 @dataclass(frozen=True, slots=True)
 class InspectOptions:
-    model: ModelOptions = part(ModelOptions)
+    model: ModelOptions = part(ModelOptions, "model")
     text: bool = flag(False, SWITCH, "print MIGraphX's own print of the programs as well")
     json: bool = flag(False, SWITCH, "print JSON")
 

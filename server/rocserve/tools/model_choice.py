@@ -61,18 +61,34 @@ class ModelOptions:
     config_name: str = flag(
         "", text("NAME"), "read configs/NAME.pbtxt instead, where it exists", name="model-config-name"
     )
-    target: str | None = flag(None, one_of(("gpu", "cpu", "ref")), "gpu, cpu or ref (default: gpu where there is one)")
-    batch_sizes: tuple[int, ...] = flag((), COUNTS, "instead of the model's own")
-    precision: tuple[str, ...] = flag(
-        (), Kind("NAME", precisions), f"one of {', '.join(_PRECISIONS)}; several with compile --compare"
+    target: str | None = flag(
+        None, one_of(("gpu", "cpu", "ref")), "what MIGraphX compiles for (default: gpu where there is one)"
     )
-    calibration_data: Path | None = flag(None, Kind("PATH", Path), "an .npz file, or a folder of .npy or .jpg files")
-    input_shapes: str | None = flag(None, text("TEXT"), 'without the batch: "image: 3x224x224; mask: 224x224"')
-    fast_math: bool | None = flag(None, SWITCH, "approximations of some functions (default true); =false: not so")
-    exhaustive_tune: bool | None = flag(None, SWITCH, "have MIGraphX try all kernels that it has; =false: not so")
-    miopen_tuning: bool | None = flag(None, SWITCH, "have MIOpen search for the fastest kernels; =false: not so")
-    compile_timeout_secs: float | None = flag(None, SECONDS, "of one program (default 3600; 0 = none)")
-    binding: str | None = flag(None, one_of(("auto", "c_api", "module")), "how MIGraphX is reached")
+    batch_sizes: tuple[int, ...] = flag((), COUNTS, "batch sizes, instead of the model's own")
+    precision: tuple[str, ...] = flag(
+        (),
+        Kind("NAME", precisions),
+        f"{', '.join(_PRECISIONS[:-1])} or {_PRECISIONS[-1]}; several, with commas, for compile --compare",
+    )
+    calibration_data: Path | None = flag(
+        None, Kind("PATH", Path), "inputs to calibrate int8 and fp8 by: an .npz file, or a folder of .npy or .jpg files"
+    )
+    input_shapes: str | None = flag(
+        None, text("TEXT"), 'shapes that the model leaves open, without the batch: "image: 3x224x224; mask: 224x224"'
+    )
+    fast_math: bool | None = flag(
+        None, SWITCH, "let MIGraphX approximate some functions (default true; off: --fast-math=false)"
+    )
+    exhaustive_tune: bool | None = flag(None, SWITCH, "have MIGraphX try all its kernels (default false)")
+    miopen_tuning: bool | None = flag(None, SWITCH, "have MIOpen search for the fastest kernels (default false)")
+    compile_timeout_secs: float | None = flag(
+        None, SECONDS, "how long compiling one program may take (default 3600; 0 = no limit)"
+    )
+    binding: str | None = flag(
+        None,
+        one_of(("auto", "c_api", "module")),
+        "how MIGraphX is called: its C API, or its Python module (default auto)",
+    )
     engines: EngineSettings = part(engine_settings)
 
     def parameters(self) -> dict[str, str]:

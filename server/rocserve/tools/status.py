@@ -118,18 +118,18 @@ class StatusPoll:
 @dataclass(frozen=True, slots=True)
 class StatusOptions:
     url: str = flag("localhost:8001", text("URL"), "the server's gRPC address")
-    interval: float = flag(1.0, number("SECONDS", 0.1, float), "between two polls")
-    once: bool = flag(False, SWITCH, "print the table once and end")
+    interval: float = flag(1.0, number("SECONDS", 0.1, float), "the pause between two polls")
+    once: bool = flag(False, SWITCH, "print the table once, and end")
     header: tuple[tuple[str, str], ...] = flag(
         (),
         Kind("NAME=VALUE", setting),
         "sent with each call, for servers with --grpc-restricted-protocol; repeatable",
         repeatable=True,
     )
-    tls: bool = flag(False, SWITCH, "the server speaks TLS; implied by the files below")
+    tls: bool = flag(False, SWITCH, "the server wants TLS; implied by the files below")
     root_cert: Path | None = flag(None, FILE, "what the server's certificate is checked against")
     client_cert: Path | None = flag(None, FILE, "the client's own certificate, for mutual TLS")
-    client_key: Path | None = flag(None, FILE, "its key")
+    client_key: Path | None = flag(None, FILE, "the key of that certificate")
 
 
 def run(options: StatusOptions, console: Console | None = None) -> None:

@@ -168,7 +168,7 @@ _WORDS = {State.FACT: "", State.WORKS: "works", State.ABSENT: "absent", State.BR
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
     engines: EngineSettings = part(engine_settings)
-    timeout_secs: float = flag(120.0, number("S", 0, float), "of each trial; 0 = none")
+    timeout_secs: float = flag(120.0, number("S", 0, float), "how long each trial may take; 0 = no limit")
     json: bool = flag(False, SWITCH, "print JSON")
 
 
@@ -238,7 +238,7 @@ def _print(findings: Sequence[Finding], broken: int, out: Console) -> None:
 
 
 VERB = Verb(
-    "Look at this machine and run a tiny model through each engine. The exit status is 1 when something that is"
+    "Check this machine, and run a tiny model through each engine. The exit status is 1 when something that is"
     " installed does not work.",
     DoctorOptions(),
     run_doctor,

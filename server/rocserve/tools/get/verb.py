@@ -61,12 +61,12 @@ class GetOptions:
     untrained: bool = flag(
         False,
         SWITCH,
-        "build the same networks with seeded weights, without a download; good for measuring, not for answers",
+        "build the same networks with random weights, without a download: their speed is real, their answers are not",
     )
-    model_repository: Path = flag(Path("model_repository"), FOLDER, "the repository")
+    model_repository: Path = flag(Path("model_repository"), FOLDER, "the repository to put them into")
     force: bool = flag(False, SWITCH, "replace a file that is there")
     source: str = flag(
-        "", text("URL"), "a folder that has the files under their published names (also $ROCSERVE_GET_SOURCE)"
+        "", text("URL"), "a mirror: a folder with the files under their published names (default $ROCSERVE_GET_SOURCE)"
     )
 
 

@@ -78,7 +78,7 @@ def findings_table(findings: Sequence[Finding[Classification]]) -> Table:
 @dataclass(frozen=True, slots=True)
 class ClassifyOptions:
     ask: AskOptions = part(AskOptions)
-    top: int = flag(1, number("K", 1), "how many classes an image, the best first")
+    top: int = flag(1, number("K", 1), "how many classes of each image, the best first")
 
 
 def run(options: ClassifyOptions) -> int:

@@ -139,7 +139,7 @@ def findings_table(findings: Sequence[Finding[Detection]], most: int) -> Table:
 class DetectOptions:
     ask: AskOptions = part(AskOptions)
     out: Path | None = flag(None, FOLDER, "draw what was found into PNGs in this folder")
-    rows: int = flag(10, POSITIVE, "how many objects an image are printed")
+    rows: int = flag(10, POSITIVE, "how many objects of each image are printed")
 
 
 def run(options: DetectOptions) -> int:

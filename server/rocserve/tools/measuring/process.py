@@ -141,9 +141,9 @@ _ROUNDS = 5
 class Timing:
     """How long to measure."""
 
-    warm_up: int = flag(3, AMOUNT, "runs before those that count")
-    repeats: int = flag(10, POSITIVE, "runs that count, at least")
-    seconds: float = flag(2.0, number("S", 0, float), "measure each setting for at least so long")
+    warm_up: int = flag(3, AMOUNT, "runs before those that are timed")
+    repeats: int = flag(10, POSITIVE, "timed runs, at least")
+    seconds: float = flag(2.0, number("S", 0, float), "how long each setting is timed, at least")
 
 
 def time_interleaved(

@@ -38,19 +38,17 @@ METHODS = ("dynamic", "static", "qat")
 @dataclass(frozen=True, slots=True)
 class QuantiseOptions:
     model: Path = positional(Path(), Kind("MODEL.pt2", Path), "a program that torch.export.save has written")
-    method: str = flag("", one_of(METHODS), "dynamic, static or qat", required=True)
+    method: str = flag("", one_of(METHODS), "see above", required=True)
     data: Path = flag(
         Path(),
         Kind("FILES", Path),
         "samples of the inputs: an .npz file, an .npy file, or a folder of .npy files or images",
         required=True,
     )
-    out: Path = flag(Path(), FILE, "write it there, as .pt2 or .onnx", required=True)
-    samples: int = flag(128, POSITIVE, "of the data")
-    pipeline: Path | None = flag(None, Kind("FILE.json", Path), "the rocAL pipeline that images go through")
-    train: Path | None = flag(
-        None, Kind("FILE.py", Path), "for qat: holds train(network), which trains the network that it is given"
-    )
+    out: Path = flag(Path(), FILE, "where the result is written, as .pt2 or .onnx", required=True)
+    samples: int = flag(128, POSITIVE, "how many samples of the data are used")
+    pipeline: Path | None = flag(None, Kind("FILE.json", Path), "the rocAL pipeline that reads images")
+    train: Path | None = flag(None, Kind("FILE.py", Path), "for qat: its function train(network) trains the network")
 
 
 def run(options: QuantiseOptions) -> None:

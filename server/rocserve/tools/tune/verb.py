@@ -186,17 +186,19 @@ _MARK = "<- recommended"
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    model: ModelOptions = part(ModelOptions)
-    engine: str = flag("auto", one_of(("auto", *ENGINES)), "(default auto: what a server would use)")
-    instances: tuple[int, ...] = flag((1, 2), COUNTS, "numbers of instances (default 1,2)")
+    model: ModelOptions = part(ModelOptions, "model")
+    engine: str = flag(
+        "auto", one_of(("auto", *ENGINES)), "the engine to time (default auto: as a server would choose)"
+    )
+    instances: tuple[int, ...] = flag((1, 2), COUNTS, "numbers of instances to try (default 1,2)")
     latency_budget_ms: float | None = flag(
         None,
         number("MS", 0.001, float),
         "recommend the highest throughput whose p95 latency is within it (default: the knee of the curve)",
     )
     plot: Path | None = flag(None, Kind("FILE.png", Path), "draw the curve of throughput over latency")
-    write: bool = flag(False, SWITCH, "put the recommendation into the model's config.pbtxt")
-    timing: Timing = part(Timing)
+    write: bool = flag(False, SWITCH, "write the recommendation into the model's config.pbtxt")
+    timing: Timing = part(Timing, "timing")
     json: bool = flag(False, SWITCH, "print JSON")
 
 
