@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rocserve.core.distributions import WINDOW_NS, SlidingSummary, SummaryReading
 from rocserve.core.latencies import LatencyDistributions, LatencyReadings
@@ -90,6 +90,29 @@ class StatisticsSnapshot:
     """None = nothing but the sums is kept."""
 
 
+class Execution(NamedTuple):
+    """A batch that has run; all times are time.monotonic_ns(). A tuple, for one is made of each batch."""
+
+    compute_start: int
+    """The batch was formed; its inputs begin to move to the worker."""
+    input_end: int
+    """The worker has the inputs; the engine begins."""
+    output_start: int
+    """The engine has ended."""
+    compute_end: int
+    """The outputs are where the server reads them."""
+    queue_starts: Sequence[int]
+    """When each request that succeeded came into the queue."""
+    request_end: int
+    """When they are answered."""
+    rows: int
+    """Of all requests that ran."""
+    is_grouped: bool = False
+    """Each request ran by itself, with so many rows: an execution for each, of whose times it has the same part."""
+    absent_rows: int = 0
+    """Of the rows, those of no request: they are part of the batch's size, but no inferences."""
+
+
 class ModelStatistics:
     """The counters of one version. Their lock is for those who read them, on any thread: a copy is of one moment."""
 
@@ -104,83 +127,47 @@ class ModelStatistics:
         self._watched_ns = 0
         """When somebody has looked last."""
         # A deque because its append and popleft are atomic: batches are noted without the lock.
-        self._uncounted: deque[tuple[int, int, int, int, Sequence[int], int, int, bool]] = deque()
+        self._uncounted: deque[Execution] = deque()
 
     def go_on_from(self, before: ModelStatistics) -> None:
         """Count on, before anything was counted here, from where another has ended: the version was loaded anew."""
         vars(self).update({name: value for name, value in vars(before).items() if name != "_lock"})
 
-    def record_batch(
-        self,
-        compute_start: int,
-        input_end: int,
-        output_start: int,
-        compute_end: int,
-        queue_starts: Sequence[int],
-        request_end: int,
-        batch_size: int,
-        grouped: bool = False,
-    ) -> None:
-        """One execution; all times are time.monotonic_ns().
-
-        Args:
-            compute_start: the batch was formed; its inputs begin to move to the worker.
-            input_end: the worker has the inputs; the engine begins.
-            output_start: the engine has ended.
-            compute_end: the outputs are where the server reads them.
-            queue_starts: when each request that succeeded came into the queue.
-            request_end: when they are answered.
-            batch_size: the rows of all requests that ran.
-            grouped: each request ran by itself, with so many rows: an execution for each, of whose times it has the
-                same part.
-        """
+    def record_batch(self, execution: Execution) -> None:
         # Counted later, many at once: this is called for every batch on the thread that answers.
-        self._uncounted.append(
-            (compute_start, input_end, output_start, compute_end, queue_starts, request_end, batch_size, grouped)
-        )
+        self._uncounted.append(execution)
         if len(self._uncounted) >= _COUNTED_AT_ONCE:
             with self._lock:
                 self._count()
-
-    def leave_out(self, rows: int) -> None:
-        """Of the batch that was recorded last, so many rows were of no request: they are part of the batch's size, but
-        no inferences."""
-        with self._lock:
-            self._numbers.inference_count -= rows
 
     def _count(self) -> None:
         """Under the lock."""
         request_end = all_requests = success_ns = queue_ns = input_ns = infer_ns = output_ns = 0
         while self._uncounted:
-            (
-                compute_start,
-                input_end,
-                output_start,
-                compute_end,
-                queue_starts,
-                request_end,
-                batch_size,
-                grouped,
-            ) = self._uncounted.popleft()
-            requests = len(queue_starts)
-            executions = requests if grouped else 1
-            times = (input_end - compute_start, output_start - input_end, compute_end - output_start)
-            phases = (times[0] // executions, times[1] // executions, times[2] // executions)
-            started = sum(queue_starts)
+            batch = self._uncounted.popleft()
+            requests = len(batch.queue_starts)
+            executions = requests if batch.is_grouped else 1
+            phases = (
+                (batch.input_end - batch.compute_start) // executions,
+                (batch.output_start - batch.input_end) // executions,
+                (batch.compute_end - batch.output_start) // executions,
+            )
+            started, request_end = sum(batch.queue_starts), batch.request_end
             self._numbers.execution_count += executions
-            self._numbers.inference_count += batch_size * executions
+            self._numbers.inference_count += batch.rows * executions - batch.absent_rows
             all_requests += requests
             success_ns += request_end * requests - started
-            queue_ns += compute_start * requests - started
+            queue_ns += batch.compute_start * requests - started
             input_ns += phases[0] * requests
             infer_ns += phases[1] * requests
             output_ns += phases[2] * requests
-            self._add_batch(batch_size, phases, executions)
+            self._add_batch(batch.rows, phases, executions)
             if self._latencies is not None:
-                for together in [[start] for start in queue_starts] if grouped else [queue_starts]:
-                    self._latencies.note_batch(compute_start, phases, together, request_end, batch_size)
+                apart = [[start] for start in batch.queue_starts] if batch.is_grouped else [batch.queue_starts]
+                for together in apart:
+                    self._latencies.note_batch(batch.compute_start, phases, together, request_end, batch.rows)
             if self._watched is not None:
-                for start in queue_starts:
+                for start in batch.queue_starts:
                     self._watch(request_end - start, request_end)
         self._numbers.success.add(success_ns, all_requests)
         self._numbers.queue.add(queue_ns, all_requests)

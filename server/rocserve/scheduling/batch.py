@@ -14,7 +14,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, Parameters, ResponseHead
 from rocserve.core.serving import Responder
-from rocserve.core.statistics import ModelStatistics
+from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.tensors import Buffer, Tensor, TensorHead
 from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.plane.heap import copied
@@ -187,9 +187,8 @@ class BatchAnswerer:
         if queue_starts:
             if batch.is_grouped:
                 rows = batch.entries[0].plan.batch_size
-            self._statistics.record_batch(*times, queue_starts, time.monotonic_ns(), rows, batch.is_grouped)
-            if batch.absent_rows:
-                self._statistics.leave_out(batch.absent_rows)
+            now_ns, grouped = time.monotonic_ns(), batch.is_grouped
+            self._statistics.record_batch(Execution(*times, queue_starts, now_ns, rows, grouped, batch.absent_rows))
         for responder, answer in answers:
             responder.send(answer)
         return True

@@ -13,7 +13,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
 from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse
-from rocserve.core.statistics import ModelStatistics
+from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.plane.loop import PlaneLoop
@@ -269,18 +269,14 @@ class InFlightRequests:
                 self._statistics.record_failure(in_flight.request.queue_start_ns, in_flight.ended_ns, by_backend=True)
             else:
                 good.append(in_flight)
-        start = running.formed.compute_start_ns
         if good:
+            formed = running.formed
             # They may have ended at different times; what is counted is the sum.
             ended_ns = sum([in_flight.ended_ns for in_flight in good]) // len(good)
-            grouped = running.formed.is_grouped
-            counted = good[:1] if grouped else requests
-            rows = sum([in_flight.request.plan.batch_size for in_flight in counted])
+            rows = sum([each.request.plan.batch_size for each in (good[:1] if formed.is_grouped else requests)])
             queue_starts = [in_flight.request.queue_start_ns for in_flight in good]
-            start = running.formed.compute_start_ns
-            self._statistics.record_batch(start, *times, queue_starts, ended_ns, rows, grouped)
-            if running.formed.absent_rows:
-                self._statistics.leave_out(running.formed.absent_rows)
+            run = (formed.compute_start_ns, *times, queue_starts, ended_ns)
+            self._statistics.record_batch(Execution(*run, rows, formed.is_grouped, formed.absent_rows))
         return True
 
     # Traces

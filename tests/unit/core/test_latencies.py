@@ -23,7 +23,7 @@ from rocserve.core.latencies import (
 )
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.phases import PhaseTotals
-from rocserve.core.statistics import ModelStatistics
+from rocserve.core.statistics import Execution, ModelStatistics
 
 CONFIG = ModelConfig(name="m")
 ALL = LatencyOptions(summaries=True, histograms=True, quantiles=(0.5,))
@@ -49,7 +49,7 @@ def test_nothing_is_kept_unless_it_is_asked_for() -> None:
 def test_a_batch_in_summaries_and_histograms() -> None:
     statistics, now = counted()
     statistics.record_batch(
-        now + 4 * MS, now + 5 * MS, now + 9 * MS, now + 9 * MS, [now, now + 2 * MS], now + 10 * MS, 6
+        Execution(now + 4 * MS, now + 5 * MS, now + 9 * MS, now + 9 * MS, [now, now + 2 * MS], now + 10 * MS, 6)
     )
     found = readings(statistics)
     totals = {name: (summary.count, summary.total) for name, summary in found.summaries.items()}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from rocserve.core.distributions import WINDOW_NS
-from rocserve.core.statistics import ModelStatistics
+from rocserve.core.statistics import Execution, ModelStatistics
 
 
 def test_each_request_of_a_batch_is_charged_the_whole_batch():
     statistics = ModelStatistics()
-    statistics.record_batch(100, 110, 150, 160, queue_starts=[40, 80], request_end=200, batch_size=5)
+    statistics.record_batch(Execution(100, 110, 150, 160, queue_starts=[40, 80], request_end=200, rows=5))
     counted = statistics.snapshot()
     assert (counted.inference_count, counted.execution_count) == (5, 1)
     assert (counted.success.count, counted.success.ns) == (2, 160 + 120)
@@ -33,7 +33,7 @@ def test_failures_count_as_failures_only():
 
 def _answered(statistics: ModelStatistics, microseconds: int, end: int) -> None:
     start = end - 1000 * microseconds
-    statistics.record_batch(start, start, end, end, [start], end, 1)
+    statistics.record_batch(Execution(start, start, end, end, [start], end, 1))
 
 
 def test_latencies_are_counted_while_somebody_looks():

@@ -15,7 +15,7 @@ import pytest
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
-from rocserve.core.statistics import ModelStatistics
+from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.frontends.http.protocol import ConnectionLimits
 from rocserve.frontends.metrics.collection import ServerMetrics
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
@@ -82,13 +82,15 @@ def test_what_is_counted() -> None:
     version = ToldVersion("m", 3, pending_requests=7, load_seconds=1.5, worker_restarts=2)
     second = 10**9
     version.statistics.record_batch(
-        compute_start=3 * second,
-        input_end=4 * second,
-        output_start=7 * second,
-        compute_end=9 * second,
-        queue_starts=[second, 2 * second],
-        request_end=10 * second,
-        batch_size=5,
+        Execution(
+            compute_start=3 * second,
+            input_end=4 * second,
+            output_start=7 * second,
+            compute_end=9 * second,
+            queue_starts=[second, 2 * second],
+            request_end=10 * second,
+            rows=5,
+        )
     )
     version.statistics.record_rejection(0, 1)
     version.statistics.record_failure(0, 1)
@@ -160,7 +162,7 @@ def test_summaries_and_histograms_instead_of_counters() -> None:
     options = LatencyOptions(counters=False, summaries=True, histograms=True, quantiles=(0.5, 0.99))
     config = ModelConfig(name="m", histogram_buckets={"rocserve_request_duration_ms": (1.0, 2.5)})
     version = ToldVersion("m", 1, ModelStatistics(options.distributions(config)), config=config)
-    version.statistics.record_batch(1_000_000, 1_500_000, 2_000_000, 2_000_000, [0, 1_000_000], 3_000_000, 2)
+    version.statistics.record_batch(Execution(1_000_000, 1_500_000, 2_000_000, 2_000_000, [0, 1_000_000], 3_000_000, 2))
     samples = samples_of(version, options=options)
     assert not any(name.startswith("nv_inference_request_duration_us") for name in samples)
     labels = 'model="m",version="1"'
