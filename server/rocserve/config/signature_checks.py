@@ -14,8 +14,8 @@ from rocserve.config.ragged_checks import (
 )
 from rocserve.config.sequence_validation import sequence_tensor_names
 from rocserve.core.errors import internal, invalid_argument
+from rocserve.core.model_config import control_inputs
 from rocserve.core.requests import Signature, TensorSpec
-from rocserve.core.sequence_tensors import control_inputs
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
 _VARIABLE = -1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_names import qualified
@@ -325,3 +325,32 @@ class ModelConfig:
     @property
     def is_ensemble(self) -> bool:
         return bool(self.ensemble_steps)
+
+
+def control_inputs(batching: SequenceBatching) -> tuple[InputConfig, ...]:
+    """One value a row each."""
+    return tuple(
+        InputConfig(entry.name, entry.controls[0].datatype, (1,)) for entry in batching.control_inputs if entry.controls
+    )
+
+
+def state_inputs(batching: SequenceBatching) -> tuple[InputConfig, ...]:
+    return tuple(InputConfig(state.input_name, state.datatype, state.dims) for state in batching.states)
+
+
+def state_outputs(batching: SequenceBatching) -> tuple[OutputConfig, ...]:
+    return tuple(OutputConfig(state.output_name, state.datatype, state.dims) for state in batching.states)
+
+
+def with_sequence_tensors(config: ModelConfig) -> ModelConfig:
+    """The configuration as the model itself sees it: controls and states are inputs and outputs like all others.
+
+    Where the inputs or outputs are to be completed from the model, they stay empty.
+    """
+    batching = config.sequence_batching
+    if batching is None:
+        return config
+    added = (*control_inputs(batching), *state_inputs(batching)) if config.inputs else ()
+    named = {output.name for output in config.outputs}
+    kept = tuple(output for output in state_outputs(batching) if output.name not in named) if config.outputs else ()
+    return replace(config, inputs=(*config.inputs, *added), outputs=(*config.outputs, *kept))

@@ -1,4 +1,4 @@
-"""Text from files and engines, made fit for a log and a terminal."""
+"""Text from files and engines, made fit for a log and a terminal; and numbers of bytes as people read them."""
 
 from __future__ import annotations
 
@@ -24,3 +24,17 @@ def printable_name(name: str) -> str:
 def encodable(text: str) -> str:
     """Text that UTF-8 can say: file names may bring bytes that it cannot, and JSON lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+_UNITS = (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 2))
+"""With the decimals that each is written with."""
+
+
+def readable_size(count: int) -> str:
+    """E.g. "512 B", "1.5 MiB", "12.00 GiB", "1.25 TiB"."""
+    amount = float(count)
+    for unit, decimals in _UNITS:
+        if amount < 1024:
+            return f"{amount:.{decimals}f} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} TiB"

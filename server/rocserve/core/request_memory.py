@@ -21,8 +21,8 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from rocserve.core.byte_sizes import readable_size
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.printable import readable_size
 
 LARGEST_DEFAULT_BYTES = 8 << 30
 """What a server takes for itself at most unless it is told to: from there on more memory only makes longer queues."""

@@ -19,10 +19,9 @@ from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.latencies import LatencyOptions
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import ModelConfig, with_sequence_tensors
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
-from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop

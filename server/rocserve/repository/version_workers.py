@@ -15,7 +15,7 @@ from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
 from rocserve.config.model_limits import shared_worker, worker_bounds
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.sequence_tensors import with_sequence_tensors
+from rocserve.core.model_config import with_sequence_tensors
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits, WorkerSettings
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents

@@ -7,10 +7,9 @@ cannot give it.
 from __future__ import annotations
 
 from rocserve.backends.request_model import ModelCall
-from rocserve.core.dispatch import Dispatcher
+from rocserve.core.dispatch import Dispatcher, dispatch_traced
 from rocserve.core.requests import InferRequest, ParameterValue
 from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
-from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.scheduling.ensemble.graph import StepHeads
 from rocserve.workers.instance_requests import OpenCall
 

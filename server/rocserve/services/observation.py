@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from rocserve.core.dispatch import note_inputs
 from rocserve.core.errors import ServeError
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
-from rocserve.core.traced_dispatch import note_inputs
 from rocserve.observability.tracing.record import TraceRecord
 from rocserve.observability.tracing.tracing import Tracing
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from rocserve.core.byte_sizes import readable_size
+from rocserve.core.printable import readable_size
 
 UNWRAPPED_WIDTH = 10_000
 """Columns for a file or a pipe, whose lines nobody wants broken."""

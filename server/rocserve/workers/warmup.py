@@ -12,9 +12,8 @@ import numpy as np
 from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
-from rocserve.core.model_config import ModelConfig, WarmupInput, WarmupSample
+from rocserve.core.model_config import ModelConfig, WarmupInput, WarmupSample, control_inputs, state_inputs
 from rocserve.core.ragged import ragged_batching, ragged_parts
-from rocserve.core.sequence_tensors import control_inputs, state_inputs
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 
 _FOLDER = "warmup"

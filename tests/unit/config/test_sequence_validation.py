@@ -14,8 +14,8 @@ from rocserve.config.sequence_validation import check_sequence_batching
 from rocserve.config.signature_checks import check_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import with_sequence_tensors
 from rocserve.core.requests import Signature, TensorSpec
-from rocserve.core.sequence_tensors import with_sequence_tensors
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 START = "control_input { name: 'S' control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }"

@@ -17,7 +17,7 @@ from rocserve.backends.migraphx.load_trials import LoadTrial
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, ProgramCache
 from rocserve.cli import main
-from rocserve.core.byte_sizes import readable_size
+from rocserve.core.printable import readable_size
 from rocserve.tools.cache import ListOptions, list_programs
 
 HOUR = 3600

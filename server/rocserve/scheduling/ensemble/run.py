@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from rocserve.core.classification import classify
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY, References, referred
+from rocserve.core.dispatch import dispatch_traced
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.phases import PhaseTotals
@@ -35,7 +36,6 @@ from rocserve.core.sequences import (
 )
 from rocserve.core.serving import Responder, ServedVersion
 from rocserve.core.tensors import Tensor
-from rocserve.core.traced_dispatch import dispatch_traced
 from rocserve.core.validation import reshape_dims
 from rocserve.scheduling.batch import send_copied
 from rocserve.scheduling.ensemble.graph import EnsemblePlan

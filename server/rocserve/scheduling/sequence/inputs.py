@@ -11,9 +11,15 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
-from rocserve.core.model_config import ControlKind, ModelConfig, SequenceBatching, SequenceControl, SequenceState
+from rocserve.core.model_config import (
+    ControlKind,
+    ModelConfig,
+    SequenceBatching,
+    SequenceControl,
+    SequenceState,
+    control_inputs,
+)
 from rocserve.core.requests import Answer, InferResponse
-from rocserve.core.sequence_tensors import control_inputs
 from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements

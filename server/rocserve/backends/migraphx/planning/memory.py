@@ -15,8 +15,8 @@ from rocserve.backends.migraphx.configuration.options import Precision, Target
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram
-from rocserve.core.byte_sizes import readable_size
 from rocserve.core.errors import unavailable
+from rocserve.core.printable import readable_size
 
 _BYTES_OF_FOUR = {
     Precision.FP32: 4,

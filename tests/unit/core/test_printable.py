@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocserve.core.byte_sizes import readable_size
+from rocserve.core.printable import readable_size
 
 
 @pytest.mark.parametrize(
