@@ -28,7 +28,9 @@ class EngineSpec:
     name: str
     """What the parameter `engine` calls it, e.g. "onnxruntime"."""
     module: str
-    """The module with `def load(model: ModelSource) -> LoadedModel`, imported in the worker."""
+    """The module with `def load(model: ModelSource) -> LoadedModel`, imported in the worker; of a backend that answers
+    requests `def load(model: RequestModelSource) -> RequestModel`. What it raises, a ServeError or any exception,
+    becomes the reason in the repository index."""
     thread_safe: bool
     """Whether one loaded model may execute on several threads at once; else each instance is a worker of its own."""
     forks_from_zygote: bool
@@ -307,10 +309,3 @@ def model_properties(model: object) -> Mapping[str, str]:
     """
     properties: Mapping[str, str] = getattr(model, "properties", {})
     return properties
-
-
-class Engine(Protocol):
-    """The shape of a backend's engine module."""
-
-    def load(self, model: ModelSource) -> LoadedModel:
-        """Raises: ServeError or any exception; its text becomes the reason in the repository index."""

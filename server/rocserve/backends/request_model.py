@@ -158,10 +158,3 @@ class RequestModelSource:
     """Triton's: <model>_<group>_<instance>, e.g. "add_sub_0_0"."""
     send_metrics: Callable[[MetricChanges], None] = _for_nobody
     """Takes what becomes of the metrics that the model defines; from any thread."""
-
-
-class RequestEngine(Protocol):
-    """The shape of the engine module of a backend with `answers_requests`."""
-
-    def load(self, model: RequestModelSource) -> RequestModel:
-        """Raises: ServeError or any exception; its text becomes the reason in the repository index."""

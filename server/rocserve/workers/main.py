@@ -23,7 +23,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -164,27 +163,24 @@ class Session:
         self._worker.set_verbose(load.verbose)
         if self._is_shared:
             begin_model(f"{load.model_name}:{load.version}: ")
-        started = time.monotonic_ns()
         reports = Reports(self._control)
         try:
             if load.plan.cores:
                 # Before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.plan.cores)
             service = self._service = self._load(load, reports)
-            load_ns = time.monotonic_ns() - started
-            loaded = Loaded(service.signature, load_ns, dict(service.properties), service.batches_at_once)
+            loaded = Loaded(service.signature, dict(service.properties), service.batches_at_once)
         except BaseException as error:
             return self._fail("load", error, load)
         self._control.send(loaded)
         reports.describe = lambda: service.properties
         request = self._receive()
         if isinstance(request, WarmUp):
-            started = time.monotonic_ns()
             try:
                 service.warm_up(request)
             except BaseException as error:
                 return self._fail("warm up", error, load)
-            while not service.serve(lambda: self._control.send(WarmedUp(time.monotonic_ns() - started)), self._wait):
+            while not service.serve(lambda: self._control.send(WarmedUp()), self._wait):
                 if self._is_shared:
                     break
                 self._wait_for_server(service, loaded)

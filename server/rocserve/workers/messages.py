@@ -87,7 +87,6 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     signature: Signature
-    load_ns: int
     properties: Mapping[str, str] = field(default_factory=dict)
     """How the engine runs the model, for its metadata."""
     batches_at_once: int = 1
@@ -123,7 +122,7 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class WarmedUp:
-    warm_up_ns: int
+    """Its instances take batches."""
 
 
 @dataclass(frozen=True, slots=True)
