@@ -92,10 +92,10 @@ def answer(heads, nbytes, times=None):
     now = time.monotonic_ns()
     end, batch = serving()
     text = to_json(heads)
-    layout = ENTRY.pack(LAYOUT, 0, 0, 99, end.text_place(text), len(text), 0)
+    layout = ENTRY.pack(LAYOUT, 0, 0, 99, end.sender.put_text(text), len(text), 0)
     slot = ENTRY.pack(RESULT, 0, 0, 99, 1, 64, 0).ljust(64 + nbytes, b"\\0")
     done = ENTRY.pack(DONE, 0, 0, batch.id, *(times or (now, now, now)))
-    return layout + done + ENTRY.pack(RESULTS, 0, 0, 0, end.text_place(slot), 1, len(slot))
+    return layout + done + ENTRY.pack(RESULTS, 0, 0, 0, end.sender.put_text(slot), 1, len(slot))
 
 
 def out(nbytes):
@@ -133,8 +133,8 @@ def same_call_twice():
     # Of the model itself, whose only instance is busy: both wait.
     end, _ = serving()
     inputs = (Tensor("ATTACK", DataType.BYTES, (1,), b"\\x04\\x00\\x00\\x00none"),)
-    layout, place, nbytes = end.put(inputs, to_json(ModelCall("hostile", (), ("OUT",))))
-    call = ENTRY.pack(CALL, 0, 0, 7, layout, place, nbytes)
+    layout, place, nbytes = end.sender.put(inputs, to_json(ModelCall("hostile", (), ("OUT",))))
+    call = ENTRY.pack(CALL, 0, 0, layout, 7, place, nbytes)
     say(call, call)
 
 

@@ -58,12 +58,12 @@ class Peer:
         return self.take()
 
     def text(self, data: bytes) -> tuple[int, int]:
-        return self.end_of_worker.text_place(data), len(data)
+        return self.end_of_worker.sender.put_text(data), len(data)
 
     def result(self, data: bytes, head: TensorHead = HEAD) -> OutgoingResult:
         """A result of one output."""
         end, contents = self.end_of_worker, padded((data,))
-        number = end.layouts.number(end.layouts.of([Tensor(*head, data)]), end.send_layout)
+        number = end.sender.number(end.sender.of([Tensor(*head, data)]))
         return OutgoingResult(0, 0, number, 0, sum(map(len, contents)), contents)
 
     def finish(self, batch: ReceivedBatch, *results: OutgoingResult) -> None:

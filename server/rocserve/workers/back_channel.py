@@ -8,14 +8,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Rescheduled, Result
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.plain import to_json
-from rocserve.core.tensors import Tensor
 from rocserve.plane.doorbell import SocketSleeper
-from rocserve.workers.entries import ANSWER, CALL, CANCELLED, ENTRY, ERROR, FINAL, LAYOUT, NONE, return_entries
-from rocserve.workers.layouts import KnownLayouts, read_parameters
-from rocserve.workers.messages import status_code
+from rocserve.workers.entries import CALL, CANCELLED, ENTRY, FINAL, LAYOUT, RESPONSE, return_entries
+from rocserve.workers.layouts import KnownLayouts
 from rocserve.workers.result_writer import ResponseWriter
 from rocserve.workers.worker_end import WorkerEnd
 
@@ -64,11 +62,11 @@ class BackChannel:
         """
         number = next(self._numbers)
         try:
-            layout, place, nbytes = self._end.put(call.inputs, to_json(replace(call, inputs=())))
+            layout, place, nbytes = self._end.sender.put(call.inputs, to_json(replace(call, inputs=())))
         except ServeError as error:
             raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
         self._calls[number] = on_answer
-        self._end.post(ENTRY.pack(CALL, 0, 0, number, layout, place, nbytes))
+        self._end.post(ENTRY.pack(CALL, 0, 0, layout, number, place, nbytes))
 
     def open_request(self, number: int) -> BatchedResponder:
         """Answers the request that the server gave this number."""
@@ -86,8 +84,10 @@ class BackChannel:
         is_open = True
         while is_open:
             for kind, flags, code, number, a, place, nbytes in ENTRY.iter_unpack(end.back.take()):
-                if kind == ANSWER:
-                    self._take_answer(layouts, number, flags, code, a, place, nbytes)
+                if kind == RESPONSE:
+                    self._take_answer(
+                        a, layouts.response(flags, code, number, place, nbytes), place, bool(flags & FINAL)
+                    )
                 elif kind == LAYOUT:
                     layouts.define(number, a, place)
                     end.post(return_entries([a]))
@@ -97,19 +97,13 @@ class BackChannel:
         while self._calls:
             self._hand_on(self._calls.popitem()[1], unavailable("the server is gone"), True)
 
-    def _take_answer(
-        self, layouts: KnownLayouts, number: int, flags: int, code: int, layout: int, place: int, nbytes: int
-    ) -> None:
-        final = bool(flags & FINAL)
-        answer: Answer | None = None
-        if not flags & NONE:
-            if flags & ERROR:
-                answer = ServeError(status_code(code), layouts.text(place, nbytes).decode())
-            else:
-                heads, contents, details = layouts.read(layout, place, nbytes)
-                # On memory of its own, which its model may write to.
-                outputs = [Tensor(*head, bytearray(each)) for head, each in zip(heads, contents, strict=True)]
-                answer = ModelResponse(outputs, read_parameters(details))
+    def _take_answer(self, number: int, answer: Result | None, place: int, final: bool) -> None:
+        assert not isinstance(answer, Rescheduled), "only models ask for requests again"
+        if isinstance(answer, ModelResponse):
+            # On memory of its own, which its model may write to.
+            for tensor in answer.outputs:
+                tensor.data = bytearray(tensor.data)
+        if answer is not None:
             self._end.post(return_entries([place]))
         on_answer = self._calls.pop(number, None) if final else self._calls.get(number)
         if on_answer is not None:

@@ -5,26 +5,27 @@ Tensors and texts lie in slots of the sender's heap; (place) is a slot's offset.
 slot: a table of entries first, then what these name; (start) is a byte of that slot.
 
 Tensors of one layout always lie as core.tensor_places has it, and behind them as many bytes of details as the entry
-says: what belongs to the message beside them. Entries that name tensors: REQUEST, RESULT, RESPONSE, CALL, ANSWER.
+says: what belongs to the message beside them. Entries that name tensors have their layout as number, their request or
+call as a, their place as b, and the bytes of their details as c.
 
 From either end:
 
 - LAYOUT: number; a = place (in a table: start), b = bytes of the layout in JSON: a RequestLayout in a table of
   requests, the tensors' heads elsewhere. It stands for that number from here on.
+- RESPONSE: of layout number; to request or call a, at b, with c bytes of details: its parameters in JSON. flags FINAL;
+  NONE: the request ends without one more; ERROR: count = a status code, c = bytes of its text; AGAIN, from the worker:
+  the request ends here, and is to be sent again in a later batch. The receiver gives the place back by RETURN.
 - RETURN: count = how many of a, b and c are places in the other's heap that have been read.
 
 From the server, on the ring WORK:
 
 - BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. flags GROUPED: the requests travel
   together, and run one by one. The server keeps the slot until the batch is DONE.
-- REQUEST: number = its layout; a = its own number; b = start of its inputs, with flags PLACED a place of the heap that
-  the server keeps too; c = bytes of its details (`request_details.py`), and in the upper half their start.
+- REQUEST: of layout number; its own number a; b = start of its inputs, with flags PLACED a place of the heap that the
+  server keeps too; c = bytes of its details (`request_details.py`), and in the upper half their start.
 
-On the ring BACK, of models that see each request for itself, LAYOUT and:
+On the ring BACK, of models that see each request for itself, LAYOUT, RESPONSE to calls, and:
 
-- ANSWER: number = a call's; flags FINAL, NONE or ERROR; a = layout, b = place, c = bytes of the details: the parameters
-  of the response in JSON. The worker gives the slot back by RETURN. With ERROR: count = a status code, c = bytes of its
-  text.
 - CANCELLED: a = a request's number. Nobody waits for its answer any more.
 
 On the ring RETURNS: RETURN.
@@ -35,13 +36,11 @@ From the worker, beside LAYOUT and RETURN:
   were there. It is followed by RESULTS, or by FAILED.
 - RESULTS: a = place, b = entries of its table, all RESULT, c = bytes of the slot.
 - FAILED: count = a status code; a = place, b = bytes of a text: the batch as a whole has failed.
-- RESULT: number = layout; a = the number of requests that have such a result, one behind the other; 0 = it is that
-  of all requests together, to be cut by their rows; b = start, c = bytes of the details: as of ANSWER. flags ERROR: as
-  of ANSWER. OPEN: the a requests are answered by RESPONSE.
-- RESPONSE: number = layout; a = the request's number; b = place, c = bytes of the details, as of ANSWER, at any time.
-  flags FINAL, NONE: the request ends without one more, ERROR, AGAIN: it ends here, and is to be sent again in a later
-  batch.
-- CALL: number = the call's; a = layout, b = place, c = bytes of the details: a ModelCall in JSON, without its inputs.
+- RESULT: of layout number; a = the number of requests that have such a result, one behind the other; 0 = it is that of
+  all requests together, to be cut by their rows; b = start, c = bytes of details, and flags ERROR as of RESPONSE. OPEN:
+  the a requests are answered by RESPONSE.
+- RESPONSE to requests, at any time.
+- CALL: of layout number; its own number a, at b, with c bytes of details: a ModelCall in JSON, without its inputs.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ SERVER_RINGS = (128, 1024, 1024)
 """Their entries: there are only a few batches at a time."""
 WORKER_RINGS = (1024,)
 
-BATCH, LAYOUT, REQUEST, ANSWER, CANCELLED, RETURN = range(1, 7)
-DONE, RESULTS, FAILED, RESULT, RESPONSE, CALL = range(16, 22)
+BATCH, LAYOUT, REQUEST, RESPONSE, CANCELLED, RETURN = range(1, 7)
+DONE, RESULTS, FAILED, RESULT, CALL = range(16, 21)
 
 GROUPED = PLACED = 1
 FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32

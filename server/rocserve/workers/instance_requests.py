@@ -9,22 +9,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
+from rocserve.backends.request_model import ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.plain import from_json
-from rocserve.core.requests import Answer, InferResponse
-from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.requests import Answer
+from rocserve.core.tensors import Tensor
 from rocserve.core.trace import Trace
-from rocserve.plane.heap import Slot, fill
+from rocserve.plane.heap import Slot
 from rocserve.plane.link import LinkBroken, RingWriter
 from rocserve.plane.loop import TimerHandle
-from rocserve.workers.entries import AGAIN, ANSWER, CANCELLED, ENTRY, ERROR, FINAL, LAYOUT, NONE
-from rocserve.workers.layouts import SentLayouts, parameters_text, read_parameters
-from rocserve.workers.messages import LONGEST_TEXT
+from rocserve.workers.entries import AGAIN, CANCELLED, ENTRY, FINAL
+from rocserve.workers.layouts import TensorSender
 
 if TYPE_CHECKING:
     from rocserve.workers.instance import Instance
@@ -64,7 +63,7 @@ class InstanceRequests:
         """Of the open requests that are traced, by their numbers: calls that a model makes for them belong to them."""
         self.said = 0
         """How many messages there were."""
-        self._layouts = SentLayouts()
+        self._sender = TensorSender(self._allocate, self._send)
         """Of the answers to calls."""
         self._unread: dict[int, Slot] = {}
         """By place, what the worker has not read yet: answers and layouts."""
@@ -112,31 +111,18 @@ class InstanceRequests:
             return
         if final and self._calls.pop(number, None) is None:
             return
-        flags = FINAL if final else 0
-        if answer is None:
-            self._send(ENTRY.pack(ANSWER, flags | NONE, 0, number, 0, 0, 0))
-            return
-        if isinstance(answer, InferResponse):
-            try:
-                details = parameters_text(answer.parameters)
-                layout, pieces, nbytes = self._layouts.message(answer.outputs, details, self._send_layout)
-                self._send(ENTRY.pack(ANSWER, flags, 0, number, layout, self._put(pieces, nbytes), len(details)))
-                return
-            except ServeError as error:
-                answer = internal(f"the answer to a call cannot be sent to the model: {error}")
-        text = answer.text[:LONGEST_TEXT].encode(errors="replace")
-        code, place = int(answer.code), self._put((text,), len(text))
-        self._send(ENTRY.pack(ANSWER, flags | ERROR, code, number, 0, place, len(text)))
+        try:
+            entry = self._sender.response(number, answer, final)
+        except ServeError as error:
+            fault = internal(f"the answer to a call cannot be sent to the model: {error}")
+            entry = self._sender.response(number, fault, final)
+        self._send(entry)
 
-    def _put(self, pieces: Sequence[Buffer], nbytes: int) -> int:
-        """The place of a slot that is the worker's until it has read it. Raises: HeapFull."""
+    def _allocate(self, nbytes: int) -> tuple[int, memoryview]:
+        """A slot that is the worker's until it has read it. Raises: HeapFull."""
         slot, view = self._instance.inputs.place(nbytes)
-        fill(view, pieces)
         self._unread[slot.offset] = slot
-        return slot.offset
-
-    def _send_layout(self, number: int, text: bytes) -> None:
-        self._send(ENTRY.pack(LAYOUT, 0, 0, number, self._put((text,), len(text)), len(text), 0))
+        return slot.offset, view
 
     def _send(self, entry: bytes) -> None:
         if self._has_ended:
@@ -176,36 +162,28 @@ class InstanceRequests:
 
     # What the worker says
 
-    def take_response(self, flags: int, code: int, number: int, request: int, place: int, nbytes: int) -> None:
+    def take_response(self, flags: int, code: int, layout: int, request: int, place: int, nbytes: int) -> None:
         """RESPONSE. Raises: ValueError."""
         self.said += 1
         final = bool(flags & (FINAL | AGAIN))
         on_answer = self._open.get(request)
-        answer: Result | None = None
-        if flags & AGAIN:
-            answer = RESCHEDULED
-        elif flags & ERROR:
-            answer = self._instance.results.error(code, place, nbytes)
+        answer = self._instance.results.layouts.response(flags, code, layout, place, nbytes)
+        if isinstance(answer, ModelResponse):
+            answer.slot = self._instance.slot(place)
+        elif isinstance(answer, ServeError):
             self._instance.give_place(place)
-        elif not flags & NONE:
-            outputs, details = self._tensors(number, place, nbytes)
-            answer = ModelResponse(outputs, read_parameters(details), self._instance.slot(place))
         if final:
             self.close_requests((request,))
         if on_answer is not None:
             self._instance.guarded(on_answer, answer, final)
 
-    def _tensors(self, layout: int, place: int, details: int) -> tuple[tuple[Tensor, ...], bytes]:
-        """Views of tensors in a slot, and the details behind them. Raises: ValueError."""
-        heads, contents, text = self._instance.results.layouts.read(layout, place, details)
-        return tuple([Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]), text
-
-    def take_call(self, number: int, layout: int, place: int, nbytes: int) -> None:
+    def take_call(self, layout: int, number: int, place: int, nbytes: int) -> None:
         """CALL. Raises: ValueError."""
         if number in self._calls:
             raise ValueError(f"two calls of the number {number}")
         self.said += 1
-        inputs, text = self._tensors(layout, place, nbytes)
+        heads, contents, text = self._instance.results.layouts.read(layout, place, nbytes)
+        inputs = tuple([Tensor(*head, data) for head, data in zip(heads, contents, strict=True)])
         call = replace(from_json(ModelCall, text), inputs=inputs)
         opened = self._calls[number] = OpenCall(self, number, self._instance.slot(place))
         if len(self._calls) > MOST_CALLS:

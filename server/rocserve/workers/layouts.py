@@ -7,20 +7,29 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rocserve.backends.request_model import RESCHEDULED, ModelResponse, Rescheduled, Result
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import internal
+from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
 from rocserve.core.plain import from_json, to_json
-from rocserve.core.requests import NO_PARAMETERS, Parameters
+from rocserve.core.requests import NO_PARAMETERS, InferResponse, Parameters
 from rocserve.core.tensor_places import Bounds, TensorPlaces
-from rocserve.core.tensors import Buffer, Tensor, TensorHead, can_hold
-from rocserve.plane.heap import HeapReader
-from rocserve.workers.entries import LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
+from rocserve.core.tensors import Tensor, TensorHead, can_hold
+from rocserve.plane.heap import HeapReader, fill
+from rocserve.workers.entries import (
+    AGAIN,
+    ENTRY,
+    ERROR,
+    FINAL,
+    LAYOUT,
+    LONGEST_TEXT_BYTES,
+    NONE,
+    REMEMBERED_LAYOUTS,
+    RESPONSE,
+)
+from rocserve.workers.messages import LONGEST_TEXT, status_code
 
 _PARAMETERS: Any = Parameters
-
-Define = Callable[[int, bytes], None]
-"""Sends the other end a layout, by its number and its text."""
 
 
 class Layout:
@@ -36,10 +45,14 @@ class Layout:
         """The last that it was sent by."""
 
 
-class SentLayouts:
-    """The layouts of the tensors that one end sends. From any thread."""
+class TensorSender:
+    """One end's way to send tensors. From any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int], tuple[int, memoryview]], post: Callable[[bytes], None]) -> None:
+        """`allocate`: gives the place and the memory of a slot of that size, which the other end returns. `post`: posts
+        an entry."""
+        self._allocate = allocate
+        self._post = post
         self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(REMEMBERED_LAYOUTS)
         self._defined = 0
         # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
@@ -53,26 +66,51 @@ class SentLayouts:
             layout = self._layouts.keep(key, Layout(tuple([TensorHead(*each) for each in key])))
         return layout
 
-    def number(self, layout: Layout, define: Define) -> int:
+    def number(self, layout: Layout) -> int:
         """The number by which the other end knows a layout; one that it does not know, or no more, is sent."""
         if layout.number <= self._defined - REMEMBERED_LAYOUTS:
             with self._lock:
                 self._defined += 1
                 number = self._defined
-                define(number, layout.text)
+                self._post(ENTRY.pack(LAYOUT, 0, 0, number, self.put_text(layout.text), len(layout.text), 0))
                 layout.number = number
         return layout.number
 
-    def message(self, tensors: Sequence[Tensor], details: bytes, define: Define) -> tuple[int, Sequence[Buffer], int]:
-        """The number of the tensors' layout, what lies in a slot for them and the details, and how many bytes that is.
+    def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, int, int]:
+        """Tensors in a slot: the number of their layout, the place, and the bytes of the details.
 
         Raises:
-            ServeError: INTERNAL, what stands beside the tensors is too long, or one's bytes are not those of its shape.
+            ServeError: INTERNAL, what stands beside the tensors is too long, or one's bytes are not those of its shape;
+                or no slot can be had.
         """
         checked(details)
         layout = self.of(tensors)
         pieces, nbytes = layout.places.pieces([each.data for each in tensors], "tensor")
-        return self.number(layout, define), [*pieces, details], nbytes + len(details)
+        number = self.number(layout)
+        place, view = self._allocate(nbytes + len(details))
+        fill(view, [*pieces, details])
+        return number, place, len(details)
+
+    def put_text(self, text: bytes) -> int:
+        """The place of a text. Raises: ServeError: no slot can be had."""
+        place, view = self._allocate(len(text))
+        view[:] = text
+        return place
+
+    def response(self, number: int, answer: Result | InferResponse | None, final: bool) -> bytes:
+        """RESPONSE to the request or call of that number. Raises: ServeError: as `put`."""
+        flags = FINAL if final else 0
+        code = layout = place = nbytes = 0
+        if answer is None:
+            flags |= NONE
+        elif isinstance(answer, Rescheduled):
+            flags = AGAIN
+        elif isinstance(answer, ServeError):
+            text = error_bytes(answer)
+            flags, code, place, nbytes = flags | ERROR, int(answer.code), self.put_text(text), len(text)
+        else:
+            layout, place, nbytes = self.put(answer.outputs, parameters_text(answer.parameters))
+        return ENTRY.pack(RESPONSE, flags, code, layout, number, place, nbytes)
 
 
 class KnownLayouts:
@@ -111,6 +149,18 @@ class KnownLayouts:
         bounds, end = bounds_of(places, self._heap.checked(place, places.table_bytes))
         view = self._heap.checked(place, end + text_length(details))
         return places.heads, [view[begin:finish] for begin, finish in bounds], bytes(view[end:])
+
+    def response(self, flags: int, code: int, number: int, place: int, nbytes: int) -> Result | None:
+        """RESPONSE. Raises: ValueError."""
+        if flags & AGAIN:
+            return RESCHEDULED
+        if flags & NONE:
+            return None
+        if flags & ERROR:
+            return read_error(code, self.text(place, nbytes))
+        heads, contents, details = self.read(number, place, nbytes)
+        outputs = [Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]
+        return ModelResponse(outputs, read_parameters(details))
 
 
 def _read_layout(text: bytes) -> TensorPlaces:
@@ -162,3 +212,11 @@ def read_parameters(text: bytes) -> Parameters:
     """Raises: ValueError."""
     parameters: Parameters = from_json(_PARAMETERS, text) if text else NO_PARAMETERS
     return parameters
+
+
+def error_bytes(error: ServeError) -> bytes:
+    return error.text[:LONGEST_TEXT].encode(errors="replace")
+
+
+def read_error(code: int, text: bytes) -> ServeError:
+    return ServeError(status_code(code), text.decode(errors="replace")[:LONGEST_TEXT])

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.base import Batch, BatchResult
-from rocserve.backends.request_model import Answer, ModelResponse, Rescheduled, Result
+from rocserve.backends.request_model import Answer, ModelResponse, Result
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
-from rocserve.workers.entries import AGAIN, ENTRY, ERROR, FINAL, NONE, OPEN, RESPONSE
+from rocserve.workers.entries import OPEN
 from rocserve.workers.layouts import Layout, checked, parameters_text
-from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, error_bytes, error_result
+from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, error_result
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -61,16 +61,14 @@ class ResponseWriter:
         Raises:
             ServeError: INTERNAL, it cannot be sent.
         """
-        layout, data = self._end.layouts.of(outputs), [each.data for each in outputs]
+        layout, data = self._end.sender.of(outputs), [each.data for each in outputs]
         if not parameters and results and results[-1].layout is layout:
             packed = layout.places.packed(data)
             if packed is not None:
                 results[-1].add(layout.places.end, packed)
                 return
         pieces, nbytes = layout.places.pieces(data, "output")
-        result = OutgoingResult(
-            0, 0, self._end.layouts.number(layout, self._end.send_layout), 0, nbytes, [*pieces], layout=layout
-        )
+        result = OutgoingResult(0, 0, self._end.sender.number(layout), 0, nbytes, [*pieces], layout=layout)
         if parameters:
             details = checked(parameters_text(parameters))
             result.contents += padded((details,))
@@ -83,18 +81,7 @@ class ResponseWriter:
         Raises:
             ServeError: INTERNAL, it cannot be sent.
         """
-        end, flags = self._end, FINAL if final else 0
-        code = layout = place = nbytes = 0
-        if answer is None:
-            flags |= NONE
-        elif isinstance(answer, Rescheduled):
-            flags = AGAIN
-        elif isinstance(answer, ServeError):
-            text = error_bytes(answer)
-            flags, code, place, nbytes = flags | ERROR, int(answer.code), end.text_place(text), len(text)
-        else:
-            layout, place, nbytes = end.put(answer.outputs, parameters_text(answer.parameters))
-        end.post(ENTRY.pack(RESPONSE, flags, code, layout, number, place, nbytes))
+        self._end.post(self._end.sender.response(number, answer, final))
 
 
 class _Plan:
@@ -194,7 +181,7 @@ class ResultWriter:
                 return
         if self._last.get(batch.request_sizes) is not plan:
             self._last.keep(batch.request_sizes, plan)
-        number = self._end.layouts.number(layout, self._end.send_layout)
+        number = self._end.sender.number(layout)
         requests = 1 if len(batch.request_sizes) == 1 else 0
         results.append(OutgoingResult(0, 0, number, 0, layout.places.end, contents, requests, layout, place))
 

@@ -13,8 +13,7 @@ from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.plane.heap import HeapReader
 from rocserve.plane.link import ENTRY_BYTES
 from rocserve.workers.entries import ENTRY, ERROR, OPEN, RESULT
-from rocserve.workers.layouts import KnownLayouts, bounds_of, read_parameters, text_length
-from rocserve.workers.messages import LONGEST_TEXT, status_code
+from rocserve.workers.layouts import KnownLayouts, bounds_of, read_error, read_parameters, text_length
 
 Outputs = tuple[tuple[TensorHead, ...], Sequence[Buffer]]
 """What one request's part of a result is, and its bytes."""
@@ -96,7 +95,7 @@ class ResultReader:
 
     def error(self, code: int, place: int, nbytes: int) -> ServeError:
         """Whose text has a slot of its own. Raises: ValueError."""
-        return _error(code, self.layouts.text(place, nbytes))
+        return read_error(code, self.layouts.text(place, nbytes))
 
     def read_batch(
         self, place: int, nbytes: int, entries: int, times: tuple[int, int, int], sizes: tuple[int, ...], may_open: bool
@@ -122,7 +121,7 @@ class ResultReader:
             if flags & OPEN:
                 outcome.add_open(count)
             elif flags & ERROR:
-                outcome.add_failure(_error(code, _text(view, start, details)))
+                outcome.add_failure(read_error(code, _text(view, start, details)))
             else:
                 places = self.layouts.get(number)
                 bounds, end = places.bounds, places.end
@@ -180,7 +179,3 @@ def _text(view: memoryview, start: int, nbytes: int) -> bytes:
     if start + text_length(nbytes) > len(view):
         raise ValueError(f"a text of {nbytes} bytes at byte {start} of {len(view)}")
     return bytes(view[start : start + nbytes])
-
-
-def _error(code: int, text: bytes) -> ServeError:
-    return ServeError(status_code(code), text.decode(errors="replace")[:LONGEST_TEXT])

@@ -14,7 +14,7 @@ from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
 from rocserve.core.request_form import RequestForm, RequestLayout
 from rocserve.core.tensor_places import aligned, padded
-from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.tensors import Buffer
 from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
 from rocserve.plane.heap import Heap, HeapReader, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
@@ -41,7 +41,7 @@ from rocserve.workers.entries import (
     WORKER_RINGS,
     returned_places,
 )
-from rocserve.workers.layouts import Layout, SentLayouts
+from rocserve.workers.layouts import Layout, TensorSender, error_bytes
 from rocserve.workers.messages import LONGEST_TEXT
 
 _MOST_DESCRIPTORS = 6
@@ -158,7 +158,7 @@ class WorkerEnd:
         self._unread_bytes = 0
         self._kept: dict[int, Sequence[object]] = {}
         """By place, what references in these slots refer to."""
-        self.layouts = SentLayouts()
+        self.sender = TensorSender(self.place, self.post)
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
@@ -273,25 +273,6 @@ class WorkerEnd:
             self._kept.pop(place, None)
             self._heap.free(place)
 
-    def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, int, int]:
-        """Tensors in a slot of their own: the number of their layout, the place, and the bytes of the details.
-
-        Raises: ServeError: see SentLayouts.message and `place`.
-        """
-        number, pieces, nbytes = self.layouts.message(tensors, details, self.send_layout)
-        place, view = self.place(nbytes)
-        fill(view, pieces)
-        return number, place, len(details)
-
-    def send_layout(self, number: int, text: bytes) -> None:
-        """See layouts.Define."""
-        self.post(ENTRY.pack(LAYOUT, 0, 0, number, self.text_place(text), len(text), 0))
-
-    def text_place(self, text: bytes) -> int:
-        place, view = self.place(len(text))
-        view[:] = text
-        return place
-
     def post(self, entries: bytes) -> None:
         """Post entries; waits while the server has much to take."""
         with self._lock:
@@ -343,7 +324,7 @@ class WorkerEnd:
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
         """A batch has failed as a whole."""
         text = error_bytes(error)
-        failed = ENTRY.pack(FAILED, 0, int(error.code), 0, self.text_place(text), len(text), 0)
+        failed = ENTRY.pack(FAILED, 0, int(error.code), 0, self.sender.put_text(text), len(text), 0)
         self.post(ENTRY.pack(DONE, 0, 0, batch.id, *times, time.monotonic_ns()) + failed)
 
 
@@ -359,7 +340,3 @@ def error_result(error: ServeError) -> OutgoingResult:
     """In the place of the result of a request."""
     text = error_bytes(error)
     return OutgoingResult(ERROR, int(error.code), 0, len(text), aligned(len(text)), padded((text,)))
-
-
-def error_bytes(error: ServeError) -> bytes:
-    return error.text[:LONGEST_TEXT].encode(errors="replace")

@@ -352,7 +352,7 @@ FAR = 1 << 62
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
-        (ENTRY.pack(CALL, 0, 0, 1, 9, 0, 0), "tensors of layout 9, which it has not defined"),
+        (ENTRY.pack(CALL, 0, 0, 9, 1, 0, 0), "tensors of layout 9, which it has not defined"),
         (ENTRY.pack(RESPONSE, FINAL, 0, 9, 1, 0, 2), "tensors of layout 9, which it has not defined"),
         (ENTRY.pack(LAYOUT, 0, 0, 9, FAR, 10, 0), "lies outside of its heap"),
         (ENTRY.pack(LAYOUT, 0, 0, 9, 0, 1 << 40, 0), "a text of 1099511627776 bytes"),

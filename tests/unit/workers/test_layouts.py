@@ -16,8 +16,8 @@ from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import Heap, HeapReader
-from rocserve.workers.entries import LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
-from rocserve.workers.layouts import KnownLayouts, SentLayouts, parameters_text, read_parameters
+from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
+from rocserve.workers.layouts import KnownLayouts, TensorSender, parameters_text, read_parameters
 
 FAR = 1 << 62
 
@@ -28,24 +28,21 @@ class Sides:
     def __init__(self) -> None:
         self.heap = Heap("test", 1 << 24)
         self.known = KnownLayouts(HeapReader(self.heap.open_for_reading()))
-        self.sent = SentLayouts()
+        self.sender = TensorSender(self.heap.allocate, self.post)
         self.defined = 0
 
-    def define(self, number: int, text: bytes) -> None:
+    def post(self, entry: bytes) -> None:
         self.defined += 1
-        self.known.define(number, self.put(text), len(text))
+        kind, _, _, number, place, nbytes, _ = ENTRY.unpack(entry)
+        assert kind == LAYOUT
+        self.known.define(number, place, nbytes)
 
-    def put(self, *pieces: bytes | bytearray | memoryview) -> int:
-        data = b"".join(pieces)
-        place = self.heap.allocate(len(data))[0]
-        self.heap.view(place, len(data))[:] = data
-        return place
+    def define(self, number: int, text: bytes) -> None:
+        self.known.define(number, self.sender.put_text(text), len(text))
 
     def send(self, tensors: list[Tensor], details: bytes = b"") -> tuple[int, int, int]:
         """Their fields of an entry."""
-        number, pieces, nbytes = self.sent.message(tensors, details, self.define)
-        assert sum(map(len, pieces)) == nbytes
-        return number, self.put(*pieces), len(details)
+        return self.sender.put(tensors, details)
 
 
 @pytest.fixture
@@ -88,7 +85,7 @@ def test_a_layout_is_sent_once_and_anew_when_it_is_no_longer_known(sides: Sides)
     assert sides.defined == 1
     for width in range(REMEMBERED_LAYOUTS + 10):
         sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
-    assert len(sides.sent._layouts) <= REMEMBERED_LAYOUTS
+    assert len(sides.sender._layouts) <= REMEMBERED_LAYOUTS
     later, place, nbytes = sides.send(tensors(1))
     assert later > number
     assert len(sides.known.read(later, place, nbytes)[0]) == 4
@@ -100,10 +97,10 @@ def test_a_layout_is_sent_once_and_anew_when_it_is_no_longer_known(sides: Sides)
 
 
 def test_a_layout_that_is_kept_is_sent_anew_before_it_is_forgotten(sides: Sides) -> None:
-    kept = sides.sent.of(tensors(1))
+    kept = sides.sender.of(tensors(1))
     for width in range(3 * REMEMBERED_LAYOUTS):
         sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
-        assert sides.known.get(sides.sent.number(kept, sides.define)).heads == kept.places.heads
+        assert sides.known.get(sides.sender.number(kept)).heads == kept.places.heads
 
 
 def test_what_does_not_fit_is_refused(sides: Sides) -> None:
