@@ -14,7 +14,6 @@ from rocserve.core.plain import to_json
 from rocserve.plane.doorbell import SocketSleeper
 from rocserve.workers.entries import CALL, CANCELLED, ENTRY, FINAL, LAYOUT, RESPONSE, return_entries
 from rocserve.workers.layouts import KnownLayouts
-from rocserve.workers.result_writer import ResponseWriter
 from rocserve.workers.worker_end import WorkerEnd
 
 _REMEMBERED_CANCELLATIONS = 1024
@@ -39,7 +38,6 @@ class BackChannel:
         """Talk by this end, from `start` on. The numbers of requests are each server's own; what answers those of
         another keeps to that one's end."""
         self._end = end
-        self.responses = ResponseWriter(end)
         self._requests: dict[int, BatchedResponder] = {}
         self._left_early: dict[int, bool] = {}
         """Requests that were cancelled before they came up here, and some that had ended."""
@@ -70,7 +68,7 @@ class BackChannel:
 
     def open_request(self, number: int) -> BatchedResponder:
         """Answers the request that the server gave this number."""
-        responder = self._requests[number] = BatchedResponder(self.responses, number, self._requests)
+        responder = self._requests[number] = BatchedResponder(self._end, number, self._requests)
         if self._left_early.pop(number, False):
             responder.is_cancelled = True
         return responder
@@ -128,11 +126,11 @@ class BackChannel:
 class BatchedResponder:
     """Implements request_model.RequestResponder; an answer that need not go beside its batch goes with it instead."""
 
-    __slots__ = ("_ended", "_lock", "_open", "_spoken", "_writer", "is_cancelled", "number")
+    __slots__ = ("_end", "_ended", "_lock", "_open", "_spoken", "is_cancelled", "number")
 
-    def __init__(self, writer: ResponseWriter, number: int, requests: dict[int, BatchedResponder]) -> None:
+    def __init__(self, end: WorkerEnd, number: int, requests: dict[int, BatchedResponder]) -> None:
         """`requests`: the open ones, by their numbers; it is among them until it has been answered."""
-        self._writer = writer
+        self._end = end
         self.number = number
         self._open = requests
         self._lock = threading.Lock()
@@ -148,7 +146,7 @@ class BatchedResponder:
             if answer is None and not final:
                 return
             # Under the lock: nothing may overtake the last.
-            self._writer.send(self.number, answer, final)
+            self._end.post(self._end.sender.response(self.number, answer, final))
             self._spoken = True
             if final:
                 self._ended = True

@@ -35,7 +35,7 @@ from rocserve.workers.back_channel import BackChannel, BatchedResponder
 from rocserve.workers.batch_inputs import BatchGatherer, details_of, request_inputs, separate
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.request_details import NO_DETAILS, read_details
-from rocserve.workers.result_writer import NO_ROOM, ResultWriter
+from rocserve.workers.result_writer import NO_ROOM, ResultWriter, answer_results
 from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
 from rocserve.workers.worker_end import (
     OutgoingResult,
@@ -401,7 +401,7 @@ class RequestService(ModelService):
             answers = [answer for batch in together for answer in self._run(batch)]
             output_start = time.monotonic_ns()
             settled = [responder.settle(answer) for answer, responder in zip(answers, responders, strict=True)]
-            results = self._back.responses.results(settled)
+            results = answer_results(self._end.sender, settled)
         except BaseException as error:
             for responder in responders:
                 responder.claim()

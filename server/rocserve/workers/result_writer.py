@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.base import Batch, BatchResult
-from rocserve.backends.request_model import Answer, ModelResponse, Result
+from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
@@ -19,7 +19,7 @@ from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
 from rocserve.workers.entries import OPEN
-from rocserve.workers.layouts import Layout, checked, parameters_text
+from rocserve.workers.layouts import Layout, TensorSender, checked, parameters_text
 from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, error_result
 
 Array = np.ndarray[Any, Any]
@@ -33,55 +33,44 @@ _SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
 NO_ROOM: Mapping[str, Array] = {}
 
 
-class ResponseWriter:
-    """Writes the responses of one instance, one for each request: with a batch or beside it. From any thread."""
+def answer_results(sender: TensorSender, answers: Sequence[Answer | None]) -> list[OutgoingResult]:
+    """For the requests of a batch that is done, one for those in a row that are alike; None: a request is answered
+    beside the batch."""
+    results: list[OutgoingResult] = []
+    for answer in answers:
+        if answer is None:
+            results.append(OutgoingResult(OPEN))
+        elif isinstance(answer, ServeError):
+            results.append(error_result(answer))
+        else:
+            try:
+                _add_result(sender, results, answer.outputs, answer.parameters)
+            except ServeError as error:
+                results.append(error_result(error))
+    return results
 
-    def __init__(self, end: WorkerEnd) -> None:
-        self._end = end
 
-    def results(self, answers: Sequence[Answer | None]) -> list[OutgoingResult]:
-        """For the requests of a batch that is done, one for those in a row that are alike; None: a request is answered
-        beside the batch."""
-        results: list[OutgoingResult] = []
-        for answer in answers:
-            if answer is None:
-                results.append(OutgoingResult(OPEN))
-            elif isinstance(answer, ServeError):
-                results.append(error_result(answer))
-            else:
-                try:
-                    self.add(results, answer.outputs, answer.parameters)
-                except ServeError as error:
-                    results.append(error_result(error))
-        return results
+def _add_result(
+    sender: TensorSender, results: list[OutgoingResult], outputs: Sequence[Tensor], parameters: Parameters
+) -> None:
+    """The next request's result, with that of the request before where the two differ in nothing but their bytes.
 
-    def add(self, results: list[OutgoingResult], outputs: Sequence[Tensor], parameters: Parameters) -> None:
-        """The next request's result, with that of the request before where the two differ in nothing but their bytes.
-
-        Raises:
-            ServeError: INTERNAL, it cannot be sent.
-        """
-        layout, data = self._end.sender.of(outputs), [each.data for each in outputs]
-        if not parameters and results and results[-1].layout is layout:
-            packed = layout.places.packed(data)
-            if packed is not None:
-                results[-1].add(layout.places.end, packed)
-                return
-        pieces, nbytes = layout.places.pieces(data, "output")
-        result = OutgoingResult(0, 0, self._end.sender.number(layout), 0, nbytes, [*pieces], layout=layout)
-        if parameters:
-            details = checked(parameters_text(parameters))
-            result.contents += padded((details,))
-            result.nbytes, result.text_bytes, result.layout = nbytes + aligned(len(details)), len(details), None
-        results.append(result)
-
-    def send(self, number: int, answer: Result | None, final: bool) -> None:
-        """Respond to the request of that number; waits while the server is slow to read.
-
-        Raises:
-            ServeError: INTERNAL, it cannot be sent.
-        """
-        self._end.post(self._end.sender.response(number, answer, final))
+    Raises:
+        ServeError: INTERNAL, it cannot be sent.
+    """
+    layout, data = sender.of(outputs), [each.data for each in outputs]
+    if not parameters and results and results[-1].layout is layout:
+        packed = layout.places.packed(data)
+        if packed is not None:
+            results[-1].add(layout.places.end, packed)
+            return
+    pieces, nbytes = layout.places.pieces(data, "output")
+    result = OutgoingResult(0, 0, sender.number(layout), 0, nbytes, [*pieces], layout=layout)
+    if parameters:
+        details = checked(parameters_text(parameters))
+        result.contents += padded((details,))
+        result.nbytes, result.text_bytes, result.layout = nbytes + aligned(len(details)), len(details), None
+    results.append(result)
 
 
 class _Plan:
@@ -112,7 +101,6 @@ class ResultWriter:
     def __init__(self, end: WorkerEnd, signature: Signature, batching: bool) -> None:
         """`batching`: whether outputs have the batch's rows."""
         self._end = end
-        self._responses = ResponseWriter(end)
         self._datatypes = {spec.name: spec.datatype for spec in signature.outputs}
         self._batching = batching
         self._plans: Memo[object, _Plan] = Memo(_REMEMBERED)
@@ -198,10 +186,10 @@ class ResultWriter:
         # The server cuts by rows of one size; all else is cut here.
         is_text = any(self._datatype(name, value) is DataType.BYTES for name, value in values.items())
         if failures or (len(sizes) > 1 and (is_text or batch.cuts)):
-            results += self._responses.results(self._split(batch, values, failures))
+            results += answer_results(self._end.sender, self._split(batch, values, failures))
             return
         tensors = [self._cut(name, one, batch.cuts.get(name, (one.shape,)))[0] for name, one in values.items()]
-        self._responses.add(results, tensors, NO_PARAMETERS)
+        _add_result(self._end.sender, results, tensors, NO_PARAMETERS)
         if len(sizes) > 1:
             results[-1].requests = 0
         layout = results[-1].layout

@@ -24,7 +24,7 @@ from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.batch_inputs import details_of, request_inputs, separate
 from rocserve.workers.instance import Instance
 from rocserve.workers.request_details import NO_DETAILS, read_details, write_details
-from rocserve.workers.result_writer import ResponseWriter
+from rocserve.workers.result_writer import answer_results
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import WorkerEnd
 
@@ -102,7 +102,6 @@ class Both:
         self.end = WorkerEnd(self.instance.take_peer())
         self.instance.open()
         self.batches = self.end.batches()
-        self.writer = ResponseWriter(self.end)
         self.outcomes: list[BatchOutcome] = []
         self.arrived = threading.Semaphore(0)
 
@@ -119,7 +118,7 @@ class Both:
         form = RequestForm(RequestLayout((TensorHead("N", DataType.INT32, (1,)),), ("N",), 1))
         self.send([(form, [memoryview(tensor.data).cast("B")], 0, b"") for _ in answers])
         batch = next(self.batches)
-        self.end.finish(batch, (batch.taken_ns, batch.taken_ns), self.writer.results(answers))
+        self.end.finish(batch, (batch.taken_ns, batch.taken_ns), answer_results(self.end.sender, answers))
         assert self.arrived.acquire(timeout=5)
         return self.outcomes[-1]
 
