@@ -314,9 +314,8 @@ class Instance:
 
     def owed(self) -> Owed:
         """What it owes now."""
-        requests = self.requests
-        beside = (requests.open_count, requests.call_count, requests.said) if requests is not None else ()
-        return Owed(next(iter(list(self._sent)), 0), *beside)
+        requests, batch = self.requests, next(iter(list(self._sent)), 0)
+        return requests.owed(batch) if requests is not None else Owed(batch)
 
     def has_unread(self) -> bool:
         """Whether it has said what the server has not read yet."""

@@ -22,6 +22,7 @@ from rocserve.core.trace import Trace
 from rocserve.plane.heap import Slot
 from rocserve.plane.link import LinkBroken, RingWriter
 from rocserve.plane.loop import TimerHandle
+from rocserve.workers.answer_watch import Owed
 from rocserve.workers.entries import AGAIN, CANCELLED, ENTRY, FINAL
 from rocserve.workers.layouts import TensorSender
 
@@ -68,18 +69,14 @@ class InstanceRequests:
         self._unread: dict[int, Slot] = {}
         """By place, what the worker has not read yet: answers and layouts."""
         self._waiting: deque[bytes] = deque()
-        """Messages that found no room."""
+        """Messages that are still to be posted."""
         self._waiting_since = 0.0
         self._retry: TimerHandle | None = None
         self._has_ended = False
 
-    @property
-    def open_count(self) -> int:
-        return len(self._open)
-
-    @property
-    def call_count(self) -> int:
-        return len(self._calls)
+    def owed(self, batch: int) -> Owed:
+        """See Instance. `batch`: as of Owed."""
+        return Owed(batch, len(self._open), len(self._calls), self.said)
 
     @property
     def is_expected(self) -> bool:
@@ -127,38 +124,29 @@ class InstanceRequests:
     def _send(self, entry: bytes) -> None:
         if self._has_ended:
             return
-        if self._waiting or not self._has_room():
-            if not self._waiting:
-                self._waiting_since = time.monotonic()
-            self._waiting.append(entry)
-            self._retry_later()
-            return
-        self._writer.post(entry)
-        self._ring()
-
-    def _has_room(self) -> bool:
-        try:
-            return self._writer.room > 0
-        except LinkBroken as error:
-            self._instance.break_off(f"it sent what cannot be read: {error}")
-            return False
-
-    def _retry_later(self) -> None:
-        if self._retry is None and not self._has_ended:
-            self._retry = self._instance.plane.call_at(time.monotonic() + _RETRY_SECONDS, self._send_waiting)
+        if not self._waiting:
+            self._waiting_since = time.monotonic()
+        self._waiting.append(entry)
+        if self._retry is None:
+            self._send_waiting()
 
     def _send_waiting(self) -> None:
+        """Post as many messages as find room; the others are tried again."""
         self._retry = None
-        now = time.monotonic()
-        while self._waiting and self._has_room():
-            self._writer.post(self._waiting.popleft())
+        waiting, now = self._waiting, time.monotonic()
+        try:
+            count = min(len(waiting), self._writer.room)
+        except LinkBroken as error:
+            self._instance.break_off(f"it sent what cannot be read: {error}")
+            return
+        if count:
+            self._writer.post(b"".join([waiting.popleft() for _ in range(count)]))
+            self._ring()
             self._waiting_since = now
-        self._ring()
-        if self._waiting:
-            if now - self._waiting_since > STALL_SECONDS or len(self._waiting) > MOST_WAITING:
-                self._instance.break_off(f"it has not taken its answers, {len(self._waiting)} messages wait")
-            else:
-                self._retry_later()
+        if now - self._waiting_since > STALL_SECONDS or len(waiting) > MOST_WAITING:
+            self._instance.break_off(f"it has not taken its answers, {len(waiting)} messages wait")
+        elif waiting:
+            self._retry = self._instance.plane.call_at(now + _RETRY_SECONDS, self._send_waiting)
 
     # What the worker says
 
