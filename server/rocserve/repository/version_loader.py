@@ -32,7 +32,7 @@ from rocserve.repository.lifecycle import LoadedVersion
 from rocserve.repository.version_wiring import VersionWiring, drained
 from rocserve.repository.version_workers import config_text, load_message, worker_group
 from rocserve.scheduling.ensemble.version import EnsembleVersion
-from rocserve.scheduling.model_calls import ModelCallDispatcher
+from rocserve.scheduling.model_calls import start_call
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
@@ -169,7 +169,7 @@ class WorkerVersionLoader:
             definition.name,
             order.on_change,
             order.on_progress,
-            ModelCallDispatcher(self.dispatcher).start,
+            functools.partial(start_call, self.dispatcher),
             metrics,
             self.mail.plane,
         )

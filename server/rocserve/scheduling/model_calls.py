@@ -10,30 +10,23 @@ from rocserve.backends.request_model import ModelCall
 from rocserve.core.dispatch import Dispatcher, dispatch_traced
 from rocserve.core.requests import InferRequest, ParameterValue
 from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
-from rocserve.scheduling.ensemble.graph import StepHeads
+from rocserve.scheduling.ensemble.graph import step_head
 from rocserve.workers.instance_requests import OpenCall
 
 
-class ModelCallDispatcher:
-    """Hands calls to the versions that serve them now."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-        self._heads = StepHeads()
-
-    def start(self, call: ModelCall, opened: OpenCall) -> None:
-        """See workers.instance_requests.CallStarter."""
-        head = self._heads.head(
-            call.model_name,
-            "" if call.model_version < 0 else str(call.model_version),
-            tuple((tensor.name, tensor.datatype.value, tensor.shape) for tensor in call.inputs),
-            call.requested_outputs,
-            _parameters(call),
-        )
-        data = [tensor.data for tensor in call.inputs]
-        request = InferRequest(head, call.id, data, sequence=_sequence(call), data_owner=opened.slot)
-        trace = opened.trace_of(call.trace_number) if call.trace_number else None
-        dispatch_traced(self._dispatcher, request, opened, trace)
+def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> None:
+    """Hand a call to the version that serves it now. See workers.instance_requests.CallStarter."""
+    head = step_head(
+        call.model_name,
+        "" if call.model_version < 0 else str(call.model_version),
+        tuple((tensor.name, tensor.datatype.value, tensor.shape) for tensor in call.inputs),
+        call.requested_outputs,
+        _parameters(call),
+    )
+    data = [tensor.data for tensor in call.inputs]
+    request = InferRequest(head, call.id, data, sequence=_sequence(call), data_owner=opened.slot)
+    trace = opened.trace_of(call.trace_number) if call.trace_number else None
+    dispatch_traced(dispatcher, request, opened, trace)
 
 
 def _parameters(call: ModelCall) -> dict[str, ParameterValue]:

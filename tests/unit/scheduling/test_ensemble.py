@@ -201,6 +201,14 @@ def test_id_and_parameters_go_to_each_step():
     assert member.requests[0].head.parameters == {"priority": 3}
 
 
+def test_a_parameter_keeps_its_type_where_another_request_has_an_equal_one():
+    member = Member("a", plus(1))
+    version = ensemble(member, steps=[step("a", "X", "Y")])
+    for value in (1, True, 1.0):
+        ask(version, 1, 1, own=value)
+    assert [repr(request.head.parameters["own"]) for request in member.requests] == ["1", "True", "1.0"]
+
+
 def test_a_member_without_batching_sees_no_batch_dimension():
     member = Member("a", plus(1), max_batch_size=0)
     answer = ask(ensemble(member, steps=[step("a", "X", "Y")]), 1, 2)

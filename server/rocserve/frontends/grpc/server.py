@@ -94,10 +94,13 @@ class GrpcServer:
         self.log = log
         self.failures = RequestFailures(log)
         self.live: set[ServerCall] = set()
+        """Calls in flight. Removing a call from it is what makes an answer the first and only one."""
         self.sending: dict[ServerUnaryCall | ServerStreamCall, float] = {}
+        """Calls with an answer that their clients have not taken yet, and since when (time.monotonic())."""
         self.waiting: WaitingCalls = WaitingCalls(limits.waiting, time.monotonic(), log)
         self._unrequested = 0
         self.closed = False
+        """The queue takes no more operations."""
         self._unary = {name.encode(): route for name, route in routes.items() if isinstance(route, UnaryRoute)}
         self._stream = {name.encode(): route for name, route in routes.items() if isinstance(route, StreamRoute)}
         self._server: Any = None

@@ -5,15 +5,14 @@ The tag of every operation is a function that takes its event; see `server`. All
 
 from __future__ import annotations
 
-import logging
 import time
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.stream_flow import StreamFlow
 from rocserve.frontends.grpc.transport import (
     NO_MESSAGE,
@@ -21,12 +20,12 @@ from rocserve.frontends.grpc.transport import (
     Metadata,
     StreamReceiver,
     StreamRoute,
-    TransportLimits,
     UnaryRoute,
     status_text,
 )
-from rocserve.frontends.grpc.unfinished import WaitingCalls
-from rocserve.observability.failures import RequestFailures
+
+if TYPE_CHECKING:
+    from rocserve.frontends.grpc.server import GrpcServer
 
 _NEVER_SECONDS = 1e10
 """The core's "never" is a date far ahead, and so is the year 2286."""
@@ -44,23 +43,6 @@ _OK = _SendStatus((), 0, b"", 0)
 
 # Marks a call whose client is known to be gone.
 _GONE: list[Callable[[], None]] = []
-
-
-class CallOwner(Protocol):
-    """What calls need of their transport."""
-
-    limits: TransportLimits
-    memory: RequestMemory
-    log: logging.Logger
-    failures: RequestFailures
-    waiting: WaitingCalls
-    live: set[ServerCall]
-    """Calls in flight. Removing a call from it is what makes an answer the first and only one."""
-    sending: dict[ServerUnaryCall | ServerStreamCall, float]
-    """Calls with an answer that their clients have not taken yet, and since when (time.monotonic()) it is for them to
-    do so."""
-    closed: bool
-    """The queue takes no more operations."""
 
 
 _RETRY_PUSHBACK = "grpc-retry-pushback-ms"
@@ -90,7 +72,7 @@ class ServerCall:
 
     is_stream = False
 
-    def __init__(self, transport: CallOwner, event: Event) -> None:
+    def __init__(self, transport: GrpcServer, event: Event) -> None:
         self._transport = transport
         self._event = event
         self._call = event.call
@@ -115,8 +97,13 @@ class ServerCall:
         """The client does not take the answer."""
         self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), NOT_READ_IN_TIME)
 
+    @abstractmethod
+    def end_waiting(self, error: ServeError) -> None:
+        """Answer with an error while it waits for its client, and tell its handler."""
+
     @property
     def peer(self) -> str:
+        """Its connection."""
         peer: bytes = self._call.peer()
         return peer.decode(errors="replace")
 
@@ -124,7 +111,7 @@ class ServerCall:
 class ServerUnaryCall(ServerCall):
     __slots__ = ("_route", "_watchers", "held_bytes", "message")
 
-    def __init__(self, transport: CallOwner, event: Event, route: UnaryRoute) -> None:
+    def __init__(self, transport: GrpcServer, event: Event, route: UnaryRoute) -> None:
         # Written out, not through super(): one is made for every request.
         self._transport = transport
         self._event = event
@@ -151,7 +138,7 @@ class ServerUnaryCall(ServerCall):
             self.reply_error(self._transport.failures.error_of(self.method, error))
 
     def end_waiting(self, error: ServeError) -> None:
-        """See WaitingCall."""
+        """See ServerCall."""
         self.reply_error(error)
 
     def reply(self, message: bytes) -> None:
@@ -244,7 +231,7 @@ class ServerStreamCall(ServerCall):
 
     is_stream = True
 
-    def __init__(self, transport: CallOwner, event: Event) -> None:
+    def __init__(self, transport: GrpcServer, event: Event) -> None:
         super().__init__(transport, event)
         self._receiver: StreamReceiver | None = None
         self._flow = StreamFlow(transport.limits, transport.memory)
@@ -357,7 +344,7 @@ class ServerStreamCall(ServerCall):
             self._start_sending(None, status)
 
     def end_waiting(self, error: ServeError) -> None:
-        """See WaitingCall. What waits to be sent is dropped: the client may not read."""
+        """See ServerCall. What waits to be sent is dropped: the client may not read."""
         self._call.cancel(int(error.code), status_text(error.text))
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:

@@ -11,30 +11,19 @@ import heapq
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes
 from rocserve.observability.rate_limits import LogRateLimit
 
+if TYPE_CHECKING:
+    from rocserve.frontends.grpc.server_calls import ServerCall
+
 CHECK_SECONDS = 0.5
 CALLS_BETWEEN_CHECKS = 512
 """That begin to wait: a check of all takes as long as some hundred calls' arrivals."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
-
-
-class WaitingCall(Protocol):
-    is_stream: bool
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def peer(self) -> str:
-        """Its connection."""
-
-    def end_waiting(self, error: ServeError) -> None:
-        """Answer with an error, and tell whoever serves the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +48,12 @@ class WaitingCalls:
         """None = what has come of messages is not counted."""
         self.counts_bytes = False
         """`came_whole` is to be called."""
-        self._streams: dict[WaitingCall, float] = {}
+        self._streams: dict[ServerCall, float] = {}
         """All that are open, with the time of the check before they were."""
         self._limits = limits
         self._log = log
         self._pace = LogRateLimit(_SECONDS_BETWEEN_WARNINGS)
-        self.since: dict[WaitingCall, float] = {}
+        self.since: dict[ServerCall, float] = {}
         """In the order of their beginnings, with the time of the check before it. The hot path's unary calls are put in
         and taken out without a call of `begin` and `remove`, which is all that these do."""
         self.checked_at = now
@@ -74,23 +63,23 @@ class WaitingCalls:
     def __len__(self) -> int:
         return len(self.since)
 
-    def begin(self, call: WaitingCall) -> None:
+    def begin(self, call: ServerCall) -> None:
         """The call waits for its client from now on."""
         self.since[call] = self.checked_at
 
-    def remove(self, call: WaitingCall) -> None:
+    def remove(self, call: ServerCall) -> None:
         """Its message has come, or it has gone."""
         self.since.pop(call, None)
 
-    def open_stream(self, call: WaitingCall) -> None:
+    def open_stream(self, call: ServerCall) -> None:
         self._streams[call] = self.checked_at
         self.begin(call)
 
-    def close_stream(self, call: WaitingCall) -> None:
+    def close_stream(self, call: ServerCall) -> None:
         self._streams.pop(call, None)
         self.remove(call)
 
-    def came_whole(self, call: WaitingCall, since: float | None, nbytes: int) -> None:
+    def came_whole(self, call: ServerCall, since: float | None, nbytes: int) -> None:
         """A message has. `since` when a unary call has waited."""
         since = self._streams.get(call) if call.is_stream else since
         if self.unfinished is not None and since is not None:
@@ -104,7 +93,7 @@ class WaitingCalls:
         """
         self.checked_at = now
         self._end_late(now)
-        connections: dict[str, list[WaitingCall]] = {}
+        connections: dict[str, list[ServerCall]] = {}
         # Copied in one step: other threads may add to it.
         for call in list(self.since):
             connections.setdefault(call.peer, []).append(call)
@@ -137,7 +126,7 @@ class WaitingCalls:
                 self._end(call, error)
 
     def _count_unfinished(self, unfinished: UnfinishedBytes, now: float) -> None:
-        connections: dict[str, list[WaitingCall]] = {}
+        connections: dict[str, list[ServerCall]] = {}
         oldest: dict[str, float] = {}
         for call, since in list({**self.since, **self._streams}.items()):
             connections.setdefault(call.peer, []).append(call)
@@ -147,14 +136,14 @@ class WaitingCalls:
                 self._end(call, error)
         self.counts_bytes = bool(unfinished.connections)
 
-    def _make_room(self, calls: list[WaitingCall], now: float) -> None:
+    def _make_room(self, calls: list[ServerCall], now: float) -> None:
         limit = self._limits.connection
         latest = now - self._limits.patience_seconds
         old = [call for call in calls[:-limit] if self.since.get(call, now) <= latest]
         self._refuse(old, f"this connection has more than {limit} calls")
         del calls[: len(old)]
 
-    def _end_beyond_total(self, connections: Iterable[list[WaitingCall]]) -> None:
+    def _end_beyond_total(self, connections: Iterable[list[ServerCall]]) -> None:
         """The oldest of the connection that has the most, so that one client's many cost no other its few."""
         excess = len(self.since) - self._limits.total
         if excess <= 0:
@@ -171,7 +160,7 @@ class WaitingCalls:
             self._refuse([call], f"the server has more than {self._limits.total} calls, and this connection the most,")
             heapq.heapreplace(most, (count + 1, index, calls))
 
-    def _refuse(self, calls: Iterable[WaitingCall], why: str) -> None:
+    def _refuse(self, calls: Iterable[ServerCall], why: str) -> None:
         error = ServeError(
             StatusCode.RESOURCE_EXHAUSTED,
             f"{why} that wait for their clients' messages: the oldest, of which this is one, are ended; begin fewer"
@@ -180,7 +169,7 @@ class WaitingCalls:
         for call in calls:
             self._end(call, error)
 
-    def _end(self, call: WaitingCall, error: ServeError) -> None:
+    def _end(self, call: ServerCall, error: ServeError) -> None:
         self.remove(call)
         call.end_waiting(error)
         if self._pace.is_due():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocserve.core.memo import Memo
+from rocserve.core.memo import MOST_REMEMBERED, Memo
 from rocserve.core.model_config import EnsembleStep, ModelConfig
-from rocserve.core.requests import InputHead, Parameters, RequestedOutput, RequestHead
+from rocserve.core.requests import InputHead, Parameters, ParameterValue, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedVersion, ServingTable
 
 _DEEPEST = 32
@@ -37,15 +38,12 @@ class EnsembleGraph:
         self._producer = {
             tensor: index for index, step in enumerate(self._steps) for tensor in step.output_map.values()
         }
-        self._plans: dict[tuple[str, ...], EnsemblePlan] = {}
+        self._plans = Memo[tuple[str, ...], EnsemblePlan]()
 
     def plan(self, outputs: Sequence[str]) -> EnsemblePlan:
         """The plan for the wanted outputs, remembered."""
         key = tuple(outputs)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._make_plan(key)
-        return plan
+        return self._plans.get(key) or self._plans.keep(key, self._make_plan(key))
 
     def _make_plan(self, outputs: tuple[str, ...]) -> EnsemblePlan:
         needed: set[int] = set()
@@ -75,33 +73,41 @@ def _wanted(step: EnsembleStep, counts: Counter[str]) -> tuple[str, ...]:
     return tuple(output for output, tensor in step.output_map.items() if counts[tensor])
 
 
-class StepHeads:
-    """The heads of requests to members, one object for equal heads, so that a member checks each only once."""
+def step_head(
+    model_name: str,
+    model_version: str,
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
+    outputs: tuple[str, ...],
+    parameters: Parameters,
+    references: frozenset[str] = frozenset(),
+    may_stay: frozenset[str] = frozenset(),
+) -> RequestHead:
+    """The head of a request to a member, one object for equal heads, so that a member checks each only once. `inputs`
+    are (name, datatype, shape)."""
+    # With their types, for True is equal to 1.
+    typed = tuple([(name, type(value), value) for name, value in parameters.items()])
+    return _step_head(model_name, model_version, inputs, outputs, typed, references, may_stay)
 
-    def __init__(self) -> None:
-        self._heads = Memo[tuple[object, ...], RequestHead]()
 
-    def head(
-        self,
-        model_name: str,
-        model_version: str,
-        inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
-        outputs: tuple[str, ...],
-        parameters: Parameters,
-        references: frozenset[str] = frozenset(),
-        may_stay: frozenset[str] = frozenset(),
-    ) -> RequestHead:
-        """The head of a request; `inputs` are (name, datatype, shape)."""
-        key = (model_name, model_version, inputs, outputs, tuple(parameters.items()), references, may_stay)
-        head = self._heads.get(key)
-        if head is None:
-            heads = tuple(InputHead(*entry) for entry in inputs)
-            wanted = tuple(RequestedOutput(name) for name in outputs)
-            made = RequestHead(
-                model_name, model_version, heads, wanted, parameters, references=references, may_stay=may_stay
-            )
-            head = self._heads.keep(key, made)
-        return head
+@functools.lru_cache(MOST_REMEMBERED)
+def _step_head(
+    model_name: str,
+    model_version: str,
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
+    outputs: tuple[str, ...],
+    parameters: tuple[tuple[str, type, ParameterValue], ...],
+    references: frozenset[str],
+    may_stay: frozenset[str],
+) -> RequestHead:
+    return RequestHead(
+        model_name,
+        model_version,
+        tuple(InputHead(*entry) for entry in inputs),
+        tuple(RequestedOutput(name) for name in outputs),
+        {name: value for name, _, value in parameters},
+        references=references,
+        may_stay=may_stay,
+    )
 
 
 def labels_of(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:

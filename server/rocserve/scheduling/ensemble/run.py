@@ -38,7 +38,7 @@ from rocserve.core.serving import Responder, ServedVersion
 from rocserve.core.tensors import Tensor
 from rocserve.core.validation import reshape_dims
 from rocserve.scheduling.batch import send_copied
-from rocserve.scheduling.ensemble.graph import EnsemblePlan
+from rocserve.scheduling.ensemble.graph import EnsemblePlan, step_head
 from rocserve.scheduling.scheduler import cancelled
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ class EnsembleRun:
                     references.add(name)
                     slots.append(held.slot)
         may_stay = self._may_stay(index, member, device) if device and not member.decoupled else frozenset()
-        head = self.ensemble.heads.head(
+        head = step_head(
             step.member,
             version,
             tuple(names),

@@ -15,7 +15,7 @@ from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
-from rocserve.scheduling.ensemble.graph import EnsembleGraph, StepHeads, labels_of
+from rocserve.scheduling.ensemble.graph import EnsembleGraph, labels_of
 from rocserve.scheduling.ensemble.run import EnsembleRun
 from rocserve.scheduling.response_cache import CachedAnswers
 from rocserve.scheduling.scheduler import Drain
@@ -78,7 +78,6 @@ class EnsembleVersion:
         self.memory = memory
         self.answers = answers
         self.graph = EnsembleGraph(config)
-        self.heads = StepHeads()
         self.outputs = {output.name: output for output in config.outputs}
         limit = config.ensemble_max_inflight_requests
         self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []

@@ -36,17 +36,8 @@ class StateValue:
     data: Buffer
 
 
-class SequenceStates:
-    """Those of one sequence, in the order of the configuration."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, values: Sequence[StateValue]) -> None:
-        self.values = list(values)
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple([value.shape for value in self.values])
+SequenceStates = list[StateValue]
+"""Those of one sequence, in the order of the configuration."""
 
 
 class StateKeeper:
@@ -61,7 +52,7 @@ class StateKeeper:
         self._places = {state.output_name: (place, state.datatype) for place, state in enumerate(self.states)}
 
     def begin(self) -> SequenceStates:
-        return SequenceStates(self._initial)
+        return list(self._initial)
 
     def take(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
         """Keep the values of those states that are among the outputs.
@@ -81,7 +72,7 @@ class StateKeeper:
                 )
             found.append((place, StateValue(tuple(tensor.shape), bytes(tensor.data))))
         for place, value in found:
-            states.values[place] = value
+            states[place] = value
 
 
 def zeros(datatype: DataType, shape: Sequence[int]) -> bytes:
@@ -175,7 +166,7 @@ class SequenceInputs:
     def plan(self, request: SequenceRequest) -> RequestPlan:
         """The plan of a request that `begin` was called for, with all that the model gets."""
         assert request.states is not None
-        shapes = request.states.shapes
+        shapes = tuple([value.shape for value in request.states])
         plan = self._plans.get((request.plan, shapes))
         if plan is None:
             plan = self._plans.keep((request.plan, shapes), self._make(request.plan, shapes))
@@ -186,7 +177,7 @@ class SequenceInputs:
         assert request.states is not None
         plan = self.plan(request)
         request.bare = (request.data, request.plan)
-        states = [value.data for value in request.states.values]
+        states = [value.data for value in request.states]
         request.data = [*request.data, *self._controls.of(request.tag), *states]
         request.sequence = request.tag
         request.plan = plan
