@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -34,37 +36,74 @@ _TABLES = 64
 """Tables of normalised levels that are kept ready, of a kilobyte a channel."""
 
 
-def cut(
-    image: Image,
-    result: ResultExtent,
-    as_float: bool,
-    crop_height: int,
-    crop_width: int,
-    crop_pos_x: float,
-    crop_pos_y: float,
-) -> Pixels:
-    """At a position in whole pixels (fractions are cut off).
+@dataclass(frozen=True, slots=True)
+class PartRule:
+    """The part of an image that an operation takes, by its arguments."""
 
-    A position at or beyond the image's side counts as 0, a crop wider than the image as the full side. Where the crop
-    would reach out of the image it is moved back into it; rocAL reads other memory there.
+    size: Callable[..., Extent]
+    """Of the source's extent, as far as it is known, and the arguments."""
+    start: Callable[..., tuple[int, int]]
+    """Its top and left, of the source's extent, the part's, and the arguments."""
+    misfit: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
+    """See AmdForm.misfit."""
+
+    def cut(self, image: Image, **arguments: Any) -> Pixels:
+        source = image.extent.valid
+        part = self.size(source, **arguments)
+        height, width = part.sides
+        top, left = self.start(source, part, **arguments)
+        return image.valid[top : top + height, left : left + width]
+
+    def run(self, image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
+        return self.cut(image, **arguments)
+
+    def extent(self, source: ResultExtent, **arguments: Any) -> ResultExtent:
+        return ResultExtent.whole(self.size(source.valid, **arguments))
+
+
+def _of_size(source: Extent, crop_height: int, crop_width: int, **others: Any) -> Extent:
+    """A crop larger than the image is the full side."""
+    return Extent(limited(crop_height, source.height), limited(crop_width, source.width))
+
+
+def _at_position(source: Extent, part: Extent, crop_pos_x: float, crop_pos_y: float, **others: Any) -> tuple[int, int]:
+    """In whole pixels (fractions are cut off); one at or beyond the image's side counts as 0.
+
+    Where the crop would reach out of the image it is moved back into it; rocAL reads other memory there.
     """
-    source = image.valid
-    top = cut_start(crop_pos_y, crop_height, source.shape[0])
-    left = cut_start(crop_pos_x, crop_width, source.shape[1])
-    return source[top : top + crop_height, left : left + crop_width]
+    (height, width), (part_height, part_width) = source.sides, part.sides
+    return cut_start(crop_pos_y, part_height, height), cut_start(crop_pos_x, part_width, width)
 
 
-def cut_extent(source: ResultExtent, crop_height: int, crop_width: int, **others: Any) -> ResultExtent:
-    valid = source.valid
-    return ResultExtent.whole(Extent(limited(crop_height, valid.height), limited(crop_width, valid.width)))
+def _at_centre(source: Extent, part: Extent, **others: Any) -> tuple[int, int]:
+    """Half to even, as rocAL rounds."""
+    (height, width), (part_height, part_width) = source.sides, part.sides
+    return round((height - part_height) / 2), round((width - part_width) / 2)
 
 
-def _center_cut(image: Image, result: ResultExtent, as_float: bool, **size: int) -> Pixels:
-    source = image.valid
-    height, width = result.size.sides
-    # Half to even, as rocAL rounds.
-    top, left = round((source.shape[0] - height) / 2), round((source.shape[1] - width) / 2)
-    return source[top : top + height, left : left + width]
+def _at_fraction(source: Extent, part: Extent, crop_pos_x: float, crop_pos_y: float, **others: Any) -> tuple[int, int]:
+    """Of the room that the crop leaves: 0 = left or top, 0.5 = centre, 1 = right or bottom."""
+    (height, width), (part_height, part_width) = source.sides, part.sides
+    return _fraction_of(height - part_height, crop_pos_y), _fraction_of(width - part_width, crop_pos_x)
+
+
+def _fraction_of(room: int, fraction: float) -> int:
+    """Half to even, of a product in 32 bits."""
+    return int(np.rint(np.float32(fraction) * np.float32(room)))
+
+
+def _overhang(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+    crop_height, crop_width, x, y = (
+        arguments[key] for key in ("crop_height", "crop_width", "crop_pos_x", "crop_pos_y")
+    )
+    return overhang("width", x, crop_width, known.width, width) or overhang(
+        "height", y, crop_height, known.height, height
+    )
+
+
+BY_POSITION = PartRule(_of_size, _at_position, _overhang)
+_CENTRAL = PartRule(_of_size, _at_centre)
+_BY_FRACTION = PartRule(_of_size, _at_fraction)
 
 
 def _by_one_size(crop: tuple[int, ...], crop_h: int, crop_w: int, **others: Any) -> Values:
@@ -86,16 +125,7 @@ def _amd_cut(node: Node, call: Call) -> Tensor:
     return node.call("crop", keywords)
 
 
-def _cut_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
-    crop_height, crop_width, x, y = (
-        arguments[key] for key in ("crop_height", "crop_width", "crop_pos_x", "crop_pos_y")
-    )
-    return overhang("width", x, crop_width, known.width, width) or overhang(
-        "height", y, crop_height, known.height, height
-    )
-
-
-_CUTTING = AmdForm(make=_amd_cut, misfit=_cut_misfit)
+_CUTTING = AmdForm(make=_amd_cut, misfit=BY_POSITION.misfit)
 
 
 def _slice(
@@ -159,29 +189,16 @@ def _cut_and_normalise(
     image: Image,
     result: ResultExtent,
     as_float: bool,
-    crop_pos_x: float,
-    crop_pos_y: float,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     mirror: bool,
-    **size: int,
+    **crop: Any,
 ) -> Pixels:
-    """level / std - mean / std for each channel.
-
-    The positions are fractions of the room that the crop leaves: 0 = left or top, 0.5 = centre, 1 = right or bottom.
-    """
-    source = image.valid
-    height, width = result.size.sides
-    top, left = _fraction_of(source.shape[0] - height, crop_pos_y), _fraction_of(source.shape[1] - width, crop_pos_x)
-    crop = source[top : top + height, left : left + width]
+    """level / std - mean / std for each channel."""
+    part = _BY_FRACTION.cut(image, **crop)
     if mirror:
-        crop = with_channels(cast(Pixels, cv2.flip(crop, 1)))
-    return with_channels(cast(Pixels, cv2.LUT(crop, _normalised_levels(mean, std, as_float))))
-
-
-def _fraction_of(room: int, fraction: float) -> int:
-    """Half to even, of a product in 32 bits."""
-    return int(np.rint(np.float32(fraction) * np.float32(room)))
+        part = with_channels(cast(Pixels, cv2.flip(part, 1)))
+    return with_channels(cast(Pixels, cv2.LUT(part, _normalised_levels(mean, std, as_float))))
 
 
 @lru_cache(_TABLES)
@@ -216,8 +233,8 @@ OPERATIONS = (
     Operation(
         "CropFixed",
         {**_CROP, "crop_pos_x": Key(schema.read_pixel_position), "crop_pos_y": Key(schema.read_pixel_position)},
-        cut,
-        cut_extent,
+        BY_POSITION.run,
+        BY_POSITION.extent,
         ignored_keys={
             "crop_depth": Key(schema.read_positive_size, default=1),
             "crop_pos_z": Key(schema.read_number, default=0),
@@ -231,13 +248,13 @@ OPERATIONS = (
             "crop_pos_x": Key(schema.read_pixel_position, default=0.5),
             "crop_pos_y": Key(schema.read_pixel_position, default=0.5),
         },
-        cut,
-        cut_extent,
+        BY_POSITION.run,
+        BY_POSITION.extent,
         _by_one_size,
         ignored_keys={**_DEPTH_OF_FN, "crop_pos_z": Key(schema.read_number, default=0.5)},
         amd=_CUTTING,
     ),
-    Operation("center_crop", _CROP_OF_FN, _center_cut, cut_extent, _by_one_size, ignored_keys=_DEPTH_OF_FN),
+    Operation("center_crop", _CROP_OF_FN, _CENTRAL.run, _CENTRAL.extent, _by_one_size, ignored_keys=_DEPTH_OF_FN),
     Operation(
         "slice",
         {
@@ -262,7 +279,7 @@ OPERATIONS = (
             **MIRROR,
         },
         _cut_and_normalise,
-        cut_extent,
+        _BY_FRACTION.extent,
         renamed(start_x="crop_pos_x", start_y="crop_pos_y", std_dev="std"),
         ignored_keys={
             "crop_depth": Key(schema.read_size, default=1),
@@ -282,7 +299,7 @@ OPERATIONS = (
             **MIRROR_OF_FN,
         },
         _cut_and_normalise,
-        cut_extent,
+        _BY_FRACTION.extent,
         _by_one_size,
         channel_keys=("mean", "std"),
         normalises=True,

@@ -37,29 +37,29 @@ _LARGEST_ASPECT_RATIO = 6
 """How much longer a side that is not given may become than the one that is."""
 
 
-def resized(pixels: Pixels, width: int, height: int, interpolation: str, as_float: bool) -> Pixels:
-    """UINT8, or FP32 neither rounded nor clamped."""
-    if interpolation == "NEAREST_NEIGHBOR":
-        nearest = resize_nearest(pixels, width, height)
-        return nearest.astype(np.float32) if as_float else nearest
-    if interpolation == "LINEAR":
-        return stretched(pixels, width, height, as_float)
-    levels = resize_by_weights(pixels, width, height, interpolation)
-    return levels if as_float else to_bytes(levels)
-
-
-def stretched(
+def resized(
     pixels: Pixels,
-    width: int,
-    height: int,
+    target: Extent,
     as_float: bool,
+    interpolation_type: str = "LINEAR",
     mirror: bool = False,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
+    **others: Any,
 ) -> Pixels:
-    """Between pixels and without antialiasing, mirrored left to right, then (level - mean) / std for each channel."""
-    stretch = resize_to_floats if as_float else resize_to_bytes
-    return stretch(pixels, width, height, mirror, Scaling.of(mean, std) if mean else None)
+    """UINT8, or FP32 neither rounded nor clamped.
+
+    LINEAR is between pixels and without antialiasing; it alone may be mirrored left to right, with
+    (level - mean) / std for each channel after that.
+    """
+    height, width = target.sides
+    if interpolation_type == "LINEAR":
+        stretch = resize_to_floats if as_float else resize_to_bytes
+        return stretch(pixels, width, height, mirror, Scaling.of(mean, std) if mean else None)
+    if interpolation_type == "NEAREST_NEIGHBOR":
+        return resize_nearest(pixels, width, height)
+    levels = resize_by_weights(pixels, width, height, interpolation_type)
+    return levels if as_float else to_bytes(levels)
 
 
 def _stretched_extent(source: ResultExtent, dest_width: int, dest_height: int, **normalisation: Any) -> ResultExtent:
@@ -170,24 +170,8 @@ def _by_rule(
     return {"size": SizeRule(mode, square or resize_width, square or resize_height, *limits), **others}
 
 
-def _stretch(
-    image: Image,
-    result: ResultExtent,
-    as_float: bool,
-    mirror: bool = False,
-    mean: tuple[float, ...] = (),
-    std: tuple[float, ...] = (),
-    **size: Any,
-) -> Pixels:
-    height, width = result.valid.sides
-    return stretched(image.valid, width, height, as_float, mirror, mean, std)
-
-
-def _scale(
-    image: Image, result: ResultExtent, as_float: bool, size: SizeRule, interpolation_type: str = "LINEAR"
-) -> Pixels:
-    height, width = result.valid.sides
-    return resized(image.valid, width, height, interpolation_type, as_float)
+def _resize(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
+    return resized(image.valid, result.valid, as_float, **arguments)
 
 
 def _scaled_extent(source: ResultExtent, size: SizeRule, **others: Any) -> ResultExtent:
@@ -244,7 +228,7 @@ OPERATIONS = (
     Operation(
         "Resize",
         _DESTINATION,
-        _stretch,
+        _resize,
         _stretched_extent,
         amd=AmdForm(
             make=_amd_resize, gives_floats=always, gives_layouts=True, refusal=_without_size, misfit=_stretched_misfit
@@ -253,7 +237,7 @@ OPERATIONS = (
     Operation(
         "ResizeMirrorNormalize",
         {**_DESTINATION, **NORMALISATION, **MIRROR},
-        _stretch,
+        _resize,
         _stretched_extent,
         renamed(std_dev="std"),
         channel_keys=("mean", "std_dev"),
@@ -270,7 +254,7 @@ OPERATIONS = (
     Operation(
         "resize",
         {**_SIZE, **INTERPOLATION},
-        _scale,
+        _resize,
         _scaled_extent,
         _by_rule,
         # rocAL takes it and does nothing with it.
@@ -287,7 +271,7 @@ OPERATIONS = (
     Operation(
         "resize_mirror_normalize",
         {**_SIZE, **NORMALISATION_OF_FN, **MIRROR_OF_FN},
-        _stretch,
+        _resize,
         _scaled_extent,
         _by_rule,
         # On the way to RPP's kernel every interpolation becomes LINEAR.

@@ -6,6 +6,7 @@ Of the result the next operation sees as much as the part had.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocserve.backends.rocal import schema
@@ -22,18 +23,38 @@ from rocserve.backends.rocal.operations.base import (
     Values,
     cut_start,
     limited,
-    overhang,
     reads_beside,
     renamed,
 )
-from rocserve.backends.rocal.operations.cropping import cut, cut_extent
-from rocserve.backends.rocal.operations.resizing import resized, stretched
+from rocserve.backends.rocal.operations.cropping import BY_POSITION, PartRule
+from rocserve.backends.rocal.operations.resizing import resized
 from rocserve.backends.rocal.schema import Key
 
 
-def _stretched_extent(part: Extent, resize_width: int, resize_height: int) -> ResultExtent:
-    valid = Extent(limited(resize_height, part.height), limited(resize_width, part.width))
-    return ResultExtent(Extent(resize_height, resize_width), valid)
+def _stretching(
+    name: str, keys: Mapping[str, Key], rule: PartRule, make: Callable[[Node, Call], Tensor], **options: Any
+) -> Operation:
+    """Declares an operation with the arguments of its rule, `resize_width`, `resize_height` and those of `resized`.
+
+    `make` adds it to rocAL's graph.
+    """
+
+    def run(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
+        return resized(rule.cut(image, **arguments), result.size, as_float, **arguments)
+
+    def extent(source: ResultExtent, resize_width: int, resize_height: int, **arguments: Any) -> ResultExtent:
+        part = rule.size(source.valid, **arguments)
+        valid = Extent(limited(resize_height, part.height), limited(resize_width, part.width))
+        return ResultExtent(Extent(resize_height, resize_width), valid)
+
+    def misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+        part_height, part_width = rule.size(Extent(height, width), **arguments).sides
+        return rule.misfit(arguments, known, height, width) or reads_beside(
+            part_width, part_height, arguments["resize_width"]
+        )
+
+    amd = AmdForm(make=make, gives_layouts=True, fills_result=True, misfit=misfit)
+    return Operation(name, keys, run, extent, amd=amd, **options)
 
 
 _NARROWEST, _WIDEST = 0.75, 1.333
@@ -41,18 +62,19 @@ _NARROWEST, _WIDEST = 0.75, 1.333
 
 
 def _area(
-    image_height: int,
-    image_width: int,
+    source: Extent,
     crop_area_factor: float,
     crop_aspect_ratio: float,
     x_drift: float,
     y_drift: float,
+    **others: float,
 ) -> tuple[int, int, int, int]:
     """Top, left, height and width of a part by its share of the image's area and its width over its height.
 
     The drifts are fractions of the room that the part leaves. Where the part does not fit, the largest central part
     with an aspect ratio from 0.75 to 1.333 is taken.
     """
+    image_height, image_width = source.sides
     target = crop_area_factor * image_height * image_width
     width = int(math.sqrt(target * crop_aspect_ratio))
     height = int(math.sqrt(target / crop_aspect_ratio))
@@ -67,22 +89,16 @@ def _area(
     return (image_height - height) // 2, (image_width - width) // 2, height, width
 
 
-def _resize_area(
-    image: Image, result: ResultExtent, as_float: bool, resize_width: int, resize_height: int, **area: float
-) -> Pixels:
-    source = image.valid
-    top, left, height, width = _area(source.shape[0], source.shape[1], **area)
-    part = source[top : top + height, left : left + width]
-    return stretched(part, resize_width, resize_height, as_float)
+def _area_size(source: Extent, **area: float) -> Extent:
+    if not source.is_known:
+        return Extent(None, None)
+    _, _, height, width = _area(source, **area)
+    return Extent(height, width)
 
 
-def _area_extent(source: ResultExtent, resize_width: int, resize_height: int, **area: float) -> ResultExtent:
-    valid = source.valid
-    if not valid.is_known:
-        return ResultExtent(Extent(resize_height, resize_width), Extent(None, None))
-    image_height, image_width = valid.sides
-    _, _, height, width = _area(image_height, image_width, **area)
-    return _stretched_extent(Extent(height, width), resize_width, resize_height)
+def _area_start(source: Extent, part: Extent, **area: float) -> tuple[int, int]:
+    top, left, _, _ = _area(source, **area)
+    return top, left
 
 
 def _area_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
@@ -91,84 +107,40 @@ def _area_misfit(arguments: Values, known: Extent, height: int, width: int) -> s
     return reads_beside(min(part_width, width), min(part_height, height), arguments["resize_width"])
 
 
+_AREA = PartRule(_area_size, _area_start, _area_misfit)
+
+
 def _amd_resize_area(node: Node, call: Call) -> Tensor:
     # rocAL's own CropResizeFixed is not bound, but it is fn's resize_crop with constant parameters.
     return node.call("resize_crop", call.arguments)
 
 
-_AREA = AmdForm(make=_amd_resize_area, gives_layouts=True, fills_result=True, misfit=_area_misfit)
-
-
-def _resize_corner(
-    image: Image,
-    result: ResultExtent,
-    as_float: bool,
-    dest_width: int,
-    dest_height: int,
-    crop_w: int,
-    crop_h: int,
-    mirror: bool,
-) -> Pixels:
-    """The top left `crop_w` x `crop_h`; 0 or too large: the full side.
-
-    The names say otherwise, but rocAL crops first.
-    """
-    part = image.valid[: crop_h or None, : crop_w or None]
-    return stretched(part, dest_width, dest_height, as_float, mirror)
-
-
-def _corner_extent(
-    source: ResultExtent, dest_width: int, dest_height: int, crop_w: int, crop_h: int, mirror: bool
-) -> ResultExtent:
-    valid = source.valid
-    part = Extent(
-        limited(crop_h, valid.height) if crop_h else valid.height,
-        limited(crop_w, valid.width) if crop_w else valid.width,
+def _corner_size(source: Extent, crop_w: int, crop_h: int, **others: Any) -> Extent:
+    """0 or too large: the full side."""
+    return Extent(
+        limited(crop_h, source.height) if crop_h else source.height,
+        limited(crop_w, source.width) if crop_w else source.width,
     )
-    return _stretched_extent(part, dest_width, dest_height)
+
+
+def _corner_start(source: Extent, part: Extent, **others: Any) -> tuple[int, int]:
+    """The top left: the names say otherwise, but rocAL crops first."""
+    return 0, 0
+
+
+_CORNER = PartRule(_corner_size, _corner_start)
 
 
 def _amd_resize_corner(node: Node, call: Call) -> Tensor:
     # Not fn.resize_crop_mirror, which hands the crop's sides on in the wrong order.
     native = node.binding.native
     width, height, crop_w, crop_h, mirror = (
-        call.arguments[key] for key in ("dest_width", "dest_height", "crop_w", "crop_h", "mirror")
+        call.arguments[key] for key in ("resize_width", "resize_height", "crop_w", "crop_h", "mirror")
     )
     parameter = native.createIntParameter(int(mirror))
     return native.resizeCropMirrorFixed(
         node.handle, node.images[0], width, height, False, crop_h, crop_w, parameter, node.layout, node.datatype
     )
-
-
-def _corner_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
-    part_width = min(arguments["crop_w"] or width, width)
-    part_height = min(arguments["crop_h"] or height, height)
-    return reads_beside(part_width, part_height, arguments["dest_width"])
-
-
-_CORNER = AmdForm(make=_amd_resize_corner, gives_layouts=True, fills_result=True, misfit=_corner_misfit)
-
-
-def _resize_roi(
-    image: Image,
-    result: ResultExtent,
-    as_float: bool,
-    resize_width: int,
-    resize_height: int,
-    roi_w: int,
-    roi_h: int,
-    roi_pos_x: float,
-    roi_pos_y: float,
-    interpolation_type: str,
-) -> Pixels:
-    part = cut(image, result, False, roi_h, roi_w, roi_pos_x, roi_pos_y)
-    return resized(part, resize_width, resize_height, interpolation_type, as_float)
-
-
-def _roi_extent(
-    source: ResultExtent, resize_width: int, resize_height: int, roi_w: int, roi_h: int, **others: Any
-) -> ResultExtent:
-    return _stretched_extent(cut_extent(source, roi_h, roi_w).size, resize_width, resize_height)
 
 
 def _amd_resize_roi(node: Node, call: Call) -> Tensor:
@@ -180,20 +152,11 @@ def _amd_resize_roi(node: Node, call: Call) -> Tensor:
     return node.call("roi_resize", {**values, **starts})
 
 
-def _roi_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
-    roi_height, roi_width = arguments["roi_h"], arguments["roi_w"]
-    return (
-        overhang("width", arguments["roi_pos_x"], roi_width, known.width, width)
-        or overhang("height", arguments["roi_pos_y"], roi_height, known.height, height)
-        or reads_beside(min(roi_width, width), min(roi_height, height), arguments["resize_width"])
-    )
-
-
 _DESTINATION = {"dest_width": Key(schema.read_positive_size), "dest_height": Key(schema.read_positive_size)}
 _DESTINATION_OF_FN = {"resize_width": Key(schema.read_positive_size), "resize_height": Key(schema.read_positive_size)}
 
 OPERATIONS = (
-    Operation(
+    _stretching(
         "CropResizeFixed",
         {
             **_DESTINATION,
@@ -202,9 +165,9 @@ OPERATIONS = (
             "x_center_drift": Key(schema.read_fraction),
             "y_center_drift": Key(schema.read_fraction),
         },
-        _resize_area,
-        _area_extent,
-        renamed(
+        _AREA,
+        _amd_resize_area,
+        arguments=renamed(
             dest_width="resize_width",
             dest_height="resize_height",
             area="crop_area_factor",
@@ -212,9 +175,8 @@ OPERATIONS = (
             x_center_drift="x_drift",
             y_center_drift="y_drift",
         ),
-        amd=_AREA,
     ),
-    Operation(
+    _stretching(
         "resize_crop",
         {
             **_DESTINATION_OF_FN,
@@ -224,18 +186,17 @@ OPERATIONS = (
             "x_drift": Key(schema.read_fraction),
             "y_drift": Key(schema.read_fraction),
         },
-        _resize_area,
-        _area_extent,
-        amd=_AREA,
+        _AREA,
+        _amd_resize_area,
     ),
-    Operation(
+    _stretching(
         "ResizeCropMirrorFixed",
         {**_DESTINATION, "crop_w": Key(schema.read_size), "crop_h": Key(schema.read_size), **MIRROR},
-        _resize_corner,
-        _corner_extent,
-        amd=_CORNER,
+        _CORNER,
+        _amd_resize_corner,
+        arguments=renamed(dest_width="resize_width", dest_height="resize_height"),
     ),
-    Operation(
+    _stretching(
         "resize_crop_mirror",
         {
             **_DESTINATION_OF_FN,
@@ -243,13 +204,12 @@ OPERATIONS = (
             "crop_h": Key(schema.read_size, default=0),
             **MIRROR_OF_FN,
         },
-        _resize_corner,
-        _corner_extent,
+        _CORNER,
+        _amd_resize_corner,
         # rocAL's Python module hands the crop's sides on in the wrong order.
-        renamed(resize_width="dest_width", resize_height="dest_height", crop_w="crop_h", crop_h="crop_w"),
-        amd=_CORNER,
+        arguments=renamed(crop_w="crop_h", crop_h="crop_w"),
     ),
-    Operation(
+    _stretching(
         "roi_resize",
         {
             **_DESTINATION_OF_FN,
@@ -259,8 +219,8 @@ OPERATIONS = (
             "roi_pos_y": Key(schema.read_pixel_position),
             **INTERPOLATION,
         },
-        _resize_roi,
-        _roi_extent,
-        amd=AmdForm(make=_amd_resize_roi, gives_layouts=True, fills_result=True, misfit=_roi_misfit),
+        BY_POSITION,
+        _amd_resize_roi,
+        arguments=renamed(roi_w="crop_width", roi_h="crop_height", roi_pos_x="crop_pos_x", roi_pos_y="crop_pos_y"),
     ),
 )
