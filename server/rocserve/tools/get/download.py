@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import http.client
 import os
@@ -20,6 +19,8 @@ from urllib.request import Request, urlopen
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from rocserve.cache.locks import hold, leads_to
 
 _ZOO = "https://github.com/onnx/models/raw/main/validated/vision"
 _PYPI = "https://files.pythonhosted.org/packages"
@@ -111,10 +112,6 @@ class Interrupted(Exception):
     """The connection broke or the server faltered; the same address may give the rest."""
 
 
-class WrongContent(SourceFailed):
-    """All bytes came, and they are not those of the file."""
-
-
 class DownloadProgress:
     """Shows how far a download is: a bar on a terminal, a line every tenth elsewhere. A context."""
 
@@ -153,66 +150,57 @@ class Part:
     """The part of a file that is there so far, and nobody else's. A context; what an earlier download left is kept."""
 
     def __init__(self, path: Path) -> None:
-        """Raises: GetError: another process writes it, or it cannot be written."""
+        """Raises: GetError: another process writes it. OSError: it cannot be written."""
         self.path = path
-        self.size = 0
-        with self._disk_faults():
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self._file = os.fdopen(descriptor, "r+b")
-            if not self._is_ours():
-                self._file.close()
-                raise GetError(f"another process is writing '{path}'; wait for it, or end it")
-            self.size = self._file.seek(0, os.SEEK_END)
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
+        # Another process may have given the file its name while this one waited to open it: to write into it would then
+        # be to write into what a server has loaded.
+        if not (hold(self._file, shared=False) and leads_to(path, self._file)):
+            self._file.close()
+            raise GetError(f"another process is writing '{path}'; wait for it, or end it")
+        self.size = self._file.seek(0, os.SEEK_END)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._disk_faults():
-            self._file.close()
+        self._file.close()
 
     def sha256(self) -> str:
-        with self._disk_faults():
-            self._file.seek(0)
-            return hashlib.file_digest(self._file, "sha256").hexdigest()
+        self._file.seek(0)
+        return hashlib.file_digest(self._file, "sha256").hexdigest()
 
     def append(self, data: bytes) -> None:
-        """Raises: GetError, such as for a full disk."""
-        with self._disk_faults():
-            self._file.write(data)
+        self._file.write(data)
         self.size += len(data)
 
     def clear(self) -> None:
         """Begin anew."""
-        with self._disk_faults():
-            self._file.seek(0)
-            self._file.truncate()
+        self._file.seek(0)
+        self._file.truncate()
         self.size = 0
 
     def keep_as(self, target: Path) -> None:
         """Give the file its name, in one step, once it is on the disk."""
-        with self._disk_faults():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            target.parent.mkdir(exist_ok=True)
-            self.path.replace(target)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        target.parent.mkdir(exist_ok=True)
+        self.path.replace(target)
 
-    def _is_ours(self) -> bool:
-        """Lock it; no where another process has, or has given the file its name while this one waited to open it: to
-        write into it would then be to write into what a server has loaded."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except (BlockingIOError, FileNotFoundError):
-            return False
 
-    @contextmanager
-    def _disk_faults(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            text = f"cannot write '{self.path}': {error.strerror or error}"
-            raise GetError(text + ("; run again, it goes on from what is there" if self.size else "")) from error
+@contextmanager
+def opened_part(path: Path) -> Iterator[Part]:
+    """Raises: GetError: another process writes it, or it cannot be written, such as on a full disk."""
+    size = 0
+    try:
+        with Part(path) as part:
+            try:
+                yield part
+            finally:
+                size = part.size
+    except OSError as error:
+        text = f"cannot write '{path}': {error.strerror or error}"
+        raise GetError(text + ("; run again, it goes on from what is there" if size else "")) from error
 
 
 def download(
@@ -221,10 +209,10 @@ def download(
     """Put the file at `target`, whole or not at all; `path` is where it grows, on the same file system.
 
     Raises:
-        GetError: no address gave the right bytes, there is no room, or somebody else is at it. What was downloaded
+        GetError: no address gave the right bytes, there is no room, or another process writes it. What was downloaded
             rightly so far stays at `path` for the next time.
     """
-    with Part(path) as part:
+    with opened_part(path) as part:
         try:
             _check_room(file, part)
             _try_each_address(file, part, progress, patience or Patience())
@@ -246,92 +234,93 @@ def _try_each_address(file: RemoteFile, part: Part, progress: DownloadProgress, 
     raise GetError("\n".join((f"'{file.name}' could not be downloaded:", *failures, hint)))
 
 
+@dataclass(frozen=True, slots=True)
 class _Download:
     """The attempts at one address."""
 
-    def __init__(
-        self, file: RemoteFile, address: str, part: Part, progress: DownloadProgress, patience: Patience
-    ) -> None:
-        self._file = file
-        self._address = address
-        self._part = part
-        self._progress = progress
-        self._patience = patience
+    file: RemoteFile
+    address: str
+    part: Part
+    progress: DownloadProgress
+    patience: Patience
 
     def run(self) -> None:
-        """Raises: SourceFailed."""
-        has_begun_before = self._part.size > 0
-        try:
-            self._complete()
-        except WrongContent:
+        """Raises: SourceFailed, OSError."""
+        has_begun_before = self.part.size > 0
+        while (digest := self._completed()) != self.file.sha256:
+            self.part.clear()
             if not has_begun_before:
-                raise
+                raise SourceFailed(f"its bytes are not the right ones: SHA-256 {digest}, expected {self.file.sha256}")
             # The beginning may be of another time or another address.
-            self._progress.note("what an earlier download left is not of this file; beginning anew")
-            self._complete()
+            self.progress.note("what an earlier download left is not of this file; beginning anew")
+            has_begun_before = False
 
-    def _complete(self) -> None:
+    def _completed(self) -> str:
+        """The digest of the file once all of it is there."""
         attempts = 0
-        while self._part.size < self._file.size:
-            before = self._part.size
+        while self.part.size < self.file.size:
+            before = self.part.size
             try:
                 self._fetch()
             except Interrupted as interruption:
-                attempts = 1 if self._part.size > before else attempts + 1
+                attempts = 1 if self.part.size > before else attempts + 1
                 if attempts == _ATTEMPTS:
                     raise SourceFailed(f"{interruption}, {_ATTEMPTS} times in a row") from None
-                self._progress.note(f"{interruption}; trying again from byte {self._part.size}")
-                time.sleep(self._patience.first_pause * 2 ** (attempts - 1))
-        digest = self._part.sha256()
-        if digest != self._file.sha256:
-            self._part.clear()
-            raise WrongContent(f"its bytes are not the right ones: SHA-256 {digest}, expected {self._file.sha256}")
+                self.progress.note(f"{interruption}; trying again from byte {self.part.size}")
+                time.sleep(self.patience.first_pause * 2 ** (attempts - 1))
+        return self.part.sha256()
 
     def _fetch(self) -> None:
-        """Take what one connection gives.
+        """Take what one connection gives. Raises: Interrupted, SourceFailed, OSError."""
+        for block in self._blocks():
+            if self.part.size + len(block) > self.file.size:
+                self.part.clear()
+                raise SourceFailed(f"it goes on after the {self.file.size} bytes that were expected")
+            self.part.append(block)
+            self.progress.at(self.part.size)
+        if self.part.size < self.file.size:
+            raise Interrupted(f"the connection ended after {self.part.size} of {self.file.size} bytes")
 
-        Raises:
-            Interrupted, SourceFailed.
-        """
+    def _blocks(self) -> Iterator[bytes]:
+        """Of one connection. Raises: Interrupted: what may pass. SourceFailed: what will not."""
         headers = {"User-Agent": "rocserve", "Accept-Encoding": "identity"}
-        if self._part.size:
-            headers["Range"] = f"bytes={self._part.size}-"
-        request = _request(self._address, headers)
-        with _network_faults(self._part), urlopen(request, timeout=self._patience.silence) as response:
-            self._check_head(response)
-            self._progress.at(self._part.size)
-            while block := _read(response):
-                if self._part.size + len(block) > self._file.size:
-                    self._part.clear()
-                    raise SourceFailed(f"it goes on after the {self._file.size} bytes that were expected")
-                self._part.append(block)
-                self._progress.at(self._part.size)
-        if self._part.size < self._file.size:
-            raise Interrupted(f"the connection ended after {self._part.size} of {self._file.size} bytes")
+        if self.part.size:
+            headers["Range"] = f"bytes={self.part.size}-"
+        try:
+            with urlopen(Request(self.address, headers=headers), timeout=self.patience.silence) as response:
+                self._check_head(response)
+                self.progress.at(self.part.size)
+                while block := _read(response):
+                    yield block
+        except HTTPError as error:
+            with error:
+                if error.code == _RANGE_NOT_SATISFIABLE and self.part.size:
+                    self.part.clear()
+                    raise Interrupted("the server has no bytes after those that are there already") from None
+                text = f"HTTP status {error.code} ({' '.join(str(error.reason).split())})"
+            raise (Interrupted if error.code in _PASSING_STATUSES else SourceFailed)(text) from None
+        except URLError as error:
+            failure = SourceFailed if isinstance(error.reason, socket.gaierror) else Interrupted
+            raise failure(f"no connection ({error.reason})") from None
+        except OSError as error:
+            raise Interrupted(f"the connection broke ({error or type(error).__name__})") from None
+        except (http.client.InvalidURL, ValueError) as error:
+            raise SourceFailed(f"it is no address ({error})") from None
+        except http.client.HTTPException as error:
+            raise Interrupted(f"the answer is not HTTP ({type(error).__name__}: {error})") from None
 
     def _check_head(self, response: http.client.HTTPResponse) -> None:
         """Whether what follows is the rest of the file; where the whole of it follows, begin anew."""
-        first, total = 0, _whole_length(response)
+        length = response.headers.get("Content-Length", "")
+        first, total = 0, int(length) if length.isdigit() else None
         if response.status == _PARTIAL_CONTENT:
             first, total = _content_range(response)
-        if total is not None and total != self._file.size:
-            raise SourceFailed(f"the file there has {total} bytes, expected {self._file.size}")
-        if first not in (0, self._part.size):
-            raise SourceFailed(f"asked for the bytes from {self._part.size} on, it sends those from {first} on")
-        if first < self._part.size:
-            self._part.clear()
-
-
-def _request(address: str, headers: dict[str, str]) -> Request:
-    try:
-        return Request(address, headers=headers)
-    except ValueError as error:
-        raise SourceFailed(f"it is no address ({error})") from None
-
-
-def _whole_length(response: http.client.HTTPResponse) -> int | None:
-    text = response.headers.get("Content-Length", "")
-    return int(text) if text.isdigit() else None
+        if total is not None and total != self.file.size:
+            raise SourceFailed(f"the file there has {total} bytes, expected {self.file.size}")
+        if first not in (0, self.part.size):
+            raise SourceFailed(f"asked for the bytes from {self.part.size} on, it sends those from {first} on")
+        if first < self.part.size:
+            self.part.clear()
 
 
 def _content_range(response: http.client.HTTPResponse) -> tuple[int, int | None]:
@@ -349,29 +338,6 @@ def _read(response: http.client.HTTPResponse) -> bytes:
         return response.read1(_BLOCK_BYTES)
     except http.client.IncompleteRead as error:
         return error.partial
-
-
-@contextmanager
-def _network_faults(part: Part) -> Iterator[None]:
-    """Tells what may pass from what will not. No OSError here is one of the disk: Part has dealt with those."""
-    try:
-        yield
-    except HTTPError as error:
-        with error:
-            if error.code == _RANGE_NOT_SATISFIABLE and part.size:
-                part.clear()
-                raise Interrupted("the server has no bytes after those that are there already") from None
-            text = f"HTTP status {error.code} ({' '.join(str(error.reason).split())})"
-        raise (Interrupted if error.code in _PASSING_STATUSES else SourceFailed)(text) from None
-    except URLError as error:
-        failure = SourceFailed if isinstance(error.reason, socket.gaierror) else Interrupted
-        raise failure(f"no connection ({error.reason})") from None
-    except OSError as error:
-        raise Interrupted(f"the connection broke ({error or type(error).__name__})") from None
-    except http.client.InvalidURL as error:
-        raise SourceFailed(f"it is no address ({error})") from None
-    except http.client.HTTPException as error:
-        raise Interrupted(f"the answer is not HTTP ({type(error).__name__}: {error})") from None
 
 
 def _check_room(file: RemoteFile, part: Part) -> None:

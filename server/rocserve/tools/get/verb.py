@@ -15,7 +15,15 @@ from rich.console import Console
 
 import rocserve
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
-from rocserve.tools.get.download import CATALOGUE, DownloadProgress, GetError, Part, Patience, RemoteFile, download
+from rocserve.tools.get.download import (
+    CATALOGUE,
+    DownloadProgress,
+    GetError,
+    Patience,
+    RemoteFile,
+    download,
+    opened_part,
+)
 from rocserve.tools.networks import is_untrained
 from rocserve.tools.printing import say
 from rocserve.tools.verb import ENDED_BY_USER, Verb
@@ -164,7 +172,7 @@ def _imported(module: str) -> ModuleType:
 def _write(folder: Path, kind: str, content: bytes) -> None:
     """Put a model's file at its place, whole or not at all. A download's part is left for another time."""
     path = _part(folder, kind)
-    with Part(path) as part:
+    with opened_part(path) as part:
         try:
             part.clear()
             part.append(content)
