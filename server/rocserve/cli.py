@@ -142,7 +142,7 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
 
 
 def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | None) -> int:
-    """`command`: what stands behind the verb, from which the options come."""
+    """`command`: the words after the verb, from which the options come."""
     assert post is not None, "a server has a supervisor"
     from rocserve.flags import FlagError, settings_from
     from rocserve.handover import SupervisorLink

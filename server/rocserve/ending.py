@@ -35,7 +35,7 @@ class Ending:
         name = signal.Signals(number).name
         if not self._asked.is_set():
             pause = f"not ready from now on; in {self._drain_seconds:g} s " if self._drain_seconds else ""
-            self._log.info("%s: %sfinishing the work in hand (at most %g s)", name, pause, self._exit_timeout_seconds)
+            self._log.info("%s: %sfinishing the work in flight (at most %g s)", name, pause, self._exit_timeout_seconds)
             self._asked.set()
             return
         self._log.warning("%s again: ending at once", name)

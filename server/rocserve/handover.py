@@ -89,7 +89,7 @@ class SupervisorLink:
         os.pwrite(self._loaded, json.dumps(models).encode() + b"\n", 0)
 
     def watch(self, on_signal: Callable[[int], None]) -> None:
-        """Have the signals that the supervisor gets told."""
+        """Have the signals reported that the supervisor gets."""
         asyncio.get_running_loop().add_reader(self._connection, self._on_readable, on_signal)
 
     def leave(self, **changes: Any) -> None:

@@ -199,7 +199,7 @@ class Server:
             stopped.cancel()
         if refusals := await front_ends.start():
             for error in refusals:
-                # An errno says nothing to people; a file that cannot be read is told by name.
+                # An errno says nothing to people; a file that cannot be read is named.
                 self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             return 1
@@ -287,7 +287,7 @@ class Server:
         self._tables.table = replace(self._tables.table, is_returning=False)
 
     async def _serve(self, started: asyncio.Future[None], ending: Ending, front_ends: FrontEnds) -> int:
-        """Until what is there has been `started`, and then until the end."""
+        """Until the models that are there have `started`, and then until the end."""
         stopped = asyncio.ensure_future(ending.wait())
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
@@ -333,7 +333,7 @@ class Server:
             self._supervisor.note_loaded(self._repository.wanted_models())
 
     async def _drain(self, front_ends: FrontEnds, ending: Ending, drain_seconds: float) -> None:
-        """Not ready first, and no more loads, while all is served; then the work in hand finishes; then the workers
+        """Not ready first, and no more loads, while all is served; then the work in flight finishes; then the workers
         end. Within the exit time-out from the drain's end on."""
         await ending.end("the health service", _call(front_ends.begin_drain))
         await ending.end("the loads of models", _call(self._repository.begin_stop))
@@ -374,7 +374,7 @@ def _single_model(settings: ServerSettings, registry: BackendRegistry, log: logg
     """What the command named without a flag, where that is one model."""
     if settings.what is None:
         return None
-    # KServe tells by it what the model is called.
+    # KServe names the model by it.
     single = find_single_model(
         settings.what, settings.repository.model_name or os.environ.get("MODEL_NAME", ""), registry
     )

@@ -1,4 +1,4 @@
-"""What is printed once, when the models that were there at the start have been loaded or have failed."""
+"""Prints a table of the models, and how to ask one, once those of the start have loaded or failed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rocserve.tools.printing import table as tabulated
 
 _COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
 _MOST_ROWS = 200
-"""More are no help to whoever starts a server."""
+"""More are no help to the user who starts a server."""
 _IMAGES = "rocal"
 """The backend whose models take files of images."""
 
@@ -84,7 +84,7 @@ def _tensors(config: ModelConfig, tensors: Iterable[InputConfig | OutputConfig])
 
 
 _MOST_WRITTEN = 16
-"""Elements of a tensor that stand in the line itself; more are made by the shell."""
+"""Elements of a tensor that are written in the line itself; more are made by the shell."""
 _WITHOUT_JSON = frozenset({DataType.FP16, DataType.BF16})
 _PHOTO = "photo.jpg"
 

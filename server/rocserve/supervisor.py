@@ -163,4 +163,4 @@ def _name(number: int) -> str:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """It is told of by the wake-up pipe."""
+    """The wake-up pipe reports it."""

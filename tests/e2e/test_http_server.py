@@ -69,7 +69,7 @@ def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) 
     time.sleep(0.2)
     assert server.process is not None
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "finishing the work in hand" in server.log_text, "the end's beginning")
+    wait_until(lambda: "finishing the work in flight" in server.log_text, "the end's beginning")
     idle.request("POST", "/v2/models/patient/infer", data)
     answer = idle.getresponse()
     # Both have been let in before.

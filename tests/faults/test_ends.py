@@ -113,7 +113,7 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., Ro
     started = int((repository.parent / "started").read_text())
     assert started in {process.pid for process in family}
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "finishing the work in hand" in server.log_text, "the first signal's line")
+    wait_until(lambda: "finishing the work in flight" in server.log_text, "the first signal's line")
     began = time.monotonic()
     assert server.terminate(15) == 1
     assert time.monotonic() - began < 15

@@ -15,7 +15,7 @@ from rocserve.cache.private_folder import make_private
 from rocserve.core.errors import ServeError, unavailable
 
 _HIDDEN = "."
-"""Begins the names of locks and of what is not finished."""
+"""Begins the names of locks and of unfinished folders."""
 _DIGEST = ".sha256"
 """The file with a folder's digest, which does not count itself."""
 
@@ -35,7 +35,7 @@ def cached_folder(
         limit_bytes: of all folders together; those used least lately go.
         make: fills an empty folder; what it raises is passed on.
         waiting: called again and again while another process makes it.
-        warn: told, in a sentence, of a folder that is damaged.
+        warn: takes a sentence about a folder that is damaged.
 
     Raises:
         ServeError: UNAVAILABLE, the place cannot be used.

@@ -28,7 +28,7 @@ class FileLock:
         self._file = file
 
     def release(self) -> None:
-        # The name goes first: whoever had opened the file before sees that it is no longer there.
+        # The name goes first: a process that had opened the file before sees that it is no longer there.
         with self._file:
             self._path.unlink(missing_ok=True)
 
@@ -40,7 +40,7 @@ def try_lock(path: Path) -> FileLock | None:
         OSError: the file cannot be written.
     """
     while True:
-        # Open for writing: NFS has no exclusive lock on what is open for reading.
+        # Open for writing: NFS has no exclusive lock on a file that is open for reading.
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
         if not hold(file, shared=False):
             file.close()

@@ -1,5 +1,5 @@
-"""Makes a command's arguments of a dataclass with flags at its fields (settings/flag.py), and the dataclass of what is
-given."""
+"""Makes a command's arguments of a dataclass with flags at its fields (settings/flag.py), and the dataclass of the
+arguments that are given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FieldFlag:
     names: tuple[str, ...]
     """Without dashes."""
     target: str
-    """The field; what stands before a point leads into a part of the dataclass ("grpc.port")."""
+    """The field; the words before a point lead into a part of the dataclass ("grpc.port")."""
     default: Any
     flag: Flag
     group: str
@@ -54,7 +54,7 @@ def flags_of(defaults: Any, prefix: str = "", group: str = "") -> Iterator[Field
 
 
 def add_flags(parser: argparse.ArgumentParser, defaults: Any, group: str = "") -> None:
-    """`filled` makes the dataclass of what is found. `group`: of the dataclass's own flags; "" = the parser's."""
+    """`filled` makes the dataclass of what is parsed. `group`: of the dataclass's own flags; "" = the parser's."""
     containers: dict[str, argparse._ActionsContainer] = {"": parser}
     for one in flags_of(defaults, group=group):
         place = "exclusive" if one.flag.exclusive else one.group
@@ -74,7 +74,7 @@ def _add_switch(container: argparse._ActionsContainer, one: FieldFlag) -> None:
 
 def _add_flag(container: argparse._ActionsContainer, one: FieldFlag) -> None:
     flag, kind = one.flag, one.flag.kind
-    # Without a value: a flag that stands without "=true", as tritonserver allows.
+    # Without a value: a flag may be written without "=true", as tritonserver allows.
     may_stand_alone = kind.alone is not None
     more: dict[str, Any] = {"nargs": "?" if may_stand_alone else flag.nargs}
     if flag.is_positional:

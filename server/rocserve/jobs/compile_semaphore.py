@@ -71,7 +71,7 @@ class CompileSemaphore:
 
 
 class _Slot:
-    """That somebody has, until its end or for so many seconds."""
+    """Held by one compile until its end, or for a number of seconds."""
 
     def __init__(self, lock: FileLock | None, seconds: float | None) -> None:
         self._lock = lock

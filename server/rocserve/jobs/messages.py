@@ -1,4 +1,4 @@
-"""What a job's child process is given and what it answers.
+"""The order to a job's child process, and its replies.
 
 It reads a JobOrder from its standard input and writes JobReply after JobReply, a line of JSON each, to a pipe. The last
 one holds the result or the failure; a child that ends without it has crashed.
@@ -18,7 +18,7 @@ Report = Callable[[str], None]
 
 
 class Job(Protocol):
-    """A frozen dataclass of what is to be done. `perform(job, report)` of its module does it in the child; one of
+    """A frozen dataclass of the work. `perform(job, report)` of its module does it in the child; one of
     MIGraphX's is given its binding between the two.
 
     `perform` returns a dataclass. Both travel as JSON (core/plain.py).

@@ -182,7 +182,7 @@ _PEAK = "VmHWM:"
 
 
 def peak_bytes(pid: int | None = None) -> int:
-    """Of the process (None = this one), without what the process that started it had; 0 where it cannot be told.
+    """Of the process (None = this one), without what the process that started it had; 0 where it is not known.
 
     Not from getrusage(2), whose maximum a new process inherits.
     """

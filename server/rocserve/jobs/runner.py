@@ -71,7 +71,7 @@ class JobWatch:
         self._message = ""
         self._pause = _FIRST_REPORT_SECONDS
         self._next_report = self._clock()
-        self.tells()
+        self.report_when_due()
 
     def takes_lines(self, lines: Sequence[str]) -> None:
         """What the engine wrote."""
@@ -84,7 +84,7 @@ class JobWatch:
             elif self._lines_left == 0:
                 self._log.warning("%s: writes very much; the rest is left out", self._title)
 
-    def tells(self) -> None:
+    def report_when_due(self) -> None:
         """Report, where it is time again."""
         now = self._clock()
         if now < self._next_report:
@@ -253,7 +253,7 @@ class _Supervision:
                 self._failure = reply.failure
                 if reply.phase is not None:
                     self._watch.enters(reply.phase)
-            self._watch.tells()
+            self._watch.report_when_due()
             self._peak_bytes = max(self._peak_bytes, self._process.peak_bytes)
             self._check_time()
 

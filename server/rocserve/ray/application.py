@@ -44,9 +44,9 @@ def application(words: list[str], models_per_replica: int = 0) -> serve.Applicat
     """An application of one deployment, `Server`, whose options a configuration may set.
 
     Args:
-        words: what stands behind `rocserve serve`, but for addresses and ports, which are the replica's own.
-        models_per_replica: load models when they are asked for by Serve's multiplexed model ids, at most so many in a
-            replica; 0 = what the words say is loaded.
+        words: the words after `rocserve serve`, but for addresses and ports, which are the replica's own.
+        models_per_replica: load models when Serve's multiplexed model ids ask for them, at most this number in a
+            replica; 0 = the models that the words name are loaded.
     """
     deployment = serve.deployment(
         name="Server",
@@ -99,7 +99,7 @@ class Replica:
         return {QUEUED: await self._server.pending_requests()}
 
     async def __del__(self) -> None:
-        """Called by Serve once no call is in hand and none will come, or the server did not start."""
+        """Called by Serve once no call is in flight and none will come, or the server did not start."""
         await self._ending.aclose()
 
     async def __call__(self, request: starlette.requests.Request) -> starlette.responses.Response:

@@ -1,4 +1,4 @@
-"""The autoscaling policy of Ray Serve that goes by the queues of the servers. Serve's controller takes it by value."""
+"""The autoscaling policy of Ray Serve by the queues of the servers. Serve's controller takes it by value."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 QUEUED = "queued"
-"""The name under which replicas tell how many requests wait in their servers."""
+"""The name under which replicas report how many requests wait in their servers."""
 
 
 class QueuePolicy:
-    """As many replicas that no more than so many requests wait in each, and never fewer than Serve's own policy says.
+    """As many replicas that at most `queued` requests wait in each, and never fewer than Serve's own policy says.
 
     Serve counts calls, a stream as one; servers count requests that no instance of a model has begun with.
     """

@@ -60,7 +60,7 @@ class ServerProcess:
             for protocol, held in zip(("grpc", "http", "metrics"), reserved, strict=True)
             for part in (f"address={_LOOPBACK}", f"port={held.getsockname()[1]}")
         ]
-        # A replica has one connection, which one process serves; whoever knows better says so behind.
+        # A replica has one connection, which one process serves; words that follow may say otherwise.
         command = ["serve", "--front-ends=0", *words, *where, "--reuse-grpc-port", "--reuse-http-port"]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _CHILD, str(reader), *command, pass_fds=(reader,), start_new_session=True
@@ -91,7 +91,7 @@ class ServerProcess:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(_PENDING))
 
     async def end(self) -> None:
-        """SIGTERM, and wait until it has finished the work in hand; --exit-timeout-secs bounds that."""
+        """SIGTERM, and wait until it has finished the work in flight; --exit-timeout-secs bounds that."""
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             await self._process.wait()

@@ -1,4 +1,4 @@
-"""What a server is told: frozen dataclasses, at whose fields their flags are declared."""
+"""The settings of a server: frozen dataclasses, at whose fields their flags are declared."""
 
 from rocserve.settings.front_ends import GrpcSettings as GrpcSettings
 from rocserve.settings.front_ends import HttpSettings as HttpSettings

@@ -21,7 +21,7 @@ class Kind:
     """Reads the values of a flag."""
 
     shown: str
-    """What stands for the value in the help."""
+    """In place of the value in the help."""
     read: Callable[[str], Any]
     """Raises ValueError with what was expected and what came."""
     choices: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Flag:
     group: str = ""
     """The help's; "" = that of the dataclass."""
     others: tuple[Flag, ...] = ()
-    """Further flags of the same field; what is written last counts."""
+    """Further flags of the same field; the last one written counts."""
     make: Callable[[Any], Any] | None = None
     """Makes the field's value of what was read, of a repeatable flag of all values; raises ValueError."""
     is_positional: bool = False
@@ -86,7 +86,7 @@ def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int |
             value = of(text)
         except ValueError:
             raise ValueError(f"expected a number, got '{text}'") from None
-        # Also of what is no number, such as "nan", which is not less than anything.
+        # Also for "nan", which is not less than anything.
         if not value >= least:
             raise ValueError(f"expected at least {least:g}, got '{text}'")
         if most is not None and value > most:
@@ -164,10 +164,10 @@ MILLISECONDS = number("MS", 0, most=LARGEST_INT32)
 POSITIVE_MILLISECONDS = number("MS", 1, most=LARGEST_INT32)
 FILE = Kind("FILE", Path)
 FILE_OR_NONE = Kind("FILE", lambda text: Path(text) if text else None)
-"""None for no text, as charts write what is left out."""
+"""None for no text, as charts write a value that is left out."""
 FOLDER = Kind("DIR", Path)
 ABSOLUTE_FOLDER = Kind("DIR", lambda text: str(Path(text).expanduser().absolute()))
-"""As workers and their children are told of it."""
+"""As workers and their children get it."""
 BYTE_SIZE = Kind("SIZE", byte_size)
 SETTING = Kind("SETTING=VALUE", setting)
 REGULAR_EXPRESSION = Kind("REGEX", regular_expression)

@@ -1,4 +1,4 @@
-"""What the front ends are told: HTTP, gRPC, metrics, traces and the log."""
+"""The settings of the front ends: HTTP, gRPC, metrics, traces and the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server is told: one frozen dataclass, whose parts are those of its flags."""
+"""The settings of a server: one frozen dataclass, whose parts are the groups of its flags."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def cache_settings(values: Sequence[tuple[str, str, str]]) -> CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What engines are told beside a model's own configuration. Plain text and numbers: it travels to workers."""
+    """The settings of engines, beside a model's own configuration. Plain text and numbers: it travels to workers."""
 
     cache_directory: str = flag(
         "",
@@ -204,7 +204,7 @@ class WorkerSettings:
         True,
         BOOLEAN,
         "have the kernel keep models' memory and tasks by cgroups, where the server's own is delegated to it; else"
-        " the server looks at their processes",
+        " the server checks their processes",
         name="worker-cgroups",
     )
     core_dumps: bool = flag(
@@ -228,7 +228,8 @@ class TimeLimits:
     hang_seconds: float = flag(
         600.0,
         SECONDS,
-        "how long a worker may stand still with a batch in flight until it counts as hung and is killed; 0 = no limit",
+        "how long a worker may make no progress with a batch in flight until it counts as hung and is killed; 0 = no"
+        " limit",
         name="hang-timeout-secs",
     )
     drain_seconds: float = flag(
@@ -250,7 +251,7 @@ NO_TIME_LIMITS = TimeLimits(0.0, 0.0, 0.0, 0.0)
 
 
 _CPUS_OF_ONE_PROCESS = 4
-"""Up to so many the server's own process serves clients: the CPUs are needed for what the models do."""
+"""Up to this number the server's own process serves clients: the CPUs are needed for what the models do."""
 _CPUS_A_FRONT_END = 3
 """One for the front end; the server's scheduling and the workers have the others."""
 _MOST_FRONT_ENDS = 16

@@ -138,7 +138,7 @@ def _compile(context: ToolContext, calibrated: ToolModel | None) -> _Compiled:
     """`calibrated`: its calibration data are read before, as a compile may take an hour."""
     plan = context.plan()
     recipe = plan.recipes[0]
-    # Of a TensorFlow graph only the program tells the inputs.
+    # Of a TensorFlow graph only the program has the inputs.
     if calibrated is not None and recipe.source.kind is SourceKind.ONNX:
         datatypes = {entry.name: entry.datatype for entry in plan.inputs}
         tensors = {

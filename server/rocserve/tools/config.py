@@ -40,7 +40,7 @@ _LOG = logging.getLogger("rocserve.config")
 
 
 def describe(definition: ModelDefinition, version: int, settings: EngineSettings | None = None) -> Signature:
-    """The signature that the engine reports of a version; what takes long is told on standard error.
+    """The signature that the engine reports of a version; progress goes to standard error.
 
     Args:
         settings: None = what holds without flags.

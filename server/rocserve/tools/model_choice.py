@@ -250,7 +250,7 @@ def _with_calibration_data(model: ToolModel, typed: Path) -> tuple[ToolModel, st
         return model, str(data.relative_to(folder))
     if model.definition is not None:
         raise invalid_argument(
-            f"the calibration data {typed} is outside of the model's folder, where a server would look for it; copy it"
+            f"the calibration data {typed} is outside of the model's folder, where a server would read it; copy it"
             " there"
         )
     # A bare file has no folder of its own, so any that holds both will do.

@@ -177,7 +177,7 @@ def _polled(client: Client, poll: StatusPoll, url: str, console: Console) -> Ren
 
 
 def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> RenderableType:
-    """The rows as wide as the console: "-" for what is not known yet."""
+    """The rows as wide as the console: "-" for figures that are not known yet."""
     figures = [name for name in _FIGURES if name != "engine" or any(name in row.figures for row in rows)]
     made = _table(title, rows, figures)
     longest = max((len(row.reason) for row in rows), default=0)

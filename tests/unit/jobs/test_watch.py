@@ -38,7 +38,7 @@ def test_a_phase_is_told_at_once_and_then_with_the_time_it_has_taken(
     watch.enters("reading the model")
     for _ in range(70):
         clock.seconds += 1
-        watch.tells()
+        watch.report_when_due()
     clock.seconds += 7200
     watch.enters("saving")
     assert reports == [
@@ -56,7 +56,7 @@ def test_what_migraphx_said_last_is_told_with_it(watch: JobWatch, clock: Clock, 
     watch.enters("compiling")
     watch.takes_lines(["Benchmarking gpu::mlir_op: 3 configs", "  Benchmarking gpu::mlir_op: 16 configs  "])
     clock.seconds += 5
-    watch.tells()
+    watch.report_when_due()
     watch.enters("saving")
     assert reports == [
         "compiling batch size 4: compiling",

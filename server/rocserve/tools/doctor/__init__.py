@@ -1,1 +1,1 @@
-"""`rocserve doctor`: what is installed, what works, and what to do about the rest."""
+"""`rocserve doctor`: checks the installation and each engine, and advises."""

@@ -1,4 +1,4 @@
-"""What the machine is: processors, memory, GPUs, ROCm, the variables that engines heed."""
+"""Examines the machine (processors, memory, GPUs, ROCm, variables that engines read) and the installed software."""
 
 from __future__ import annotations
 

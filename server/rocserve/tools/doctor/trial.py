@@ -25,7 +25,7 @@ TINY_ONNX = bytes.fromhex(
     "000000bf0000003f0000803f5a130a0178120e0a0c080112080a0208020a02080462130a0179120e0a0c080112080a0208020a02080442"
     "02100d"
 )
-"""y = relu(x + WEIGHTS), floats of SHAPE, as an ONNX file: a doctor must not need what it looks for."""
+"""y = relu(x + WEIGHTS), floats of SHAPE, as an ONNX file: a doctor must not need the packages that it checks."""
 
 
 def expected(values: Sequence[float]) -> list[float]:

@@ -324,7 +324,7 @@ class _Download:
 
 
 def _content_range(response: http.client.HTTPResponse) -> tuple[int, int | None]:
-    """The first byte and the whole length (None: not told) of `bytes FIRST-LAST/LENGTH`."""
+    """The first byte and the whole length (None: unknown) of `bytes FIRST-LAST/LENGTH`."""
     text = response.headers.get("Content-Range", "")
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", text.strip())
     if match is None:

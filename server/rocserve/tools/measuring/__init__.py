@@ -1,1 +1,1 @@
-"""Runs bare engines in processes of their own and times them: what `bench`, `tune` and `compile --compare` stand on."""
+"""Runs bare engines in processes of their own and times them: for `bench`, `tune` and `compile --compare`."""

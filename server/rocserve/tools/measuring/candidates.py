@@ -227,7 +227,7 @@ def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
 
 def _pytorch(model: ToolModel, name: str, progress: ToolProgress, instances: int) -> Candidate:
     """As many instances as are measured share the CPUs. A process opens it beforehand, which compiles what has to be
-    compiled and tells the inputs."""
+    compiled and reports the inputs."""
     source, choice = model.source, _pytorch_choice(model, name)
     config = model.with_parameters(engine=name).source.config
     place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0]
@@ -240,7 +240,7 @@ def _pytorch(model: ToolModel, name: str, progress: ToolProgress, instances: int
     progress.report(f"getting {name} ready")
     with MeasuringProcess(name, python, environment) as process:
         signature = process.open(engine).signature
-    assert signature is not None, "a worker's engine tells it"
+    assert signature is not None, "a worker's engine reports it"
     return Candidate(name, engine, _inputs_of(model, signature), python, environment)
 
 
@@ -253,8 +253,8 @@ def _inputs_of(model: ToolModel, signature: Signature) -> Inputs:
         declared.get(spec.name) or InputConfig(spec.name, spec.datatype, spec.shape[1:] if batches else spec.shape)
         for spec in signature.inputs
     )
-    told = replace(config, inputs=inputs, max_batch_size=largest if batches else 0)
-    return _planned_inputs(replace(model, source=replace(model.source, config=told)))
+    completed = replace(config, inputs=inputs, max_batch_size=largest if batches else 0)
+    return _planned_inputs(replace(model, source=replace(model.source, config=completed)))
 
 
 def _on_device(device: int | None) -> Mapping[str, str]:

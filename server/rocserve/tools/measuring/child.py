@@ -43,7 +43,7 @@ Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 """One run. Safe on several threads at once only where the engine is."""
 
 _FACTS = ("execution_providers", "program", "migraphx_version", "device", "target", "precision")
-"""Of a model's properties, those that say what is measured."""
+"""Of a model's properties, those that describe the measured engine."""
 
 
 class OpenedEngine:

@@ -1,4 +1,4 @@
-"""What a measuring process is told and what it answers: a line of JSON each."""
+"""Orders to a measuring process and its answers, a line of JSON each; the inputs and outputs of runs, as files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WorkerEngine:
     title: str
     """What the engine is called: "ONNX Runtime"."""
     library: str
-    """The Python module that has its version; "" = what is told of the loaded model does."""
+    """The Python module that has its version; "" = the loaded model's properties have it."""
     module: str
     """EngineSpec's."""
     model_folder: str

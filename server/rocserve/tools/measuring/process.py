@@ -1,4 +1,5 @@
-"""A measuring process as the tool holds it: told what to measure, asked for the answer, ended with all it started."""
+"""A measuring process as its parent has it: takes orders, answers, and ends with all that it started; latencies taken
+in turns."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _read_storage(file: IO[bytes], storage: _Storage) -> NDArray[Any]:
 def _cut(content: NDArray[Any], tensor: _Tensor) -> NDArray[Any]:
     last = tensor.offset + sum((side - 1) * step for side, step in zip(tensor.shape, tensor.steps, strict=True))
     if min((*tensor.steps, tensor.offset, last)) < 0 or last >= content.size:
-        raise GetError("the weights cannot be read (a tensor stands out of its bytes)")
+        raise GetError("the weights cannot be read (a tensor reaches beyond its bytes)")
     steps = [step * content.itemsize for step in tensor.steps]
     return np.ascontiguousarray(np.lib.stride_tricks.as_strided(content[tensor.offset :], tensor.shape, steps))
 

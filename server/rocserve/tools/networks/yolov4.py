@@ -15,8 +15,8 @@ from rocserve.tools.networks.layers import Layers, Target
 INPUT = "input_1:0"
 """FP32 [N, 416, 416, 3], RGB, 0..1."""
 OUTPUTS = ("Identity:0", "Identity_1:0", "Identity_2:0")
-"""FP32 [N, 52, 52, 3, 85], [N, 26, 26, 3, 85] and [N, 13, 13, 3, 85]: row, column, anchor, and its values. Four tell
-the box and are raw; the objectness and the 80 classes have been through the sigmoid."""
+"""FP32 [N, 52, 52, 3, 85], [N, 26, 26, 3, 85] and [N, 13, 13, 3, 85]: row, column, anchor, and its values. Four are
+the box, raw; the objectness and the 80 classes have been through the sigmoid."""
 SIDE = 416
 CLASSES = 80
 ANCHORS = 3
@@ -91,7 +91,7 @@ def _pyramid_pooling(layers: Layers, source: str) -> str:
 
 
 def _neck(layers: Layers, fine: str, middle: str, coarse: str) -> tuple[str, str, str]:
-    """Carries what is known of large areas up to the finer maps, and back down."""
+    """Carries the features of large areas up to the finer maps, and back down."""
     middle = _upsampled_join(layers, "up_middle", coarse, middle, 256)
     fine = _upsampled_join(layers, "up_fine", middle, fine, 128)
     middle = _downsampled_join(layers, "down_middle", fine, middle, 256)

@@ -142,7 +142,7 @@ def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[st
     shapes.append(pytree.tree_map(lambda value: rows if isinstance(value, torch.Tensor) else None, kwargs))
     with torch.no_grad():
         exported = torch.export.export(module, args, kwargs, dynamic_shapes=(*shapes[0], *shapes[1].values()))
-    # What torchao's own operators stand for; a server need not have torchao.
+    # torchao's own operators become PyTorch's; a server need not have torchao.
     own = {op: made for op, made in torch.export.default_decompositions().items() if op.namespace == "torchao"}
     exported = exported.run_decompositions(own)
     for node in exported.graph.nodes:

@@ -68,7 +68,7 @@ class _ConfigText:
         groups = [value for field in named(self._fields, "instance_group") for value in field.values]
         if len(groups) > 1:
             raise invalid_argument(
-                f"it has {len(groups)} instance groups, and which of them is to have a count of {count} cannot be told;"
+                f"it has {len(groups)} instance groups, and it is open which of them is to have a count of {count};"
                 " write it yourself"
             )
         return _scalar_in(groups[0], "count", str(count)) if groups else f"instance_group [ {{ count: {count} }} ]"
@@ -117,7 +117,7 @@ def _check(text: str, expected: ModelConfig, filename: str) -> None:
     except ServeError as error:
         raise internal(f"{filename} would not be valid any more ({error.text}) and stays as it was") from None
     if written != expected:
-        raise internal(f"the choice cannot be written into {filename} as it stands; write it yourself")
+        raise internal(f"the choice cannot be written into {filename} as it is; write it yourself")
 
 
 def _scalar_in(message: Value, name: str, text: str) -> _Change:

@@ -70,7 +70,7 @@ def _draw_budget(axes: Axes, latency_budget_ms: float) -> None:
 
 
 def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour: str, below: bool) -> None:
-    """`below`: where the batch sizes stand, so that those of neighbouring lines are not in each other's way."""
+    """`below`: where the batch sizes are written, so that those of neighbouring lines are not in each other's way."""
     axes.plot(
         [one.latency.p95 for one in group],
         [one.throughput for one in group],
