@@ -27,6 +27,7 @@ from rocserve.core.requests import (
 from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
+from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.version_loader import LoadedEnsemble, LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
 from support.machine import ToldMachine
@@ -152,7 +153,7 @@ class RequestModels:
         (folder / "1" / "model.py").touch()
         (folder / "config.pbtxt").write_text(config)
         (definition,) = FolderReading(folder, REGISTRY).definitions()
-        loaded = await self._loader.load(definition, 1, folder / "1", "", lambda: None, lambda text: None)
+        loaded = await self._loader.load(LoadOrder(definition, 1, folder / "1"))
         self._loaded[name] = loaded
         self._publish()
         return loaded

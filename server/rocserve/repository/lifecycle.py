@@ -39,15 +39,30 @@ class LoadedVersion(ServedVersion, Protocol):
         """Take no more requests, finish those that are queued or running, then end the workers."""
 
 
-LoadVersion = Callable[
-    [ModelDefinition, int, Path, str, Callable[[], None], Callable[[str], None]], Awaitable[LoadedVersion]
-]
-"""Loads one version and warms it up, given its model, number, folder, content (two loads with the same one load the
-same), `on_change` and `on_progress`. Cancelling the call ends the load and frees all that it took.
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """One version to load."""
 
-`on_change` is called, from any thread, whenever `available` changes, or `status_reason` because something is wrong or
-no longer is. `on_progress` is called on the loop while the load lasts, with what it is at in one line ("" = nothing
-worth telling); later `status_reason` says what still goes on beside the version.
+    definition: ModelDefinition
+    version: int
+    folder: Path
+    """The version's."""
+    content: str = ""
+    """Two loads with the same one load the same; "" = nothing else loads it."""
+    on_change: Callable[[], None] = lambda: None
+    """Called, from any thread, whenever `available` changes, or `status_reason` because something is wrong or no longer
+    is."""
+    on_progress: Callable[[str], None] = lambda _: None
+    """Called on the loop while the load lasts, with what it is at in one line ("" = nothing worth telling); later
+    `status_reason` says what still goes on beside the version."""
+
+    @property
+    def name(self) -> str:
+        return f"model '{self.definition.name}' version {self.version}"
+
+
+LoadVersion = Callable[[LoadOrder], Awaitable[LoadedVersion]]
+"""Loads one version and warms it up. Cancelling the call ends the load and frees all that it took.
 
 Raises ServeError where the version cannot be served; its text is the reason in the repository index."""
 

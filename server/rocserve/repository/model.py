@@ -85,19 +85,19 @@ class ManagedModel:
 
     @property
     def has_running_loads(self) -> bool:
-        return any(version.is_loading for version in self._versions.values())
+        return any(version.is_loading for version in self._all())
 
     @property
     def load_tasks(self) -> list[asyncio.Task[None]]:
-        return [version.load_task for version in self._versions.values() if version.load_task is not None]
+        return [version.load_task for version in self._all() if version.load_task is not None]
 
     @property
     def waits_for_files(self) -> bool:
-        return any(version.waits_for_files for version in self._versions.values())
+        return any(version.waits_for_files for version in self._all())
 
     @property
     def is_serving(self) -> bool:
-        return any(version.is_serving for version in self._versions.values())
+        return any(version.is_serving for version in self._all())
 
     @property
     def lacks_files(self) -> bool:
@@ -117,7 +117,7 @@ class ManagedModel:
         self.is_gone = False
         self._is_rejected = False
         if at_once:
-            for version in self._versions.values():
+            for version in self._all():
                 version.forgive()
         self._problem = None
         if not content.wanted:
@@ -131,7 +131,7 @@ class ManagedModel:
         self.is_gone = False
         self._is_rejected = True
         self._is_load_due = False
-        for version in self._versions.values():
+        for version in self._all():
             version.stop_loading()
             version.failure = None
         self._forget_versions()
@@ -148,18 +148,18 @@ class ManagedModel:
         self.is_gone = is_gone
         self.is_extra |= is_gone
         self._is_told_missing = False
-        for version in self._versions.values():
+        for version in self._all():
             version.retire()
         self._forget_versions()
         self._publish_key(self.key)
 
     def stop_loading(self) -> None:
-        for version in self._versions.values():
+        for version in self._all():
             version.stop_loading()
 
     def unload_retired(self) -> None:
         """What it served is not offered any more."""
-        for version in self._versions.values():
+        for version in self._all():
             version.unload_retired()
 
     def review_members(
@@ -177,7 +177,7 @@ class ManagedModel:
         if content is None or not content.definition.config.is_ensemble:
             return False
         changed = False
-        for version in self._versions.values():
+        for version in self._all():
             if version.served is not None:
                 membership = review(version.served.config, served, ensembles)
                 text = "" if membership.error is None else membership.error.text
@@ -203,20 +203,14 @@ class ManagedModel:
         """What the serving table says of the model; None = nothing, of one that is gone and never served."""
         if self.content is None and self._problem is None and not self._versions:
             return None
-        versions = {
-            version.number: version.served
-            for version in self._versions.values()
-            if version.served and version.is_serving
-        }
-        unready = {
-            version.number: version.reason for version in self._versions.values() if version.number not in versions
-        }
+        versions = {version.number: version.served for version in self._all() if version.served and version.is_serving}
+        unready = {version.number: version.reason for version in self._all() if version.number not in versions}
         latest = versions[max(versions)] if versions else None
         return ServedModel(self.name, versions, latest, unready, namespace_of(self.key, self.name))
 
     def entries(self) -> list[IndexEntry]:
         """Its rows of the repository index."""
-        rows = [version.entry() for version in self._versions.values()]
+        rows = [version.entry() for version in self._all()]
         problem = self._problem_text()
         if not problem:
             return rows
@@ -237,7 +231,7 @@ class ManagedModel:
         """Whether all that is relied on is served: neither newer content nor a new model makes anything unready."""
         if self.lacks_files or self.is_extra:
             return True
-        versions = [version for version in self._versions.values() if not version.is_unloaded]
+        versions = [version for version in self._all() if not version.is_unloaded]
         if any(
             version.served is not None and version.state is not VersionState.READY and not version.is_cold
             for version in versions
@@ -253,7 +247,7 @@ class ManagedModel:
 
     def serves_all(self) -> bool:
         """Triton's strict readiness: each version serves, but for those that were unloaded on purpose."""
-        versions = [version for version in self._versions.values() if not version.is_unloaded]
+        versions = [version for version in self._all() if not version.is_unloaded]
         return not self._problem_text() and all(version.state is VersionState.READY for version in versions)
 
     def is_version_ready(self, number: int) -> bool:
@@ -264,18 +258,12 @@ class ManagedModel:
         """Why nothing of the model is served; "" when something is, or when it is not known to have failed."""
         if self.is_serving or self.lacks_files:
             return ""
-        texts = [
-            f"version {version.number}: {version.reason}" for version in self._versions.values() if version.failure
-        ]
+        texts = [f"version {version.number}: {version.reason}" for version in self._all() if version.failure]
         return self._problem_text() or "; ".join(texts)
 
     def untold_failure(self) -> str:
         """`failure_text`, but "" where the log has had it: failed loads and unreadable folders are told at once."""
-        return (
-            ""
-            if self._is_rejected or any(version.failure for version in self._versions.values())
-            else self.failure_text()
-        )
+        return "" if self._is_rejected or any(version.failure for version in self._all()) else self.failure_text()
 
     def lack_text(self) -> str:
         """What is to be done where it `lacks_files`."""
@@ -289,17 +277,20 @@ class ManagedModel:
         problem = self._problem.error if self._problem is not None else self._gate
         if problem is not None:
             return invalid_argument(f"load failed for model '{self.name}': {problem.text}")
-        wanted = [version for version in self._versions.values() if version.number in content.wanted]
+        wanted = [version for version in self._all() if version.number in content.wanted]
         failed = [version for version in wanted if not version.serves(content)]
         if not failed:
             return None
         reasons = "".join(_version_reason(version) for version in failed)
         return invalid_argument(f"load failed for model '{self.name}': {reasons}")
 
+    def _all(self) -> Iterable[ManagedVersion]:
+        return self._versions.values()
+
     def _reconcile(self) -> None:
         content = self.content
         if content is not None and not self._is_rejected:
-            for version in self._versions.values():
+            for version in self._all():
                 if version.number not in content.wanted:
                     version.stop_loading()
                     version.failure = None
@@ -349,7 +340,7 @@ class ManagedModel:
         replaced = [version for version in serving if version.serves(content)]
         if any(version.is_loading for version in wanted if version.served is None):
             return
-        for version in self._versions.values():
+        for version in self._all():
             if version.number in content.wanted or version.served is None:
                 continue
             is_gone = version.number not in content.scan.versions
@@ -357,12 +348,10 @@ class ManagedModel:
                 version.retire()
 
     def _forget_versions(self) -> None:
-        unloaded = [version for version in self._versions.values() if version.is_unloaded]
+        unloaded = [version for version in self._all() if version.is_unloaded]
         too_many = unloaded[: max(0, len(unloaded) - _UNLOADED_SHOWN)]
         self._versions = {
-            version.number: version
-            for version in self._versions.values()
-            if version not in too_many and not version.is_forgettable
+            version.number: version for version in self._all() if version not in too_many and not version.is_forgettable
         }
 
     def _problem_text(self) -> str:
@@ -374,7 +363,7 @@ class ManagedModel:
 
     def _rows_without_load(self, state: VersionState, problem: str) -> list[IndexEntry]:
         """Rows for versions that are wanted but for the problem; the model's own when it has none."""
-        known = {version.number for version in self._versions.values() if not version.is_unloaded}
+        known = {version.number for version in self._all() if not version.is_unloaded}
         if self._problem is not None or self.content is None:
             return [IndexEntry(self.name, "", state.value, problem)]
         numbers = sorted(self.content.wanted - known)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import BackgroundTasks, LoadedVersion, LoadVersion, ModelFiles
+from rocserve.repository.lifecycle import BackgroundTasks, LoadedVersion, LoadOrder, LoadVersion, ModelFiles
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -355,7 +354,7 @@ class ManagedVersion:
         residents = self._context.residents
         try:
             if residents is None or not residents.manages(content):
-                return await self._loading(content)(on_progress)
+                return await self._context.load(self._order(content, on_progress))
             version = self._register(residents, content)
             try:
                 await residents.bring(version)
@@ -369,19 +368,16 @@ class ManagedVersion:
                 raise FilesChanged from None
             raise
 
-    def _loading(self, content: ModelContent) -> Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]:
-        """What loads the version, as often as it is called; given what is called with what the load is at."""
-        return functools.partial(
-            self._context.load,
-            content.definition,
-            self.number,
-            content.scan.versions[self.number].folder,
-            content.key(self.number),
-            self._on_change,
-        )
+    def _order(self, content: ModelContent, on_progress: Callable[[str], None]) -> LoadOrder:
+        folder = content.scan.versions[self.number].folder
+        key = content.key(self.number)
+        return LoadOrder(content.definition, self.number, folder, key, self._on_change, on_progress)
 
     def _register(self, residents: ResidentModels, content: ModelContent) -> LazyVersion:
-        return residents.register(content, self.number, self._loading(content), self._on_change, self._context.files)
+        async def load(on_progress: Callable[[str], None]) -> LoadedVersion:
+            return await self._context.load(self._order(content, on_progress))
+
+        return residents.register(content, self.number, load, self._on_change, self._context.files)
 
     def _discard(self, loaded: LoadedVersion) -> None:
         self._context.background.start(loaded.unload(), f"unload of {self.name} {self.number}, which was not wanted")

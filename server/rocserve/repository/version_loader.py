@@ -6,9 +6,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.backends.base import Machine
@@ -17,7 +16,7 @@ from rocserve.config.model_folder import read_initial_states
 from rocserve.config.model_limits import time_limits
 from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
 from rocserve.core.dispatch import Dispatcher
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig, with_sequence_tensors
 from rocserve.core.request_memory import RequestMemory
@@ -28,42 +27,21 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailure, EnginePlan, Fallback, FallbackCounter, plan_engine
 from rocserve.repository.ensemble_warmup import warm_up_ensemble
-from rocserve.repository.lifecycle import LoadedVersion
-from rocserve.repository.version_wiring import VersionWiring, drained
-from rocserve.repository.version_workers import config_text, load_message, worker_group
+from rocserve.repository.lifecycle import LoadedVersion, LoadOrder
+from rocserve.repository.version_workers import VersionWorkers, config_text, drained
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.model_calls import start_call
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
 from rocserve.scheduling.sequence.router import SequenceRouters
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
-from rocserve.workers.group import WorkerGroup
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
-
-STOP_SECONDS = 10.0
-"""How long a worker may take to end by itself once it has nothing to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """One load."""
-
-    definition: ModelDefinition
-    version: int
-    folder: Path
-    content: str
-    on_change: Callable[[], None]
-    on_progress: Callable[[str], None]
-
-    @property
-    def name(self) -> str:
-        return f"model '{self.definition.name}' version {self.version}"
 
 
 class _EngineFailed(Exception):
@@ -101,16 +79,9 @@ class WorkerVersionLoader:
     """Says which instances may run; None = each as it is free."""
     sequences: SequenceRouters = field(default_factory=SequenceRouters)
 
-    async def load(
-        self,
-        definition: ModelDefinition,
-        version: int,
-        version_folder: Path,
-        content: str,
-        on_change: Callable[[], None],
-        on_progress: Callable[[str], None],
-    ) -> LoadedVersion:
+    async def load(self, order: LoadOrder) -> LoadedVersion:
         """See lifecycle.LoadVersion."""
+        definition, version = order.definition, order.version
         if definition.backend is None:
             complete = self._with_the_cache_there_is(complete_definition(definition, None, strict=self.strict))
             statistics = ModelStatistics(self.latencies.distributions(complete.config))
@@ -128,8 +99,7 @@ class WorkerVersionLoader:
             )
             await warm_up_ensemble(ensemble, definition.folder, self.mail.plane)
             return ensemble
-        order = _Order(definition, version, version_folder, content, on_change, on_progress)
-        plan = plan_engine(definition, version_folder, self.machine)
+        plan = plan_engine(definition, order.folder, self.machine)
         if definition.backend.choose_engine is not None:
             self.log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
         try:
@@ -138,7 +108,7 @@ class WorkerVersionLoader:
             failure = EngineFailure(plan, failed.error)
         return await self._load_in_place(failure, order)
 
-    async def _load_in_place(self, failure: EngineFailure, order: _Order) -> LoadedVersion:
+    async def _load_in_place(self, failure: EngineFailure, order: LoadOrder) -> LoadedVersion:
         """On the engine that takes the place of the one that failed.
 
         Raises:
@@ -154,7 +124,7 @@ class WorkerVersionLoader:
         self.fallbacks.count(Fallback(order.definition.name, order.version, plan.replaces, engine))
         return loaded
 
-    async def _load_on(self, plan: EnginePlan, order: _Order) -> LoadedVersion:
+    async def _load_on(self, plan: EnginePlan, order: LoadOrder) -> LoadedVersion:
         """
         Raises:
             _EngineFailed: the engine's own words.
@@ -164,34 +134,22 @@ class WorkerVersionLoader:
         definition, version = order.definition, order.version
         limits = time_limits(definition.config.parameters, self.time_limits)
         assert definition.backend is not None, "an ensemble has no workers"
-        metrics = OwnedMetrics(self.custom_metrics, order.name, self.log)
-        wiring = VersionWiring(
-            definition.name,
-            order.on_change,
-            order.on_progress,
-            functools.partial(start_call, self.dispatcher),
-            metrics,
-            self.mail.plane,
-        )
-        verbose = self.log.isEnabledFor(logging.DEBUG)
-        group = worker_group(
-            load_message(
-                definition, version, order.folder, plan.engine, self.engines, verbose, plan.workers[0].architecture
-            ),
-            definition,
+        workers = VersionWorkers(
+            order,
             plan,
             launcher=self.launcher,
             mail=self.mail,
-            events=wiring,
-            start_call=wiring.start_call,
-            log=self.log.getChild("workers"),
+            engines=self.engines,
+            start_call=functools.partial(start_call, self.dispatcher),
+            metrics=OwnedMetrics(self.custom_metrics, order.name, self.log),
             limits=limits,
-            content=order.content,
+            log=self.log,
         )
-        give_back = self._reserve(plan)
+        if self.limiter is not None:
+            workers.reserve(self.limiter)
         try:
             try:
-                signature = await group.load()
+                signature = await workers.group.load()
             except ServeError as error:
                 raise _EngineFailed(error) from None
             complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
@@ -212,45 +170,18 @@ class WorkerVersionLoader:
                 read_initial_states(complete.config, complete.files),
             )
             try:
-                await group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
+                await workers.group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
             except ServeError as error:
                 raise _EngineFailed(error) from None
         except BaseException:
-            give_back()
-            wiring.disconnect()
-            await asyncio.shield(group.stop(0.0))
+            await asyncio.shield(workers.stop(0.0))
             raise
         scheduler = new_scheduler(parts)
-        wiring.connect(scheduler, group.instances)
+        workers.connect(scheduler)
         seconds = time.monotonic() - started
         answers = self._cached_answers(complete, version, statistics)
         kind = ItemModelVersion if definition.is_amd else LoadedModelVersion
-        return kind(
-            complete,
-            version,
-            statistics,
-            scheduler,
-            group,
-            wiring,
-            plan,
-            seconds,
-            answers,
-            give_back,
-            limits.drain_seconds,
-            self.mail.plane,
-            self.log,
-        )
-
-    def _reserve(self, plan: EnginePlan) -> Callable[[], None]:
-        """See that there can be resources for all instances; gives what to call when they run no more.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, there cannot.
-        """
-        if self.limiter is None:
-            return _nothing
-        needs = [needs_of(one.rate_limiter, one.device) for one in plan.workers for _ in range(one.instance_count)]
-        return self.limiter.register(needs)
+        return kind(complete, version, statistics, scheduler, answers, workers, seconds)
 
     def _with_the_cache_there_is(self, definition: ModelDefinition) -> ModelDefinition:
         """As it is run. What clients see of its configuration stays."""
@@ -285,76 +216,45 @@ class LoadedModelVersion(ScheduledVersion):
         version: int,
         statistics: ModelStatistics,
         scheduler: Scheduler,
-        group: WorkerGroup,
-        wiring: VersionWiring,
-        plan: EnginePlan,
-        load_seconds: float,
         answers: CachedAnswers | None,
-        give_back: Callable[[], None],
-        drain_seconds: float,
-        plane: PlaneLoop,
-        log: logging.Logger,
+        workers: VersionWorkers,
+        load_seconds: float,
     ) -> None:
-        """`give_back` is called when its instances run no more. `drain_seconds`: see settings.TimeLimits."""
         config, message = definition.config, definition.serialized
-        super().__init__(config, message, version, statistics, scheduler, answers, group.inputs)
+        super().__init__(config, message, version, statistics, scheduler, answers, workers.group.inputs)
         self.load_seconds = load_seconds
-        self._group = group
-        self._wiring = wiring
-        self._plan = plan
-        self._plan_properties = plan.properties
-        """Made once: each step of an ensemble asks."""
-        self._give_back = give_back
-        self._drain_seconds = drain_seconds
-        self._plane = plane
-        self._log = log
+        self._workers = workers
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """See core.serving.ServedVersion. What the engine itself says goes before what the server says of it."""
-        return {**self._plan_properties, **self._wiring.properties}
+        """See core.serving.ServedVersion."""
+        return self._workers.properties
 
     @property
     def worker_pids(self) -> Mapping[int, int]:
         """See core.serving.ServedVersion."""
-        return self._group.models_of_workers
+        return self._workers.group.models_of_workers
 
     @property
     def worker_restarts(self) -> int:
-        return self._group.restarts
+        return self._workers.group.restarts
 
     @property
     def available(self) -> bool:
-        return self._wiring.available
+        return self._workers.available
 
     @property
     def status_reason(self) -> str:
-        return "; ".join(filter(None, (self._plan.warning, self._wiring.reason)))
+        return self._workers.reason
 
     def follow_members(self, is_decoupled: bool) -> None:
         """See lifecycle.LoadedVersion; it has none."""
 
     async def unload(self) -> None:
         """See lifecycle.LoadedVersion."""
-        if await self._wiring.drain(self._drain_seconds):
-            self._wiring.stop_waiting()
-            await self._group.stop(STOP_SECONDS)
-        else:
-            await self._cut_short()
-        self._wiring.disconnect()
-        self._give_back()
+        await self._workers.drain_and_stop()
         if self._answers is not None:
-            self._plane.call_soon(self._answers.close)
-
-    async def _cut_short(self) -> None:
-        """Kill the workers with what is inside, and refuse what waits for them."""
-        text = (
-            f"model '{self.name}' version {self.version} was unloaded and had not answered within"
-            f" {self._drain_seconds:g} s (--drain-timeout-secs)"
-        )
-        self._log.warning("%s; its workers are killed", text)
-        self._wiring.refuse_waiting(unavailable(text))
-        await self._group.stop(0.0, text)
+            self._workers.plane.call_soon(self._answers.close)
 
 
 class LoadedEnsemble(EnsembleVersion):
@@ -421,10 +321,6 @@ class ItemEnsemble(LoadedEnsemble):
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """See core.serving.ServedVersion."""
         super().infer(*self._items.take(request, responder))
-
-
-def _nothing() -> None:
-    """To give back, where nothing is limited."""
 
 
 def new_scheduler(parts: SchedulerParts) -> Scheduler:

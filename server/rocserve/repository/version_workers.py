@@ -1,104 +1,295 @@
-"""The workers of a version: what they are told, and the group that runs them."""
+"""The workers of a version: what they are given, and what becomes of them."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from rocserve.backends.base import EngineSpec
+from rocserve.backends.request_model import ModelCall
 from rocserve.cache.private_folder import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.json_text import config_json
 from rocserve.config.model_limits import shared_worker, worker_bounds
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import with_sequence_tensors
+from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
+from rocserve.repository.lifecycle import LoadOrder
+from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
+from rocserve.scheduling.scheduler import Scheduler
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits, WorkerSettings
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
+from rocserve.workers.instance import Instance
 from rocserve.workers.instance_mail import InstanceMail
-from rocserve.workers.instance_requests import CallStarter
+from rocserve.workers.instance_requests import CallStarter, OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan
 
+OUTAGE_SECONDS = 5.0
+"""How long requests wait for a crashed model's workers to come back before they are refused."""
+_STOP_SECONDS = 10.0
+"""How long a worker may take to end by itself once it has nothing to do."""
 
-def load_message(
-    definition: ModelDefinition,
-    version: int,
-    version_folder: Path,
-    engine: EngineSpec,
-    settings: EngineSettings,
-    verbose: bool = False,
-    architecture: str = "",
-) -> Load:
-    """What a worker is told of a version; the plan is each worker's own.
+_Handed = TypeVar("_Handed")
 
-    Args:
-        architecture: of its GPU; "" where it is not known.
 
-    Raises:
-        ServeError: INVALID_ARGUMENT, the model's file is missing.
+class VersionWorkers(WorkerGroupEvents):
+    """Runs the workers of a version, and hands what happens to them to its scheduler and the index.
+
+    All calls but `start_call` are made on the asyncio loop; the properties may be read from any thread. The one place
+    from where the loop's side calls a scheduler, which lives on the data plane's thread.
     """
-    backend = definition.backend
-    assert backend is not None, "an ensemble has no workers"
-    return Load(
-        model_name=definition.name,
-        version=version,
-        model_folder=str(definition.folder),
-        version_folder=str(version_folder),
-        model_file=str(find_model_file(definition, version_folder, architecture)),
-        engine=engine.module,
-        config=with_sequence_tensors(definition.config),
-        answers_requests=backend.answers_requests,
-        config_json=config_text(definition),
-        settings=settings,
-        verbose=verbose,
-    )
+
+    def __init__(
+        self,
+        order: LoadOrder,
+        plan: EnginePlan,
+        *,
+        launcher: WorkerLauncher,
+        mail: InstanceMail,
+        engines: EngineSettings,
+        start_call: CallStarter,
+        metrics: OwnedMetrics,
+        limits: TimeLimits,
+        log: logging.Logger,
+    ) -> None:
+        """`start_call`: runs what the model calls. `metrics`: takes those that it defines.
+
+        Raises:
+            ServeError: as `worker_group`.
+        """
+        self._order = order
+        self._plan = plan
+        self._plan_properties = plan.properties
+        """Made once: each step of an ensemble asks."""
+        self._properties: Mapping[str, str] = {}
+        """The engine's own."""
+        self._start_call = start_call
+        self._has_called = False
+        self._metrics = metrics
+        self._drain_seconds = limits.drain_seconds
+        self.plane = mail.plane
+        self._log = log
+        self._scheduler: Scheduler | None = None
+        self._open: set[Instance] = set()
+        self._outage_timer: asyncio.TimerHandle | None = None
+        self._trouble = ""
+        self._silence = ""
+        self._progress = ""
+        self._give_back: Callable[[], None] | None = None
+        self.group = worker_group(
+            order,
+            plan,
+            launcher=launcher,
+            mail=mail,
+            engines=engines,
+            events=self,
+            start_call=self.start_call,
+            log=log.getChild("workers"),
+            limits=limits,
+        )
+
+    @property
+    def available(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, and what goes on beside the model."""
+        return "; ".join(filter(None, (self._plan.warning, self._worker_reason)))
+
+    @property
+    def _worker_reason(self) -> str:
+        return "; ".join(filter(None, (self._trouble, self._silence, self._progress)))
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What the engine itself says goes before what the server says of it."""
+        return {**self._plan_properties, **self._properties}
+
+    def reserve(self, limiter: RateLimiter) -> None:
+        """See that there can be resources for all instances until they run no more.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, there cannot.
+        """
+        workers = self._plan.workers
+        needs = [needs_of(one.rate_limiter, one.device) for one in workers for _ in range(one.instance_count)]
+        self._give_back = limiter.register(needs)
+
+    def connect(self, scheduler: Scheduler) -> None:
+        """From now on the scheduler gets the instances."""
+        self._scheduler = scheduler
+        for instance in self.group.instances:
+            self.instance_opened(instance)
+
+    async def drain_and_stop(self) -> None:
+        """Let the scheduler finish what it took, for as long as the limits say; then end the workers, those that are
+        late with what is inside, whose requests are refused."""
+        assert self._scheduler is not None, "connected until the version is gone"
+        if await drained(self.plane, self._scheduler.close, self._drain_seconds):
+            self._stop_waiting()
+            await self.stop(_STOP_SECONDS)
+            return
+        text = (
+            f"{self._order.name} was unloaded and had not answered within {self._drain_seconds:g} s"
+            " (--drain-timeout-secs)"
+        )
+        self._log.warning("%s; its workers are killed", text)
+        self._refuse_waiting(self._scheduler, unavailable(text))
+        await self.stop(0.0, text)
+
+    async def stop(self, grace_seconds: float, reason: str = "") -> None:
+        """End the workers, as WorkerGroup.stop does. Nothing is left that knows the scheduler or the instances: each
+        would hold its buffers until the garbage collector comes by."""
+        await self.group.stop(grace_seconds, reason)
+        self._stop_waiting()
+        scheduler, self._scheduler = self._scheduler, None
+        if scheduler is not None:
+            for instance in self._open:
+                self._hand_over(scheduler.detach, instance)
+        self._open.clear()
+        self._metrics.forget()
+        if self._give_back is not None:
+            self._give_back()
+
+    def start_call(self, call: ModelCall, opened: OpenCall) -> None:
+        """See workers.instance_requests.CallStarter. On the data plane's thread."""
+        scheduler = self._scheduler
+        if scheduler is not None and not self._has_called:
+            self._has_called = True
+            scheduler.stop_sending_ahead()
+        self._start_call(call, opened)
+
+    def instance_opened(self, instance: Instance) -> None:
+        if self._scheduler is not None:
+            self._open.add(instance)
+            self._hand_over(self._scheduler.attach, instance)
+
+    def instance_lost(self, instance: Instance, reason: ServeError) -> None:
+        self._open.discard(instance)
+        if self._scheduler is not None:
+            self._hand_over(self._scheduler.detach, instance)
+
+    def restarting(self, reason: str, delay_seconds: float) -> None:
+        self._trouble = f"restarting: {reason}"
+        if not self._open and self._outage_timer is None:
+            loop = asyncio.get_running_loop()
+            self._outage_timer = loop.call_later(OUTAGE_SECONDS, self._outage)
+        self._order.on_change()
+
+    def recovered(self) -> None:
+        self._trouble = ""
+        self._stop_waiting()
+        self._order.on_change()
+
+    def progress(self, text: str) -> None:
+        self._progress = text
+        if self._scheduler is None:
+            self._order.on_progress(text)
+
+    def silent(self, text: str) -> None:
+        self._silence = text
+
+    def described(self, properties: Mapping[str, str]) -> None:
+        self._properties = properties
+
+    def measured(self, changes: MetricChanges) -> None:
+        self._metrics.apply(changes)
+
+    def _stop_waiting(self) -> None:
+        if self._outage_timer is not None:
+            self._outage_timer.cancel()
+            self._outage_timer = None
+
+    def _outage(self) -> None:
+        """Nobody should wait for ever: until a worker is back, requests are refused with the reason."""
+        self._outage_timer = None
+        if not self._open and self._scheduler is not None:
+            text = f"model '{self._order.definition.name}' has no worker: {self._worker_reason}"
+            self._refuse_waiting(self._scheduler, unavailable(text))
+
+    def _refuse_waiting(self, scheduler: Scheduler, error: ServeError) -> None:
+        """Refuse what waits for the workers, and what comes."""
+        self._stop_waiting()
+        self._hand_over(scheduler.fail_queue, error)
+
+    def _hand_over(self, call: Callable[[_Handed], None], handed: _Handed) -> None:
+        self.plane.call_soon(functools.partial(call, handed))
 
 
-def config_text(definition: ModelDefinition) -> str:
-    """The configuration for backends that hand it to their models."""
-    wants_it = definition.backend is not None and definition.backend.answers_requests
-    return config_json(definition.message) if wants_it else ""
+async def drained(plane: PlaneLoop, close: Callable[[Callable[[], None]], None], seconds: float) -> bool:
+    """Close a version, and wait until all that it took has been answered, at most so long (0 = without a limit);
+    whether it has been."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+
+    def on_drained() -> None:
+        loop.call_soon_threadsafe(event.set)
+
+    plane.call_soon(functools.partial(close, on_drained))
+    try:
+        async with asyncio.timeout(seconds or None):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def worker_group(
-    load: Load,
-    definition: ModelDefinition,
+    order: LoadOrder,
     plan: EnginePlan,
     *,
     launcher: WorkerLauncher,
     mail: InstanceMail,
+    engines: EngineSettings,
     events: WorkerGroupEvents,
     start_call: CallStarter,
     log: logging.Logger,
     limits: TimeLimits = NO_TIME_LIMITS,
-    content: str = "",
 ) -> WorkerGroup:
     """The workers of a version, not yet started. `start_call`: runs what the model calls, where its backend may.
-    `content`: see WorkerGroup.
 
     Raises:
-        ServeError: INVALID_ARGUMENT, the interpreter that the model asks for cannot run it, a bound is no number, or
-            the model cannot be in the process of the group that it names.
+        ServeError: INVALID_ARGUMENT, the model's file is missing, the interpreter that the model asks for cannot run
+            it, a bound is no number, or the model cannot be in the process of the group that it names.
     """
+    definition = order.definition
     backend = definition.backend
     assert backend is not None, "an ensemble has no workers"
     bounds = worker_bounds(definition.config.parameters)
-    load = replace(load, memory_bytes=bounds.get("memory_bytes", launcher.settings.memory_bytes))
     writable: tuple[str, ...] = ()
     if _may_compile(definition, plan):
         # Found here, for a worker may run as a user with another home.
-        cache = str(cache_directory(load.settings))
-        load = replace(load, settings=replace(load.settings, cache_directory=cache))
-        writable = (cache,)
-    interpreter = model_interpreter(definition)
+        engines = replace(engines, cache_directory=str(cache_directory(engines)))
+        writable = (engines.cache_directory,)
     shared = _shared_worker(definition, plan, bounds, launcher.settings)
+    load = Load(
+        model_name=definition.name,
+        version=order.version,
+        model_folder=str(definition.folder),
+        version_folder=str(order.folder),
+        model_file=str(find_model_file(definition, order.folder, plan.workers[0].architecture)),
+        engine=plan.engine.module,
+        config=with_sequence_tensors(definition.config),
+        answers_requests=backend.answers_requests,
+        config_json=config_text(definition),
+        settings=engines,
+        verbose=log.isEnabledFor(logging.DEBUG),
+        memory_bytes=bounds.get("memory_bytes", launcher.settings.memory_bytes),
+        shares_process=bool(shared),
+    )
+    interpreter = model_interpreter(definition)
     return WorkerGroup(
-        load=replace(load, shares_process=bool(shared)),
+        load=load,
         options=LaunchOptions(
             title=f"rocserve:{shared or load.model_name}",
             forked=plan.engine.forks_from_zygote and not interpreter and not plan.loader,
@@ -111,15 +302,21 @@ def worker_group(
             model_name=load.model_name,
             shared_worker=shared,
         ),
-        plans=[_with_file(worker, definition, Path(load.version_folder)) for worker in plan.workers],
+        plans=[_with_file(worker, definition, order.folder) for worker in plan.workers],
         launcher=launcher,
         mail=mail,
         events=events,
         log=log,
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
-        content=content,
+        content=order.content,
     )
+
+
+def config_text(definition: ModelDefinition) -> str:
+    """The configuration for backends that hand it to their models."""
+    wants_it = definition.backend is not None and definition.backend.answers_requests
+    return config_json(definition.message) if wants_it else ""
 
 
 def _shared_worker(

@@ -25,9 +25,10 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.presets import PREPROCESS
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
+from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.scan import CONFIG_FILENAMES
-from rocserve.repository.version_workers import load_message, worker_group
+from rocserve.repository.version_workers import worker_group
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
 from rocserve.tools.verb import Verb
@@ -92,11 +93,11 @@ class _Loads:
         """What the engine of this plan reports, on the first of its workers. Raises: ServeError."""
         folder = self.definition.folder / str(self.version)
         group = worker_group(
-            load_message(self.definition, self.version, folder, plan.engine, self.settings),
-            self.definition,
+            LoadOrder(self.definition, self.version, folder),
             dataclasses.replace(plan, workers=plan.workers[:1]),
             launcher=self.launcher,
             mail=self.mail,
+            engines=self.settings,
             events=_ShownProgress(),
             start_call=_refuse_call,
             log=_LOG,

@@ -150,6 +150,7 @@ class WorkerGroup:
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
         # They know the group: this way all of it goes at once, without the garbage collector.
         self._supervisors.clear()
+        self.events, self.start_call = WorkerGroupEvents(), None
         self.mail.let_go(self.inputs)
 
     async def _all_or_none(self, steps: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:

@@ -19,6 +19,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
+from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.settings import ControlMode, RepositorySettings
@@ -108,24 +109,16 @@ class FakeLoader:
         self.held[name] = asyncio.Event()
         return self.held[name]
 
-    async def load(
-        self,
-        definition: ModelDefinition,
-        version: int,
-        version_folder: Path,
-        content: str,
-        on_change: Callable[[], None],
-        on_progress: Callable[[str], None],
-    ) -> FakeVersion:
-        name = definition.name
+    async def load(self, order: LoadOrder) -> FakeVersion:
+        definition, version, name = order.definition, order.version, order.definition.name
         self.loads.append((name, version))
-        self.progress[name] = on_progress
+        self.progress[name] = order.on_progress
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
             data = b""
             if not definition.is_ensemble:
-                data = (version_folder / "model.onnx").read_bytes()
+                data = (order.folder / "model.onnx").read_bytes()
             await asyncio.sleep(0)
             if name in self.held:
                 await self.held[name].wait()
@@ -140,7 +133,7 @@ class FakeLoader:
             self.running -= 1
         if data.startswith(b"broken"):
             raise ServeError(internal("").code, f"cannot parse the model of version {version}")
-        self.loaded.append(FakeVersion(definition, version, data, on_change))
+        self.loaded.append(FakeVersion(definition, version, data, order.on_change))
         return self.loaded[-1]
 
     def alive(self, name: str) -> list[FakeVersion]:

@@ -21,6 +21,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import Fallback
+from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
 
@@ -63,8 +64,8 @@ class Loads:
         )
         (self.folder / "config.pbtxt").write_text(f'platform: "onnx_onnxv1" max_batch_size: 4 {entries} {more}')
         (definition,) = FolderReading(self.folder, REGISTRY).definitions()
-        folder = self.folder / "1"
-        loaded = await self._loader.load(definition, 1, folder, "", lambda: None, self.progress.append)
+        order = LoadOrder(definition, 1, self.folder / "1", on_progress=self.progress.append)
+        loaded = await self._loader.load(order)
         assert isinstance(loaded, LoadedModelVersion)
         self._loaded.append(loaded)
         return loaded

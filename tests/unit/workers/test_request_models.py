@@ -183,7 +183,7 @@ async def test_a_dead_worker_fails_its_open_requests(models: RequestModels) -> N
     asked = [models.ask("m") for _ in range(20)]
     for answers in asked:
         await answers.until(lambda answers: answers.responses)
-    os.kill(version._group.pids[0], signal.SIGKILL)
+    os.kill(next(iter(version.worker_pids)), signal.SIGKILL)
     for answers in asked:
         await answers.done()
         (error,) = answers.errors
@@ -201,7 +201,7 @@ async def test_a_dead_worker_fails_its_open_requests(models: RequestModels) -> N
 async def test_a_request_that_a_dead_worker_had_not_taken_runs_in_the_next(models: RequestModels, more: str) -> None:
     version = await models.load("m", more=more)
     assert (await models.ask("m", [[1]]).done()).out == [[1.0]]
-    (pid,) = version._group.pids
+    (pid,) = version.worker_pids
     os.kill(pid, signal.SIGSTOP)
     asked = [models.ask("m", [[value]]) for value in range(5)]
     await asyncio.sleep(0.05)
@@ -274,7 +274,7 @@ async def test_the_death_of_the_caller_cancels_its_call(models: RequestModels) -
     caller = await models.load("caller", "calls", target="waits")
     answers = models.ask("caller")
     await asyncio.sleep(0.1)
-    os.kill(caller._group.pids[0], signal.SIGKILL)
+    os.kill(next(iter(caller.worker_pids)), signal.SIGKILL)
     await answers.done()
     assert answers.errors[0].code is StatusCode.UNAVAILABLE
     # Its call ends, so what it called can be unloaded.
@@ -287,7 +287,7 @@ async def test_the_death_of_the_called_fails_the_call(models: RequestModels) -> 
     await models.load("caller", "calls", target="waits")
     answers = models.ask("caller")
     await asyncio.sleep(0.1)
-    os.kill(waits._group.pids[0], signal.SIGKILL)
+    os.kill(next(iter(waits.worker_pids)), signal.SIGKILL)
     await answers.done()
     (error,) = answers.errors
     assert error.code is StatusCode.UNAVAILABLE
@@ -303,7 +303,7 @@ async def test_nothing_is_left_behind(models: RequestModels) -> None:
         assert (await models.ask("caller", np.zeros((8, 50_000))).done()).errors == []
         waiting = models.ask("m")
         await waiting.until(lambda answers: answers.responses)
-        os.kill(version._group.pids[0], signal.SIGKILL)
+        os.kill(next(iter(version.worker_pids)), signal.SIGKILL)
         await waiting.done()
         for name in ("m", "caller"):
             await models.unload(name)
@@ -334,7 +334,7 @@ async def test_what_initialize_raises_is_the_reason(models: RequestModels) -> No
 
 async def test_instances_are_processes(models: RequestModels) -> None:
     version = await models.load("m", "waits", DECOUPLED + "instance_group { count: 3 kind: KIND_CPU }")
-    assert len(set(version._group.pids)) == 3
+    assert len(set(version.worker_pids)) == 3
 
 
 async def test_a_model_may_bring_its_python(models: RequestModels, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from support.waiting import until
 
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.version_loader import LoadedModelVersion
+from rocserve.repository.version_workers import VersionWorkers
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
@@ -22,7 +23,7 @@ from rocserve.workers.instance import Instance
 
 pytestmark = pytest.mark.long
 
-PARTS = (LoadedModelVersion, ModelScheduler, SequenceScheduler, Instance, WorkerGroup)
+PARTS = (LoadedModelVersion, VersionWorkers, ModelScheduler, SequenceScheduler, Instance, WorkerGroup)
 CONFIGS = {
     "plain": "",
     "batches": "dynamic_batching { max_queue_delay_microseconds: 1000 }",
