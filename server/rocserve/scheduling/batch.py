@@ -54,6 +54,18 @@ class ResponseMaker:
         self._last_heads: tuple[TensorHead, ...] | None = None
         self._last_form = _Form(ResponseHead(self._name, self._version, ()), None)
 
+    def answer(self, entry: InferRequest, outcome: BatchOutcome, index: int) -> InferResponse | ServeError:
+        """What the outcome of a batch holds for one of its requests."""
+        failure = outcome.error or outcome.failures.get(index)
+        if failure is not None:
+            return failure
+        try:
+            response = self.make(entry, *outcome.outputs_of(index), outcome.parameters.get(index, NO_PARAMETERS))
+        except ServeError as fault:
+            return fault
+        response.is_large, response.slot = outcome.is_large, outcome.slot
+        return response
+
     def make(
         self,
         entry: InferRequest,
@@ -144,7 +156,7 @@ class BatchAnswerer:
     """Tells workers of the requests of a batch, sends each its answer, and counts."""
 
     def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
-        self._make_response = ResponseMaker(config, version).make
+        self._responses = ResponseMaker(config, version)
         self._statistics = statistics
 
     def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
@@ -157,7 +169,7 @@ class BatchAnswerer:
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
         """Every request gets a response or an error, and the statistics their share; never raises. True: none is left
         open."""
-        error, failures, dropped = outcome.error, outcome.failures, batch.dropped or ()
+        dropped = batch.dropped or ()
         times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answers: list[tuple[Responder, InferResponse | ServeError]] = []
         queue_starts: list[int] = []
@@ -170,19 +182,13 @@ class BatchAnswerer:
                 entry.trace.note_run(entry.queue_start_ns, times)
             if entry.phases is not None:
                 entry.phases.add_run(times)
-            refusal = error or (failures.get(index) if failures else None)
-            if refusal is None:
-                try:
-                    response = self._make_response(entry, *outcome.outputs_of(index))
-                    response.is_large, response.slot = outcome.is_large, outcome.slot
-                    answers.append((entry.responder, response))
-                    queue_starts.append(entry.queue_start_ns)
-                    continue
-                except ServeError as fault:
-                    refusal = fault
-            answers.append((entry.responder, refusal))
-            self._statistics.record_failure(entry.queue_start_ns, time.monotonic_ns(), by_backend=True)
-            self._statistics.note_failure(refusal.text)
+            answer = self._responses.answer(entry, outcome, index)
+            answers.append((entry.responder, answer))
+            if isinstance(answer, ServeError):
+                self._statistics.record_failure(entry.queue_start_ns, time.monotonic_ns(), by_backend=True)
+                self._statistics.note_failure(answer.text)
+            else:
+                queue_starts.append(entry.queue_start_ns)
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
         if queue_starts:
             if batch.is_grouped:

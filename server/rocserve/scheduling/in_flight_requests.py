@@ -12,7 +12,7 @@ from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
-from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse
+from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest, InferResponse
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
@@ -135,7 +135,7 @@ class InFlightRequests:
         running.times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         times = (batch.compute_start_ns, *running.times)
         now_ns = time.monotonic_ns()
-        failures, is_open = outcome.failures, () if outcome.error is not None else outcome.open
+        is_open = () if outcome.error is not None else outcome.open
         answers: list[tuple[InferRequest, InferResponse | ServeError]] = []
         ended: list[int] = []
         for index, in_flight in enumerate(running.requests):
@@ -146,18 +146,9 @@ class InFlightRequests:
                 request.phases.add_run(times)
             if in_flight.ended_ns or index in is_open:
                 continue
-            failure = outcome.error or (failures.get(index) if failures else None)
-            if failure is None:
-                try:
-                    parameters = outcome.parameters.get(index, NO_PARAMETERS)
-                    response = self._responses.make(request, *outcome.outputs_of(index), parameters)
-                    response.is_large, response.slot = outcome.is_large, outcome.slot
-                    answers.append((request, response))
-                except ServeError as error:
-                    failure = error
-            if failure is not None:
-                answers.append((request, failure))
-                in_flight.failed = True
+            answer = self._responses.answer(request, outcome, index)
+            answers.append((request, answer))
+            in_flight.failed = isinstance(answer, ServeError)
             in_flight.ended_ns = now_ns
             ended.append(in_flight.number)
         running.open_count -= len(ended)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig
 from rocserve.core.request_form import Member
 from rocserve.core.requests import Answer as Answered
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
 from rocserve.core.validation import RequestValidator
@@ -33,6 +34,7 @@ class Outcome:
 
     is_large = False
     slot = None
+    parameters: ClassVar[dict[int, Parameters]] = {}
 
     def __init__(self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError]) -> None:
         self.error = error

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from rocserve.core.model_config import (
 )
 from rocserve.core.request_form import Member
 from rocserve.core.requests import Answer as Answered
-from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, Parameters, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
@@ -66,6 +67,7 @@ class Outcome:
 
     is_large = False
     slot = None
+    parameters: ClassVar[dict[int, Parameters]] = {}
 
     def __init__(
         self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError], compute_ns: int
