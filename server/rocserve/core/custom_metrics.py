@@ -1,4 +1,4 @@
-"""Metrics that models define themselves: what a worker tells of them, and their sums over all workers of the server."""
+"""Metrics that models define themselves: what workers report of them, and their sums over all workers of the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESERVED_PREFIXES = ("nv_", "rocserve_")
 """Of the server's own metrics."""
 
 _MOST_SERIES = 10_000
-"""Of one model version: whoever reads the metrics reads them all, and labels that name requests never end."""
+"""Of one model version: each reading has them all, and labels that name requests never end."""
 _MOST_BUCKETS = 1_000
 _LONGEST_TEXT = 1_024
 """Characters of a help text or a label."""
@@ -38,7 +38,7 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """What has become of one time series since it was told last. Changes, not values: several workers have the same
+    """The change of one time series since its last report. Changes, not values: several workers have the same
     series, and one that is restarted begins anew."""
 
     family: str
@@ -101,7 +101,7 @@ class CustomMetrics:
         """Of the series by their owners."""
 
     def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
-        """Take what a worker of a model version, the owner, tells.
+        """Take the report of a worker of a model version, the owner.
 
         Returns:
             The names of families that are left out, in whole or in part, and why.
@@ -187,7 +187,7 @@ class OwnedMetrics:
 
 
 def _problem(change: MetricChange) -> str:
-    """Why what a worker tells is no time series; "" where it is one."""
+    """Why a worker's report is no time series; "" where it is one."""
     if not METRIC_NAME.fullmatch(change.family) or change.family.startswith(RESERVED_PREFIXES):
         return "that is no name for it"
     if not all(LABEL_NAME.fullmatch(name) for name in change.labels):

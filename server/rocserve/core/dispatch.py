@@ -86,7 +86,7 @@ class Dispatcher:
 
 
 def _count(request: InferRequest) -> Generator[None, None, list[str]]:
-    """What is wrong with the elements of each input."""
+    """The fault of the elements of each input."""
     faults: list[str] = []
     for entry, data in zip(request.head.inputs, request.data, strict=True):
         is_counted = entry.datatype == DataType.BYTES.value
@@ -131,7 +131,7 @@ def note_inputs(trace: Trace, request: InferRequest) -> None:
 
 
 class TracedResponder(ForwardingResponder):
-    """Stands before the responder of a request that another one made, and ends its trace."""
+    """Ends the trace of a request that another one made, and forwards its answers."""
 
     __slots__ = ("_trace",)
 

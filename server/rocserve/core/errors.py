@@ -30,7 +30,7 @@ class StatusCode(enum.IntEnum):
 
 
 class ServeError(Exception):
-    """An error with the status code and the text that the client is told."""
+    """An error with the status code and the text that the client gets."""
 
     def __init__(self, code: StatusCode, text: str) -> None:
         text = encodable(text)

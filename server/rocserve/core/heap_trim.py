@@ -1,8 +1,8 @@
 """Keeps what large traffic frees for the requests that follow, and gives it back to the system once that is over.
 
-Left to itself glibc does neither (mallopt(3), malloc_trim(3)). What is freed at the end of one of its heaps goes back
+Left to itself glibc does neither (mallopt(3), malloc_trim(3)). Memory freed at the end of one of its heaps goes back
 at once, so that each large message pays for the faults of new pages: a message of 4 MiB both ways for 3,700 of them, 9
-of 15 ms of CPU time. What is freed elsewhere stays, also when that is hundreds of megabytes and nobody comes for it.
+of 15 ms of CPU time. Memory freed elsewhere stays, also when that is hundreds of megabytes and nobody comes for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 _CHECK_SECONDS = 1.0
 _QUIET_CHECKS = 3
-"""Requests come in bursts: so many checks in a row must find little of them before they count as over."""
+"""Checks in a row that must find little of requests, which come in bursts, before they count as over."""
 _WORTH_BYTES = 32 << 20
 """Growth since the last trim that is worth another."""
 _LITTLE = 1 / 16
@@ -25,7 +25,7 @@ _LITTLE = 1 / 16
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of malloc.h."""
 _OPERATORS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-"""Variables of the environment by which the operator tells glibc about the same (mallopt(3))."""
+"""Variables of the environment by which the operator sets the same (mallopt(3))."""
 _NEVER = -1
 _LARGEST_BLOCK = 32 << 20
 """Bytes, the most that glibc takes from its heaps; larger ones are mapped, each for itself."""
@@ -38,7 +38,7 @@ def private_bytes(statm: Path = Path("/proc/self/statm")) -> int:
 
 
 def keep_freed_memory() -> Callable[[], object]:
-    """Have glibc keep all that is freed, unless the operator has told it otherwise. Returns: what gives it back. Where
+    """Have glibc keep all that is freed, unless the operator has set otherwise. Returns: what gives it back. Where
     the C library is another, neither does anything."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
@@ -83,7 +83,7 @@ class HeapTrim:
         return self._quiet >= _QUIET_CHECKS
 
     def trim(self) -> None:
-        """What is left afterwards is in use, and is not looked for again."""
+        """The rest is in use, and is the new base."""
         self._trim()
         self._least = self._private()
         self._quiet = 0

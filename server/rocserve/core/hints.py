@@ -1,4 +1,4 @@
-"""What is said behind a name that nobody knows: the names that there are, and which was probably meant."""
+"""The hint behind an unknown name: the known names, and which was probably meant."""
 
 from __future__ import annotations
 

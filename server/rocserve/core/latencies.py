@@ -35,7 +35,7 @@ _DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """How latencies are told; --metrics-config says it."""
+    """How latencies are reported; --metrics-config says it."""
 
     counters: bool = True
     summaries: bool = False
@@ -43,7 +43,7 @@ class LatencyOptions:
     quantiles: tuple[float, ...] = _DEFAULT_QUANTILES
 
     def distributions(self, config: ModelConfig) -> LatencyDistributions | None:
-        """What is kept of a model; None = nothing but the sums."""
+        """Those of a model; None = nothing but the sums is kept."""
         if not self.summaries and not self.histograms:
             return None
         return LatencyDistributions(self, config)
@@ -58,7 +58,7 @@ class LatencyReadings:
 
 
 class LatencyDistributions:
-    """Of one model version. Not thread-safe: whoever counts holds a lock. All times are time.monotonic_ns()."""
+    """Of one model version. Not thread-safe: its caller holds a lock. All times are time.monotonic_ns()."""
 
     def __init__(self, options: LatencyOptions, config: ModelConfig) -> None:
         self._quantiles = options.quantiles

@@ -12,7 +12,7 @@ MOST_REMEMBERED = 1024
 
 
 class Memo(dict[Key, Value]):
-    """Forgets all when it is full: what is asked for often is soon there again. Looked up as a dict, without a call."""
+    """Forgets all when it is full: frequent keys are soon there again. Looked up as a dict, without a call."""
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ class BatchInput:
     """The model's inputs that it becomes."""
     datatype: DataType
     source_inputs: tuple[str, ...]
-    """The requests' inputs that it tells of."""
+    """The requests' inputs that it describes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class DynamicBatching:
 
 
 class ControlKind(enum.Enum):
-    """What a control input tells of a sequence."""
+    """The meaning of a control input."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -258,7 +258,7 @@ class ExecutionAccelerator:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryAgent:
-    """What is done with a model's files before it is loaded."""
+    """A step that a model's files go through before it is loaded."""
 
     name: str
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Names of models where those of different repositories may be equal (--model-namespacing).
 
-Within the server a model then goes by its repository and its name; clients know its name only.
+Within the server a model's key then is its repository and its name; clients know its name only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ModelNames:
     def resolve(self, models: Mapping[str, Model], known: Iterable[str]) -> Resolved[Model]:
         """The models, given by their keys, by all that may be said for them.
 
-        A name stands for the only known model that bears it; so does a name in a namespace without such a model.
+        A name means the only known model that bears it; so does a name in a namespace without such a model.
         """
         if not self.namespaces:
             return Resolved(models, {})

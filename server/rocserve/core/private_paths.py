@@ -1,4 +1,4 @@
-"""Takes the server's own paths out of what clients are told; the log has them whole."""
+"""Takes the server's own paths out of errors for clients; the log has them whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PrivatePaths:
         return self._others.sub(r".../\g<name>", self._known.sub(_within, text))
 
     def without(self, error: ServeError) -> ServeError:
-        """The error as its client is told of it."""
+        """The error as its client gets it."""
         text = self.hide(error.text)
         return error if text == error.text else ServeError(error.code, text)
 

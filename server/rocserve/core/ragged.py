@@ -1,4 +1,4 @@
-"""Batches of requests of different shapes: what their tensors become, and what is made for and cut out of them.
+"""Batches of requests of different shapes: how their tensors are joined, made and cut.
 
 The arithmetic is that of Triton's backend library. Shapes are as the model sees them, with the batch dimension.
 """
@@ -111,7 +111,7 @@ def _numbers(kind: BatchInputKind, shapes: Sequence[Shape]) -> Sequence[int]:
         case BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
             return [0, *accumulate(counts)]
         case BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
-            # Its shape is all that it tells.
+            # Only its shape matters.
             return [0] * max(counts)
         case _:
             return [size for shape in shapes for _ in range(shape[0]) for size in shape[1:]]

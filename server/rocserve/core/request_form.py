@@ -1,4 +1,4 @@
-"""What a request is to whoever runs it: one layout for all of a head, and where their inputs lie in a slot."""
+"""The form of a request for its worker: one layout for all of a head, and where their inputs lie in a slot."""
 
 from __future__ import annotations
 

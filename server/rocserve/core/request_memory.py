@@ -1,17 +1,17 @@
-"""Bounds the memory of requests: what is half received, what waits or runs, and answers that are not yet read.
+"""Bounds the memory of requests: half received ones, those that wait or run, and answers that are not yet read.
 
 Whoever keeps bytes of a request or of an answer is a holder. What a holder gives back is what the memory has noted for
 it, so that nothing is given back twice, however many ways a request has to end.
 
-What is half received has half of the limit: clients that never finish a request must not keep whole ones out, those
+Half received requests have half of the limit: clients that never finish a request must not keep whole ones out, those
 that come in one piece at least.
 
 Answers have a count of their own beside that of requests: requests that fill the memory must not keep those from being
 answered that were taken before. What goes from step to step of an ensemble counts there too, and has half of it:
-what is on its way must not keep back what has arrived. All together are therefore at most twice the limit.
+tensors on their way must not keep back finished answers. All together are therefore at most twice the limit.
 
 Processes that have the limit together, the server and its front ends, each count in a row of a table that all of them
-see. Each adds before it looks at the sums: of two that come at the same moment both may be refused where there is room
+see. Each adds before it reads the sums: of two that come at the same moment both may be refused where there is room
 for one.
 """
 
@@ -27,12 +27,12 @@ from rocserve.core.printable import readable_size
 LARGEST_DEFAULT_BYTES = 8 << 30
 """What a server takes for itself at most unless it is told to: from there on more memory only makes longer queues."""
 _PART_OF_MEMORY = 4
-"""The server is left this part of the memory for requests unless it is told otherwise: as much again may go to answers,
+"""The server is left this part of the memory for requests unless set otherwise: as much again may go to answers,
 and half is for models."""
 
 _FLAG = "--max-request-memory"
 _COLUMNS = 6
-"""Bytes of requests, of answers, and of these what is half received and what lies between steps; requests and answers
+"""Bytes of requests, of answers, and of these those half received and those between steps; requests and answers
 that were refused."""
 _ALL = 1 << 62
 """More bytes than any holder keeps."""
@@ -87,7 +87,7 @@ class RequestMemory:
     def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         # Taken and let go of by name: `with` takes twice as long, and a request has four such steps. To let go of it is
-        # on x86 the fence between what is added to the own row and the look at the sums; elsewhere two processes that
+        # on x86 the fence between the addition to the own row and the reading of the sums; elsewhere two processes that
         # add at the same moment may both be taken.
         self._lock = threading.Lock()
         self.share(memoryview(bytearray(table_bytes(1))), 0)

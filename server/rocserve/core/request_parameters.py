@@ -15,9 +15,9 @@ EXPECTED_TYPES: Mapping[str, str] = {
 """How the parameter may be written, in the words of the error about it."""
 
 MOST_ENTRIES = 16384
-"""Inputs, outputs, dimensions and parameters of a request: what is done for each of them keeps others waiting."""
+"""Inputs, outputs, dimensions and parameters of a request: the work for each of them delays other requests."""
 LONGEST_ID = 1 << 16
-"""Bytes; it goes into errors, log lines and what workers are told."""
+"""Bytes; it goes into errors, log lines and workers' batches."""
 _RESERVED = "triton_"
 _ALLOWED = "triton_enable_empty_final_response"
 

@@ -23,7 +23,7 @@ Parameters = Mapping[str, ParameterValue]
 NO_PARAMETERS: Parameters = {}
 
 LARGE_RESPONSE = 16 << 20
-"""Bytes of outputs from which on whoever copies them does so in steps."""
+"""Bytes of outputs from which on they are copied in steps."""
 
 SHARED_REGION = "shared_memory_region"
 SHARED_OFFSET = "shared_memory_offset"
@@ -103,7 +103,7 @@ class InferRequest:
     sequence: SequenceTag | None = None
     """None = it says nothing of a sequence. Not among the head's parameters."""
     data_owner: object = None
-    """Whoever keeps `data` keeps this: it is what the bytes belong to."""
+    """The owner of the bytes: to keep `data`, keep this."""
     element_faults: Sequence[str] | None = None
     """Of each input, what `tensors.count_elements` has found; None = its elements are still to be counted."""
 
@@ -124,7 +124,7 @@ class InferRequest:
     dated: bool = field(default=False, init=False)
     """Its client has said how long it waits, and it may be overtaken by newer ones."""
     waiting: bool = field(default=False, init=False)
-    """It stands in the queue."""
+    """It is in the queue."""
     watched: bool = field(default=False, init=False)
     """Its responder has been asked to say when the client leaves."""
     on_again: Callable[[InferRequest], None] | None = field(default=None, init=False)

@@ -21,7 +21,7 @@ START_FLAG, END_FLAG = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class SequenceTag:
-    """It stands beside the request's head, so that the heads of a sequence's requests are one and the same."""
+    """It is kept beside the request's head, so that the heads of a sequence's requests are one and the same."""
 
     id: SequenceId = 0
     starts: bool = False

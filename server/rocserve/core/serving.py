@@ -58,7 +58,7 @@ class EndingResponder(ForwardingResponder):
 
 _HIGHEST_VERSION = 2**63 - 1
 _MOST_HINTED = 100
-"""With more models an unknown one is answered without names: each is looked at, on the data plane's thread."""
+"""With more models an unknown one is answered without names: each would be compared, on the data plane's thread."""
 
 
 class Responder(Protocol):
@@ -96,7 +96,7 @@ class ServedVersion(Protocol):
     def statistics(self) -> ModelStatistics: ...
     @property
     def properties(self) -> Mapping[str, str]:
-        """How it is run, for people and scripts: the engine, why it is that one, and what the engine tells."""
+        """How it is run, for people and scripts: the engine, why it is that one, and what the engine reports."""
 
     @property
     def pending_requests(self) -> int:
@@ -154,7 +154,7 @@ class ServingTable:
         return self.models.values() if self.listed is None else self.listed
 
     def named_by(self, head: RequestHead) -> ServedVersion:
-        """As `find`, what is then remembered."""
+        """As `find`, and remembers it."""
         return self.by_head.keep(head, self.find(head.model_name, head.model_version))
 
     def find(self, name: str, version: str) -> ServedVersion:
@@ -196,7 +196,7 @@ class ServingTable:
 
 
 def parse_version(text: str) -> int:
-    """A version as clients write it; Triton's wording for what is none."""
+    """A version as clients write it; Triton's wording for other texts."""
     if text.isascii() and text.isdigit() and (number := int(text)) <= _HIGHEST_VERSION:
         return number
     if text.isascii() and text[:1] == "-" and text[1:].isdigit() and int(text):

@@ -117,7 +117,7 @@ class ModelStatistics:
     """The counters of one version. Their lock is for those who read them, on any thread: a copy is of one moment."""
 
     def __init__(self, latencies: LatencyDistributions | None = None) -> None:
-        """`latencies`: what is kept beside the sums; guarded by the lock here."""
+        """`latencies`: distributions beside the sums; guarded by the lock here."""
         self._latencies = latencies
         self._lock = threading.Lock()
         self._numbers = StatisticsSnapshot()
@@ -286,7 +286,7 @@ class ModelStatistics:
             self._numbers.cancel.add(ended_ns - started_ns)
 
     def note_failure(self, text: str) -> None:
-        """What a client was told in place of an answer. Not counted here."""
+        """An error that a client got in place of an answer. Not counted here."""
         self._failures.append(FailureNote(time.time_ns() // 1_000_000, text[:_LONGEST_FAILURE]))
 
     @property
@@ -296,7 +296,7 @@ class ModelStatistics:
 
     def quantiles(self, quantiles: Sequence[float]) -> SummaryReading:
         """Of the latencies of the last minute, in microseconds. They are counted from the first call on, until there
-        has been none for a minute: nobody pays for what nobody looks at."""
+        has been none for a minute: they cost nothing while nobody reads them."""
         now = time.monotonic_ns()
         with self._lock:
             self._watched_ns = now

@@ -48,9 +48,9 @@ def padded(parts: Iterable[Buffer]) -> list[Buffer]:
 
 
 class TensorPlaces:
-    """The places of tensors of these heads. What stands behind them begins at a multiple of 64 as well.
+    """The places of tensors of these heads. What follows them begins at a multiple of 64 as well.
 
-    Where a size does not follow from a shape, as with BYTES, the sizes of all stand before them (u64 each).
+    Where a size does not follow from a shape, as with BYTES, the sizes of all precede them (u64 each).
     """
 
     __slots__ = ("_is_dense", "_sizes_struct", "bounds", "end", "heads", "sizes")
@@ -94,7 +94,7 @@ class TensorPlaces:
         return pieces, sum(map(len, pieces))
 
     def of(self, table: memoryview) -> tuple[Bounds, int]:
-        """Where the tensors lie, and what stands behind them. `table`: the beginning of their slot."""
+        """Where the tensors lie, and where they end. `table`: the beginning of their slot."""
         if self.sizes is not None:
             return self.bounds, self.end
         return _bounds(self._sizes_struct.unpack_from(table), self._sizes_struct.size)
@@ -140,7 +140,7 @@ class PlacedTensors(PackedTensors):
     __slots__ = ("_kept", "heap", "offset")
 
     def __init__(self, block: memoryview, places: TensorPlaces, heap: object, offset: int, kept: object) -> None:
-        """`heap`: told apart by its identity. `kept`: as long as somebody holds it the memory is not used anew."""
+        """`heap`: compared by its identity. `kept`: as long as somebody holds it the memory is not used anew."""
         # Written out, not through super(): one is made for every request of a front end that is a process.
         if places.sizes is None or len(block) != places.end:
             raise _not_packed(block)

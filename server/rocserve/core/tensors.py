@@ -36,9 +36,9 @@ class TensorHead(NamedTuple):
 class Tensor:
     """One named tensor.
 
-    `data` is C-ordered and little-endian. Elements of BYTES stand one after the other, each behind its length as
+    `data` is C-ordered and little-endian. Elements of BYTES lie one after the other, each behind its length as
     an unsigned 32-bit little-endian integer (KServe's binary form). A view is only valid as long as its owner says;
-    whoever keeps a tensor longer copies it. Not frozen because one is made for each input of each request.
+    to keep a tensor longer, copy it. Not frozen because one is made for each input of each request.
     """
 
     name: str
@@ -69,7 +69,7 @@ def heads_of(tensors: Iterable[Tensor]) -> tuple[TensorHead, ...]:
 
 
 def can_hold(datatype: DataType, shape: tuple[int, ...], nbytes: int) -> bool:
-    """Whether a tensor of this shape may have so many bytes; of BYTES, each element has at least its length."""
+    """Whether a tensor of this shape may have this many bytes; of BYTES, each element has at least its length."""
     if any(not 0 <= extent <= _LARGEST_EXTENT for extent in shape):
         return False
     count = math.prod(shape)
@@ -113,7 +113,7 @@ def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes
 def count_elements(data: Buffer, expected: int) -> Generator[None, None, str]:
     """Follows the lengths of the elements of BYTES, some at a step: there may be millions.
 
-    Returns: what is wrong where there are not `expected`, with {where} in the input's place; empty: nothing.
+    Returns: the fault where there are not `expected`, with {where} in the input's place; empty: nothing.
     """
     unpack = _LENGTH.unpack_from
     begin = position = 0
@@ -137,7 +137,7 @@ def count_elements(data: Buffer, expected: int) -> Generator[None, None, str]:
 
 
 def _early_end(begin: int, position: int, end: int) -> str:
-    """What is wrong where data end within the element at `begin`, or within the length of the next, at `position`."""
+    """The fault where data end within the element at `begin`, or within the length of the next, at `position`."""
     if position > end:
         return (
             "incomplete string data for {where}, expecting string of length"

@@ -68,7 +68,7 @@ class RequestPlan:
     timeout_microseconds: int
     """0 = none."""
     parameters: Parameters
-    """The client's own, which a model that sees each request for itself is told."""
+    """The client's own, for a model that sees each request for itself."""
     may_stay: tuple[str, ...] = ()
     """See RequestHead."""
 
@@ -101,7 +101,7 @@ class RequestPlan:
 class RequestValidator:
     """Turns request heads into plans and remembers them, since clients repeat their heads.
 
-    Of several faults the one in the last input is told, and inputs are listed from the last: Triton keeps them so.
+    Of several faults the one in the last input is reported, and inputs are listed from the last: Triton keeps them so.
     """
 
     def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:

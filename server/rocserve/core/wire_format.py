@@ -63,7 +63,7 @@ def varint(value: int) -> bytes:
 
 
 def length_prefix(number: int, length: int) -> bytes:
-    """What stands before the `length` bytes of a length-delimited field."""
+    """The tag and the length before the bytes of a length-delimited field."""
     return varint(number << 3 | LENGTH_DELIMITED) + varint(length)
 
 

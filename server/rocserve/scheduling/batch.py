@@ -153,14 +153,14 @@ class FormedBatch:
 
 
 class BatchAnswerer:
-    """Tells workers of the requests of a batch, sends each its answer, and counts."""
+    """Lists the requests of a batch for its worker, sends each its answer, and counts."""
 
     def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
 
     def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
-        """A batch's requests as an instance is told of them, any instance."""
+        """A batch's requests as any instance takes them."""
         return [(entry.plan.form, entry.data, 0, b"") for entry in batch.entries]
 
     def forget(self, batch: FormedBatch) -> None:

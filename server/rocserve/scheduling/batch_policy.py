@@ -125,7 +125,7 @@ def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: boo
 
     Args:
         times: of the model.
-        answers_requests: the model sees each request for itself, so that answers of any shape can be told apart.
+        answers_requests: the model sees each request for itself, so that answers of any shape can be cut apart.
     """
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:

@@ -79,7 +79,7 @@ class ComputeTimes:
             self._estimates.clear()
 
     def of(self, rows: int) -> float:
-        """The seconds that most batches of so many rows stay below; 0 while nothing is known."""
+        """The seconds that most batches of this size stay below; 0 while nothing is known."""
         for size in range((rows - 1).bit_length(), -1, -1):
             estimate = self._estimates.get(size)
             if estimate is not None:

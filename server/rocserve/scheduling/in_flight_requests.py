@@ -81,7 +81,7 @@ class InFlightRequests:
     # On its way in
 
     def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
-        """A batch's requests as an instance is told of them; they are open from now on."""
+        """A batch's requests as an instance takes them; they are open from now on."""
         open_requests = instance.requests
         assert open_requests is not None, "its model sees each request for itself"
         running = self._batches[batch] = _InFlightBatch(batch, open_requests)
@@ -262,7 +262,7 @@ class InFlightRequests:
                 good.append(in_flight)
         if good:
             formed = running.formed
-            # They may have ended at different times; what is counted is the sum.
+            # They may have ended at different times; the sum is counted.
             ended_ns = sum([in_flight.ended_ns for in_flight in good]) // len(good)
             rows = sum([each.request.plan.batch_size for each in (good[:1] if formed.is_grouped else requests)])
             queue_starts = [in_flight.request.queue_start_ns for in_flight in good]
@@ -297,7 +297,7 @@ class InFlightRequests:
                     yield in_flight.request
 
     def cancel(self, request: InferRequest) -> None:
-        """Nobody waits for the request any more: where it is open its model is told."""
+        """Nobody waits for the request any more: its model may cancel it where it is open."""
         for running in self._batches.values():
             for in_flight in running.requests:
                 if in_flight.request is request and not in_flight.ended_ns:

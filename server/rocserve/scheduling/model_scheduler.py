@@ -113,7 +113,7 @@ class ModelScheduler(Scheduler):
         batch = FormedBatch(self._queue.take(decision.request_count), now_ns, decision.is_grouped)
         if self._sequencer is not None:
             for entry in batch.entries:
-                # What is refused while it waits keeps nobody waiting; one that comes back from a worker has its ticket.
+                # One that is refused while it waits delays no other; one that comes back from a worker has its ticket.
                 if not isinstance(entry.responder, OrderedResponder):
                     entry.responder = OrderedResponder(entry.responder, self._sequencer.ticket())
         self._pool.begin(instance, batch)

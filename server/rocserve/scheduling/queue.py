@@ -70,7 +70,7 @@ class Level:
             (self.dated if entry.dated else self.waiting).appendleft(entry)
 
     def take(self, count: int, taken: list[InferRequest]) -> None:
-        """Add the next ones to those that were taken, up to so many in all."""
+        """Add the next ones to those that were taken, up to `count` in all."""
         waiting, dated = self.waiting, self.dated
         while dated and len(taken) < count:
             if not waiting:
@@ -232,7 +232,7 @@ class RequestQueue:
         return taken
 
     def remove(self, entry: InferRequest) -> bool:
-        """Take out one request, wherever it stands; False when it has left the queue already."""
+        """Take out one request, wherever it is; False when it has left the queue already."""
         if not entry.waiting:
             return False
         self._levels[entry.level].remove(entry)

@@ -139,7 +139,7 @@ class RateLimiter:
     # Instances
 
     def ask(self, instance: LimitedInstance) -> bool:
-        """Whether an instance may run now; if not, it is told when it may."""
+        """Whether an instance may run now; if not, `on_granted` is called when it may."""
         if instance.state is _State.FREE:
             instance.state = _State.STAGED
             heapq.heappush(self._staged, (instance.rank, next(self._numbers), instance))
@@ -160,7 +160,7 @@ class RateLimiter:
         self._call_soon(self._allocate)
 
     def _allocate(self, asking: LimitedInstance | None = None) -> None:
-        """Grant what can be granted, in turn; `asking` need not be told."""
+        """Grant what can be granted, in turn; `asking` is not called back."""
         while self._staged:
             instance = self._staged[0][2]
             if not self._fits(instance.needs):

@@ -38,7 +38,7 @@ class CachedResponse:
 
 
 def copied_response(response: InferResponse) -> CachedResponse:
-    """What is kept of a response."""
+    """The part of a response that is kept."""
     data = tuple(map(bytes, response.data))
     nbytes = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(each) for each in data)
     return CachedResponse(response.head, data, dict(response.parameters), nbytes)
@@ -128,7 +128,7 @@ class CachedAnswers:
         return None
 
     def keep(self, key: bytes, response: InferResponse, lookup_ns: int) -> None:
-        """Keep the answer to a request that was looked for in vain."""
+        """Keep the answer to a request that was not in the cache."""
         started_ns = time.monotonic_ns()
         nbytes = sum(map(len, response.data))
         if nbytes > LARGEST_CACHED or not self._cache.put(self._owner, key, copied_response(response)):

@@ -92,7 +92,7 @@ class Scheduler(ABC):
         self._drain = Drain()
         self._outage: ServeError | None = None
         self._refused: list[Refused] = []
-        """Requests that are not to run, and why; they are told at the turn's end."""
+        """Requests that are not to run, and why; they are answered at the turn's end."""
         self._expiring: list[InferRequest] = []
         """Those that have come in this turn and have a time to expire at."""
         self._deadlines = Deadlines(parts.plane)
@@ -189,13 +189,13 @@ class Scheduler(ABC):
     # Work
 
     def _mark(self) -> None:
-        """Something has changed: look at the turn's end what can run."""
+        """Something has changed: start what can run at the turn's end."""
         if not self._is_marked:
             self._is_marked = True
             self._plane.at_end_of_turn(self._pump)
 
     def _pump(self) -> None:
-        """Start all that can run, and tell those that are not to run."""
+        """Start all that can run, and refuse those that are not to run."""
         self._is_marked = False
         # After a batch that could not be handed over the rest waits for the next turn: all that wait may fail as well.
         while not self._is_marked and (work := self._next_work(time.monotonic_ns())) is not None:
@@ -314,7 +314,7 @@ class Drain:
     def __init__(self) -> None:
         self.running = 0
         self.is_awaited = False
-        """Somebody waits to be told."""
+        """Somebody waits for the end."""
         self._on_drained: Callable[[], None] | None = None
 
     def close(self, on_drained: Callable[[], None]) -> None:
@@ -323,7 +323,7 @@ class Drain:
         self.is_awaited = True
 
     def report(self) -> bool:
-        """Tell whoever waits, where nothing runs any more; whether that was done."""
+        """Call back where nothing runs any more; whether that was done."""
         if self.running or self._on_drained is None:
             return False
         on_drained, self._on_drained = self._on_drained, None
@@ -403,7 +403,7 @@ class Deadlines:
 
 
 def refuse(entry: InferRequest, error: ServeError, statistics: ModelStatistics) -> None:
-    """Tell a request that has waited why it is not run."""
+    """Answer a request that has waited with the reason why it is not run."""
     now = time.monotonic_ns()
     if entry.trace is not None:
         entry.trace.note(QUEUE_START, entry.queue_start_ns)

@@ -43,7 +43,7 @@ class ScheduledVersion:
         batching = config.dynamic_batching
         in_order = answers is not None and batching is not None and batching.preserve_ordering
         self._sequencer = ResponseSequencer() if in_order else None
-        """What comes from the cache may not overtake what is still being run."""
+        """Answers from the cache may not overtake requests that still run."""
 
     @property
     def pending_requests(self) -> int:

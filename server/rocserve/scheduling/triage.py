@@ -41,7 +41,7 @@ NOTHING = BatchDecision(0)
 """All that waited was hopeless."""
 
 _FEW = 64
-"""Requests in a queue that are looked at to find out whether all have time again."""
+"""Requests in a queue of which it is checked whether all have time again."""
 
 
 class Triage:
@@ -75,7 +75,7 @@ class Triage:
     def decide(self, now_ns: int, batches_before: int) -> BatchDecision:
         """As the policy decides, but of what can end in time; the hopeless are taken out. Nothing may be left then.
 
-        `batches_before`: those that the instance has in hand already.
+        `batches_before`: those that the instance has in flight already.
         """
         now = now_ns / 1e9
         if now < self._calm_until:

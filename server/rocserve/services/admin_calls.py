@@ -13,7 +13,7 @@ from rocserve.services.restrictions import GRPC_HEADER_PREFIX, PROTOCOLS, Restri
 from rocserve.settings import AdminAddresses, GrpcSettings, HttpSettings, ServerSettings
 
 _CHANGES_SETTINGS = frozenset({"TraceSetting", "LogSettings"})
-"""Without settings in the request they only tell."""
+"""Without settings in the request they only report."""
 ADMIN_METHODS = _CHANGES_SETTINGS | {
     "RepositoryModelLoad",
     "RepositoryModelUnload",

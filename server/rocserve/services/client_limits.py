@@ -11,7 +11,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import EndingResponder, Responder
 
 MOST_CLIENTS = 65_536
-"""Addresses that are told apart, some 20 MB; further ones count as one client."""
+"""Addresses that are counted apart, some 20 MB; further ones count as one client."""
 _IPV6_NETWORK_BITS = 64
 """What one machine or household has: its addresses are one client's."""
 _SECONDS_BETWEEN_CLEANINGS = 1.0
@@ -99,7 +99,7 @@ class ClientLimits:
 
 
 def _client_of(address: str) -> str:
-    """An address of IPv6 stands for its network; what is no address, a socket in the file system say, for itself."""
+    """Of an IPv6 address its network; of what is no address, a socket in the file system say, itself."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

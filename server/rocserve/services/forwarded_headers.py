@@ -36,7 +36,7 @@ class HeaderForwarding:
         """The head with the headers among its parameters; a header goes before a parameter of its name.
 
         Raises:
-            ServeError: INVALID_ARGUMENT for a header whose name stands for something else among the parameters.
+            ServeError: INVALID_ARGUMENT for a header whose name has a meaning of its own among the parameters.
         """
         search = self._pattern.search
         pairs = tuple((name, _text(value)) for name, value in headers if search(name))
@@ -47,8 +47,8 @@ class HeaderForwarding:
             for name, _ in pairs:
                 if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
                     raise _reserved(name)
-            told = {**head.parameters, **dict(pairs)}
-            forwarded = self._heads.keep((head, pairs), replace(head, parameters=told))
+            parameters = {**head.parameters, **dict(pairs)}
+            forwarded = self._heads.keep((head, pairs), replace(head, parameters=parameters))
         return forwarded
 
 

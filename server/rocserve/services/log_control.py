@@ -23,8 +23,8 @@ class LogControlService:
         self._log = log
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Change what is named, then say what holds. As with Triton what stands before a fault has been changed, in
-        the order of the fields here.
+        """Change the settings that are named, then report all. As with Triton those before a fault have been
+        changed, in the order of the fields here.
 
         Raises:
             ServeError: UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a value of the wrong kind.

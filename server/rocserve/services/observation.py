@@ -1,4 +1,4 @@
-"""What is written down of single requests, where anybody wants it: traces, and details in the log."""
+"""Records of single requests, where they are wanted: traces, and details in the log."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class ClientResponder(Responder, Protocol):
     """There is room for one response only."""
 
     def origin(self) -> RequestOrigin:
-        """Asked as soon as the request has come, and only of those that are looked at."""
+        """Asked as soon as the request has come, and only of those that are observed."""
 
 
 _RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END")}
 
 
 class RequestObserver:
-    """Looks at requests while a trace or the log wants it; both may be switched from any thread."""
+    """Observes requests while a trace or the log wants it; both may be switched from any thread."""
 
     def __init__(self, tracing: Tracing, tables: ServingTableHolder, log: logging.Logger) -> None:
         self.is_on = False
-        """The one thing that is looked at for every request."""
+        """The one thing that is checked for every request."""
         self.on_switched: Callable[[], object] | None = None
         self._tracing = tracing
         self._tables = tables

@@ -16,7 +16,7 @@ from rocserve.workers.resource_watch import memory_bytes
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _WAIT_SECONDS = 10.0
-"""For the next event; then the client is told that there is none yet."""
+"""For the next event; then the answer is that there is none yet."""
 
 
 class PageService:
@@ -45,35 +45,35 @@ class PageService:
         )
 
     def _model(self, row: IndexEntry) -> pb.ModelOverview:
-        told = pb.ModelOverview(
+        overview = pb.ModelOverview(
             name=encodable(row.name), version=row.version, state=row.state, reason=self._shown(row.reason)
         )
         if row.served is not None:
-            self._fill(told, row.served)
-        return told
+            self._fill(overview, row.served)
+        return overview
 
-    def _fill(self, told: pb.ModelOverview, served: ServedVersion) -> None:
+    def _fill(self, overview: pb.ModelOverview, served: ServedVersion) -> None:
         numbers, properties = served.statistics.snapshot(), served.properties
-        told.platform = served.config.platform or served.config.backend
-        told.engine = encodable(properties.get("engine", ""))
-        told.devices = encodable(properties.get("devices", ""))
-        told.load_seconds = served.load_seconds
-        told.pending_requests = served.pending_requests
-        told.last_inference_ms = numbers.last_inference_ms
-        told.success_count, told.success_ns = numbers.success.count, numbers.success.ns
-        told.queue_ns = numbers.queue.ns
-        told.failure_count = numbers.fail.count
-        told.inference_count, told.execution_count = numbers.inference_count, numbers.execution_count
-        told.cache_hit_count, told.cache_miss_count = numbers.cache_hit.count, numbers.cache_miss.count
+        overview.platform = served.config.platform or served.config.backend
+        overview.engine = encodable(properties.get("engine", ""))
+        overview.devices = encodable(properties.get("devices", ""))
+        overview.load_seconds = served.load_seconds
+        overview.pending_requests = served.pending_requests
+        overview.last_inference_ms = numbers.last_inference_ms
+        overview.success_count, overview.success_ns = numbers.success.count, numbers.success.ns
+        overview.queue_ns = numbers.queue.ns
+        overview.failure_count = numbers.fail.count
+        overview.inference_count, overview.execution_count = numbers.inference_count, numbers.execution_count
+        overview.cache_hit_count, overview.cache_miss_count = numbers.cache_hit.count, numbers.cache_miss.count
         for size, batch in numbers.batches.items():
-            told.batches[size] = batch.compute_infer.count
+            overview.batches[size] = batch.compute_infer.count
         for quantile, value in served.statistics.quantiles(_QUANTILES).quantiles:
             if value == value:  # NaN: there was no request.
-                told.latencies_us.add(quantile=quantile, value=value)
-        told.worker_memory_bytes.extend(memory_bytes(pid) // models for pid, models in served.worker_pids.items())
-        told.worker_restarts = served.worker_restarts
+                overview.latencies_us.add(quantile=quantile, value=value)
+        overview.worker_memory_bytes.extend(memory_bytes(pid) // models for pid, models in served.worker_pids.items())
+        overview.worker_restarts = served.worker_restarts
         for failure in served.statistics.failures:
-            told.failures.add(time_ms=failure.time_ms, text=self._shown(failure.text))
+            overview.failures.add(time_ms=failure.time_ms, text=self._shown(failure.text))
 
     async def events(self, request: pb.RepositoryEventsRequest) -> pb.RepositoryEventsResponse:
         events = self._repository.events

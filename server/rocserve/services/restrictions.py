@@ -14,11 +14,11 @@ from rocserve.core.errors import ServeError, unavailable
 from rocserve.settings import RestrictedProtocols
 
 _POLL_SECONDS = 1.0
-"""How long a look at the file is good for: a call costs no look of its own."""
+"""Between two checks of the file: not each call has one."""
 
 
 GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
-"""Stands before the name that --grpc-restricted-protocol gives; --http-restricted-api's is the header's whole name."""
+"""Precedes the name that --grpc-restricted-protocol gives; --http-restricted-api's is the header's whole name."""
 
 PROTOCOLS: Mapping[str, str] = MappingProxyType(
     {
@@ -79,7 +79,7 @@ class Restriction:
         return self.admits(next((value for key, value in metadata if key.lower() == name), None))
 
     def refusal(self) -> ServeError:
-        """What gRPC clients without the header are told."""
+        """The error for gRPC clients without the header."""
         return unavailable(f"This protocol is restricted, expecting header '{self.header}'")
 
 

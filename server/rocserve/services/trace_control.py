@@ -27,8 +27,8 @@ class TraceControlService:
         self._tables = tables
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Change what is named, then say what holds. A setting without a value goes back to that of all models, and
-        that of all to what the server was started with.
+        """Change the settings that are named, then report all. A setting without a value goes back to that of
+        all models, and that of all to what the server was started with.
 
         Raises:
             ServeError: INVALID_ARGUMENT for a model that is not ready or a value that cannot be; UNIMPLEMENTED for the

@@ -26,7 +26,7 @@ def full_name(method: str) -> str:
 
 
 def guarded_routes(routes: Mapping[str, Route], restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
-    """By full names, those that are restricted behind a look at the call's metadata. What anybody may call is left as
+    """By full names, those that are restricted behind a check of the call's metadata. What anybody may call is left as
     it is, so that it costs nothing."""
     return {full_name(name): _guarded(route, restrictions.get(name)) for name, route in routes.items()}
 
@@ -40,7 +40,7 @@ def _guarded(route: Route, restriction: Restriction | None) -> Route:
 
 
 def admin_guarded(route: UnaryRoute, method: str, request: type[Message], admin: AdminCalls) -> UnaryRoute:
-    """The route, behind a look at where the call comes from."""
+    """The route, behind a check of where the call comes from."""
     serve = route.handler
 
     def handle(call: UnaryCall) -> None:

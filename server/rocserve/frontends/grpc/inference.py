@@ -277,7 +277,7 @@ class _StreamResponder:
         self._answer(message, final)
 
     def _empty_message(self) -> bytes | None:
-        """No further response comes, for clients that want to be told."""
+        """The message that no further response comes, for clients that ask for it."""
         head = self.head
         if head is None or head.parameters.get("triton_enable_empty_final_response") is not True:
             return None
@@ -320,7 +320,7 @@ def _nbytes(request: InferRequest) -> int:
 
 
 def _origin(call: UnaryCall | StreamCall) -> RequestOrigin:
-    """gRPC does not tell how long a message took to come, so that it is taken to be there at once."""
+    """gRPC does not report how long a message took to come: it counts as there at once."""
     now_ns = time.monotonic_ns()
     headers = {key: value for key, value in call.metadata if isinstance(value, str)}
     return RequestOrigin("GRPC", (now_ns, now_ns), headers, address_of(call.peer))

@@ -1,9 +1,9 @@
-"""How the data plane's loop hears of gRPC's events: it looks at the completion queue, or a thread waits in that.
+"""How the data plane's loop gets gRPC's events: it polls the completion queue, or a thread waits in that.
 
 With GRPC_EXPERIMENTS=-event_engine_listener gRPC's core reads and writes its sockets on the thread that polls the
 queue, and what it waits for itself is an epoll. That of the server is the one that watches the listening socket. The
 loop sleeps on it. What the core has its own threads do (the handshake of a connection, a reader that had too much at
-once, timers) ends in the queue without a sign: only a look tells.
+once, timers) ends in the queue without a sign: only a poll shows it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Polling(Protocol):
 
 
 class QueuePolling:
-    """Looks at the queue."""
+    """Polls the queue."""
 
     def __init__(self, queue: Any, descriptor: int) -> None:
         """`descriptor`: of gRPC's epoll. No connection has been taken yet."""
@@ -111,7 +111,7 @@ class QueuePolling:
         self._watched = os.pread(self._watched_file, _COUNTED_BYTES, 0).count(b"tfd:")
 
     def has_mail(self) -> bool:
-        # The looks have told, and the descriptor does from then on.
+        # The polls have shown it, and the descriptor does from then on.
         return False
 
     def stop(self) -> None:

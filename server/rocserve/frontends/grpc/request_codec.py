@@ -300,7 +300,7 @@ def raw_contents(contents: InferTensorContents, datatype: str, input_name: str, 
         if datatype == "BYTES":
             raw = encode_bytes_elements(elements)
         elif field.name in _AS_RAW:
-            # On the wire they stand as raw contents have them; what nobody knows stands behind them.
+            # On the wire they are as raw contents have them; unknown fields follow them.
             nbytes = len(elements) * np.dtype(_ARRAY_TYPES[datatype]).itemsize
             start = len(length_prefix(field.number, nbytes))
             raw = contents.SerializeToString()[start : start + nbytes]

@@ -51,11 +51,11 @@ class _EncodedHead:
     outputs: bytes
     """The fields behind the parameters: the outputs' names, datatypes and shapes."""
     alone: bytes
-    """Both, where nothing stands between them."""
+    """Both, where nothing comes between them."""
     sizes: list[int]
     """How many bytes each output should have."""
     prefixes: list[bytes]
-    """What stands before each that has so many."""
+    """The tag and the length before each of these sizes."""
 
 
 def join_large(parts: Sequence[Buffer]) -> Generator[None, None, bytes]:
@@ -119,7 +119,7 @@ class ResponseEncoder:
     def encode_stream_error(
         self, text: str, request_id: str = "", model_name: str = "", final: bool | None = None
     ) -> bytes:
-        """A serialised ModelStreamInferResponse that says why a request failed; its id tells which one.
+        """A serialised ModelStreamInferResponse that says why a request failed; its id says which one.
 
         Args:
             model_name: of the model that answered so; empty where the request did not come to it.
@@ -132,13 +132,13 @@ class ResponseEncoder:
             message.infer_response.parameters[_FINAL_RESPONSE].bool_param = final
         return message.SerializeToString()
 
-    def _build_head(self, told: ResponseHead) -> _EncodedHead:
-        model = ModelInferResponse(model_name=told.model_name, model_version=told.model_version)
+    def _build_head(self, response_head: ResponseHead) -> _EncodedHead:
+        model = ModelInferResponse(model_name=response_head.model_name, model_version=response_head.model_version)
         outputs = ModelInferResponse()
-        for output in told.outputs:
+        for output in response_head.outputs:
             outputs.outputs.add(name=output.name, datatype=output.datatype.value, shape=output.shape)
-        # Right for all datatypes but BYTES, whose length is looked at each time.
-        sizes = [math.prod(output.shape) * output.datatype.itemsize for output in told.outputs]
+        # Right for all datatypes but BYTES, whose length is checked each time.
+        sizes = [math.prod(output.shape) * output.datatype.itemsize for output in response_head.outputs]
         model_fields, output_fields = model.SerializeToString(), outputs.SerializeToString()
         head = _EncodedHead(
             model_fields,
@@ -147,7 +147,7 @@ class ResponseEncoder:
             sizes,
             [length_prefix(_RAW, size) for size in sizes],
         )
-        return self._heads.keep(told, head)
+        return self._heads.keep(response_head, head)
 
 
 def _nbytes(data: Buffer) -> int:

@@ -66,7 +66,7 @@ LAST_EVENTS_SECONDS = 0.05
 """How long events are handled after the server has shut down."""
 
 AGE_SPREAD = 1.1
-"""gRPC's core ends connections between 0.9 and so many times their age."""
+"""gRPC's core ends connections between 0.9 and 1.1 times their age."""
 
 
 class GrpcServer:
@@ -159,7 +159,7 @@ class GrpcServer:
         return port
 
     def stop(self, grace_seconds: float) -> None:
-        """Refuse new calls, wait for those in flight, cancel what is left after the grace time, close.
+        """Refuse new calls, wait for those in flight, cancel the others after the grace time, close.
 
         Blocks until all is closed: call it from any thread but the loop's (from asyncio, `to_thread`).
         """
@@ -234,7 +234,7 @@ class GrpcServer:
             self._hasten_end()
 
     def _begin_stop(self) -> None:
-        """Connections that end for their age are waited for: what is on its way when the core shuts down it cancels."""
+        """Connections that end for their age are waited for: the core cancels calls on their way when it shuts down."""
         if self._port:
             port, self._port = self._port, 0
             # Who has connected already is served: each look takes one.

@@ -46,7 +46,7 @@ _GONE: list[Callable[[], None]] = []
 
 
 _RETRY_PUSHBACK = "grpc-retry-pushback-ms"
-"""By which gRPC's own retries are told how long to wait."""
+"""Metadata: the milliseconds that gRPC's own retries wait."""
 
 
 def _ignore(event: Event) -> None:
@@ -99,7 +99,7 @@ class ServerCall:
 
     @abstractmethod
     def end_waiting(self, error: ServeError) -> None:
-        """Answer with an error while it waits for its client, and tell its handler."""
+        """Answer with an error while it waits for its client."""
 
     @property
     def peer(self) -> str:
@@ -248,8 +248,8 @@ class ServerStreamCall(ServerCall):
         try:
             self._receiver = route.handler(self)
         except Exception as error:
-            told = self._transport.failures.error_of(self.method, error)
-            self.finish(told.code, told.text)
+            fault = self._transport.failures.error_of(self.method, error)
+            self.finish(fault.code, fault.text)
         self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
         self._read()
 
@@ -301,7 +301,7 @@ class ServerStreamCall(ServerCall):
         self._transport.sending.pop(self, None)
         self._transport.waiting.close_stream(self)
         ended, self._finished = self._finished, True
-        # What is being sent may yet be told of as sent, and nothing is to follow it.
+        # The end of what is being sent may yet come, and nothing is to follow it.
         self._status = None
         self._flow.drop()
         # Receiver and call know each other; this lets both go without the garbage collector.

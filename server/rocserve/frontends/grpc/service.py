@@ -56,7 +56,7 @@ class HealthHandlers:
         return pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
 
     def publish(self) -> None:
-        """Tell the watchers what changed."""
+        """Send the watchers what changed."""
         for watch in list(self._watches):
             watch.send_change()
 
@@ -194,7 +194,7 @@ class GrpcService:
         subscribe(self.publish)
 
     def publish(self) -> None:
-        """Readiness may have changed: tell who watches. On the event loop."""
+        """Readiness may have changed: send it to the watchers. On the event loop."""
         self._method_routes.call_soon(self._health.publish)
 
     def end_watches(self) -> None:

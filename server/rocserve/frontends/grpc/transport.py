@@ -24,7 +24,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 ChannelArguments = tuple[tuple[str, int], ...]
 
 _GRPC_SHARE = 2
-"""gRPC's connections are one part in so many of the files that a process may open. Its core counts nothing but them, so
+"""gRPC's connections are half of the files that a process may open. Its core counts nothing but them, so
 that the rest has to do for models, however many, and for HTTP."""
 
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
@@ -152,7 +152,7 @@ class TransportLimits:
     of their own."""
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
     stream_unanswered_limit: int = 1024
-    """Messages of one stream that may be unanswered before the next is read. Many: what is read next may be what those
+    """Messages of one stream that may be unanswered before the next is read. Many: the next message may be what those
     wait for, the end of the sequence that has their slot."""
     stream_backlog_bytes: int = 16 << 20
     """Unsent bytes of one stream at which no more of its messages are read."""
@@ -169,7 +169,7 @@ class TransportLimits:
         )
 
     def write_seconds(self, nbytes: int) -> float:
-        """What the client has to take an answer of so many bytes. gRPC does not tell how far it has got."""
+        """The time for the client to take an answer of `nbytes`. gRPC does not report how far it has got."""
         return self.write_timeout_seconds + nbytes / LEAST_READ_BYTES_PER_SECOND
 
 

@@ -58,7 +58,7 @@ class WaitingCalls:
         and taken out without a call of `begin` and `remove`, which is all that these do."""
         self.checked_at = now
         self.check_from = CALLS_BETWEEN_CHECKS
-        """With so many calls the next check is due."""
+        """The number of calls at which the next check is due."""
 
     def __len__(self) -> int:
         return len(self.since)

@@ -1,6 +1,6 @@
 """Counts what has come of messages that are not yet whole against the memory for requests.
 
-gRPC's core keeps such bytes to itself, but the kernel tells how many have come on a connection. Let all calls of a
+gRPC's core keeps such bytes to itself, but the kernel counts how many have come on a connection. Let all calls of a
 connection that now wait for their messages have begun after some moment. What its unfinished messages hold is then at
 most what has come on it since, less the messages of calls begun since that have come whole. The moment moves on as the
 calls end that waited at it, so that frames, headers and what ended calls had sent do not add up. Connections without
@@ -63,7 +63,7 @@ def received_bytes(port: int) -> ReceivedBytes:
     """Of all connections whose own port this is.
 
     Raises:
-        OSError: the system does not tell.
+        OSError: the system does not count them.
     """
     found: dict[Peer, dict[int, int]] = {}
     kind = getattr(socket, "AF_NETLINK", None)
@@ -118,7 +118,7 @@ def _bytes_received(message: memoryview) -> int | None:
 
 
 _SHARE_OF_TIME = 100
-"""One part in so many is spent on asking the kernel: with thousands of connections it is asked less often."""
+"""One part in a hundred is spent on asking the kernel: with thousands of connections it is asked less often."""
 _CALL_BYTES = 256
 """That a whole message may have taken beside itself: headers, frames, records of TLS."""
 _OVERHEAD_SHIFT = 7
@@ -171,7 +171,7 @@ class UnfinishedBytes:
         self, memory: RequestMemory, received: Callable[[], ReceivedBytes], now: float, log: logging.Logger
     ) -> None:
         self.connections: dict[str, _Connection] = {}
-        """Those that are counted. While there are none, messages that come whole need not be told of."""
+        """Those that are counted. While there are none, `came_whole` need not be called."""
         self._memory = memory
         self._received: Callable[[], ReceivedBytes] | None = received
         self._log = log
@@ -183,7 +183,7 @@ class UnfinishedBytes:
         return self._received is not None and now >= self._next
 
     def came_whole(self, peer: str, since: float, nbytes: int) -> None:
-        """A message of so many bytes of a call that has waited since then: from now on its request counts."""
+        """A message of `nbytes` of a call that has waited since then: from now on its request counts."""
         connection = self.connections.get(peer)
         if connection is None:
             return

@@ -4,7 +4,7 @@ By tensor name, as Triton does: a step runs when all the tensors that it reads e
 only steps that a wanted output needs run, and a tensor is let go at its last reader. Members are looked up by name for
 each request, so a member that was replaced serves the next one.
 
-A decoupled member answers any number of times. Each answer opens an iteration: what is behind the member runs once for
+A decoupled member answers any number of times. Each answer opens an iteration: the steps behind the member run once for
 each, on the tensors of that iteration, and the ensemble answers once for each, in their order.
 """
 
@@ -115,7 +115,7 @@ class _Held:
     """A tensor of the ensemble in one iteration."""
 
     tensor: Tensor | None
-    """None: whoever may give it gave none."""
+    """None: the client, or the member, gave none."""
     sequence: SequenceTag | None
     """What the requests that it goes into say of a sequence."""
     noted_bytes: int = 0
@@ -218,7 +218,7 @@ class EnsembleRun:
         self._send_answers()
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """Several steps may ask; whoever waits for the ensemble is asked once."""
+        """Several steps may ask; the ensemble's own responder is asked once."""
         if self._is_done:
             return
         if self._cancelled:
@@ -259,7 +259,7 @@ class EnsembleRun:
         memory.admit_step(holding, nbytes)
 
     def _advance(self, iteration: int, made: Mapping[str, _Held], is_step_over: bool) -> None:
-        """Take new tensors in, start the steps that waited for nothing else, answer what is complete."""
+        """Take new tensors in, start the steps that waited for nothing else, send the answers that are complete."""
         if self.ended:
             return
         try:

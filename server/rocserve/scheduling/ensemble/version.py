@@ -84,7 +84,7 @@ class EnsembleVersion:
         """By step; empty: there is no limit."""
         self._validator = RequestValidator(config)
         self.on_request: Callable[[EnsembleVersion], None] | None = None
-        """Told of each request before it is run: members may have to be loaded."""
+        """Called for each request before it is run: members may have to be loaded."""
         self._drain = Drain()
 
     def infer(self, request: InferRequest, responder: Responder) -> None:

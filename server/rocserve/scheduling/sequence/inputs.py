@@ -113,7 +113,7 @@ class ControlTensors:
 
     @property
     def correlation_id(self) -> InputPlan | None:
-        """The input that tells the sequence's id, where the model has one."""
+        """The input with the sequence's id, where the model has one."""
         return next((self.inputs[place] for place, _ in self._identities), None)
 
     def of(self, tag: SequenceTag) -> list[Buffer]:
@@ -183,7 +183,7 @@ class SequenceInputs:
         request.plan = plan
 
     def absent(self, model: SequenceRequest) -> SequenceRequest:
-        """What stands in the place of a request that is not there, in a batch with `model`, one that has them."""
+        """The row of no request, in a batch with `model`, a request."""
         plan = model.plan
         own = plan.inputs[: len(plan.inputs) - len(self._controls.inputs) - len(self._keeper.states)]
         data = [self._zeros(entry) for entry in own]

@@ -30,7 +30,7 @@ class Admission:
     """One model's."""
 
     def __init__(self, config: ModelConfig, correlation_id: InputPlan | None) -> None:
-        """`correlation_id`: the input that tells the model the sequence's id, where it has one."""
+        """`correlation_id`: the input with the sequence's id, where the model has one."""
         batching = config.sequence_batching
         self._model = config.name
         self._correlation_id = correlation_id
@@ -59,7 +59,7 @@ class Admission:
         )
 
     def unknown(self, sequence: SequenceId) -> ServeError:
-        """What a request is told that goes on with a sequence that never was, or has ended."""
+        """The error for a request that goes on with a sequence that never was, or has ended."""
         return invalid_argument(
             f"inference request for sequence {sequence} to model '{self._model}' must specify the START flag on the"
             " first request of the sequence"
@@ -245,7 +245,7 @@ class SequenceScheduler(Scheduler):
             self._feed_slot(slot, now)
 
     def _feed_slot(self, slot: Slot, now: float) -> None:
-        """Something has changed about it. Where its sequence is over it is free at once for whoever comes next."""
+        """Something has changed about it. Where its sequence is over it is free at once for the next one."""
         if not slot.busy and not slot.instance.gone:
             self._table.settle(slot, now)
             self._strategy.feed(slot, now)

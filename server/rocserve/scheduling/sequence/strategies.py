@@ -29,7 +29,7 @@ class Strategy(Protocol):
         """When it has a batch to run, by time.monotonic_ns(): now at the latest, or later; None = nothing is there."""
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
-        """The batch, once it is ready, with the controls and states; a responder NOBODY marks what is no request."""
+        """The batch, once it is ready, with the controls and states; a row of no request has the responder NOBODY."""
 
 
 def strategy_of(

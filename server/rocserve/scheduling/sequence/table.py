@@ -127,7 +127,7 @@ class SequenceTable:
         self._largest_batch = largest_batch
         self.instances: list[SequenceInstance] = []
         self._places: dict[SequenceId, Place] = {}
-        """Of the sequences that go on; one whose last request has come is no longer looked for."""
+        """Of the sequences that go on; one whose last request has come is no longer here."""
         self._ready: list[tuple[int, int, Slot]] = []
         """Free slots, those of the lowest index first, which keeps batches short."""
         self._backlog: deque[Backlog] = deque()
@@ -152,7 +152,7 @@ class SequenceTable:
         return not self._places and not self.count
 
     def loss(self, sequence: SequenceId) -> ServeError | None:
-        """What is told to requests of a sequence that was lost; None = it was not, as far as anyone remembers."""
+        """The error for requests of a sequence that was lost; None = it was not, as far as is remembered."""
         reason = self._lost.get(sequence)
         return None if reason is None else self.loss_of(sequence, reason)
 
@@ -366,7 +366,7 @@ class SequenceTable:
             if not isinstance(slot, Slot):
                 del self._last_used[sequence]
             elif slot.busy or slot.queue:
-                # Whoever waits for an answer cannot send the next request.
+                # A client that waits for an answer cannot send the next request.
                 self._use(sequence, now)
             else:
                 self.end(slot, sequence)

@@ -26,7 +26,7 @@ _READ_AT_ONCE = 64 * 1024
 """Bytes up to which an input is copied when its request comes."""
 
 SeenPart = tuple[ClientRegion, GuardedMapping, int]
-"""Of a region, whose memory a model is given where it lies: what is known of its mapping, and the part's end."""
+"""Of a region, whose memory a model is given where it lies: its mapping, and the part's end."""
 
 
 class ClientMemory:
@@ -119,7 +119,7 @@ class ClientMemory:
 
 
 class RegionResponder(EndingResponder):
-    """Leaves outputs in regions on their way to whoever waits for them."""
+    """Leaves outputs in regions on their way to the client."""
 
     def __init__(
         self,

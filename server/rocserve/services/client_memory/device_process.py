@@ -15,7 +15,7 @@ from typing import Any
 from rocserve.plane import anonymous_file
 
 REQUEST = struct.Struct("<BIIQQ64s")
-"""What is asked, a region's number, its GPU, an offset, a number of bytes, and a handle."""
+"""The kind of request, a region's number, its GPU, an offset, a number of bytes, and a handle."""
 OPEN, READ, WRITE, CLOSE = range(4)
 """CLOSE alone is not answered."""
 DONE = b"+"

@@ -27,7 +27,7 @@ class Region:
         self.name = name
         self.nbytes = nbytes
         self.users = 0
-        """Requests under way that write to it; kept by whoever owns the region."""
+        """Requests under way that write to it; counted by the region's owner."""
         self.is_leaving = False
         """It goes when its last user has."""
 

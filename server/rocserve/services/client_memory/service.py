@@ -1,4 +1,4 @@
-"""The methods that register, tell and forget the shared memory of clients."""
+"""The methods that register, list and unregister the shared memory of clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocserve.services.client_memory.regions import ClientRegions, taken
 class ClientMemoryService:
     """Each method takes a request and gives its answer; safe on any thread.
 
-    "CUDA" is memory on GPUs, whoever makes them; regions of the system are told apart from it.
+    "CUDA" is memory on GPUs of any maker; regions of the system are others.
 
     Raises:
         ServeError: with Triton's codes and words.
