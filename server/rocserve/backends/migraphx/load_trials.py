@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ def load_trial_key(digest: str, environment: ProgramEnvironment, target: str = "
 
 @dataclass(frozen=True, slots=True)
 class LoadTrials:
-    """Those in a folder; `spare` takes new ones where that cannot be written."""
+    """Those in a folder, a file each; `spare` takes new ones where that cannot be written."""
 
     directory: Path
     spare: Path | None = None
@@ -50,24 +49,24 @@ class LoadTrials:
     def find(self, key: str) -> LoadTrial | None:
         return next(filter(None, (_read(folder / key) for folder in self._folders)), None)
 
-    def remember(self, key: str, trial: LoadTrial) -> bool:
-        """Whether it could be written down."""
-        for folder in self._folders:
-            with suppress(OSError):
-                _replace(folder / key, to_json(trial))
-                for path in sorted(_files(folder), key=lambda path: path.stat().st_mtime)[:-_MOST]:
-                    path.unlink(missing_ok=True)
-                return True
-        return False
+    def remember(self, key: str, trial: LoadTrial) -> None:
+        """Where a folder can be written."""
+        folder = self._folders[-1]
+        new = folder / f".{secrets.token_hex(8)}"
+        with suppress(OSError):
+            try:
+                new.write_bytes(to_json(trial))
+                new.replace(folder / key)
+            finally:
+                new.unlink(missing_ok=True)
+            for path in sorted(_files(folder), key=lambda path: path.stat().st_mtime)[:-_MOST]:
+                path.unlink(missing_ok=True)
 
     def entries(self) -> Sequence[tuple[str, LoadTrial]]:
         """Keys and load trials, the oldest first."""
-        found: dict[str, LoadTrial] = {}
-        for path in (path for folder in self._folders for path in _files(folder)):
-            trial = _read(path)
-            if trial is not None:
-                found.setdefault(path.name, trial)
-        return sorted(found.items(), key=lambda entry: entry[1].time)
+        found = {path.name: _read(path) for folder in reversed(self._folders) for path in _files(folder)}
+        trials = [(key, trial) for key, trial in found.items() if trial is not None]
+        return sorted(trials, key=lambda entry: entry[1].time)
 
     def forget(self, key: str) -> None:
         """Raises: OSError: it cannot be removed."""
@@ -92,14 +91,3 @@ def _read(path: Path) -> LoadTrial | None:
         return from_json(LoadTrial, path.read_bytes())
     except (OSError, ValueError):
         return None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    new = path.with_name(f".{secrets.token_hex(8)}")
-    try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise

@@ -422,9 +422,11 @@ class _Place:
     def prune(self, limit_bytes: int) -> Sequence[CacheEntry]:
         """Remove what was used least lately until the rest takes no more than the limit; what was removed. What
         processes hold stays, whatever the sum is then."""
-        for left in self._programs.glob(f"{_HIDDEN}*"):
+        left = {folder.name.removeprefix(_HIDDEN) for folder in self._programs.glob(f"{_HIDDEN}*")}
+        left |= {lock.name for lock in self._locks.glob("*") if not (self._programs / lock.name).exists()}
+        for key in left:
             # Of a process that was killed, unless it has the lock.
-            self.remove(left.name.removeprefix(_HIDDEN))
+            self.remove(key)
         entries = self.entries()
         total = sum(entry.size_bytes for entry in entries)
         removed: list[CacheEntry] = []

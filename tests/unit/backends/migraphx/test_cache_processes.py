@@ -147,6 +147,24 @@ def test_many_that_store_read_and_evict_always_read_what_was_stored(tmp_path: Pa
     assert list((cache.directory / "locks").iterdir()) == []
 
 
+def test_a_process_that_is_killed_with_a_lock_leaves_nothing(tmp_path: Path) -> None:
+    script = """
+cache = cache_at(Path(sys.argv[1]))
+def build(path):
+    path.parent.rmdir()
+    print("locked", flush=True)
+    sys.stdin.read()
+cache.find_or_build("a" * 64, build, lambda: None)
+"""
+    cache = cache_at(tmp_path / "cache")
+    process = start(script, cache.directory)
+    assert process.stdout is not None and process.stdout.readline() == "locked\n"
+    process.kill()
+    process.wait()
+    cache.prune(1 << 30)
+    assert list((cache.directory / "locks").iterdir()) == []
+
+
 def test_storing_can_be_killed_at_any_moment(tmp_path: Path) -> None:
     script = """
 cache = cache_at(Path(sys.argv[1]))
