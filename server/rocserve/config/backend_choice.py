@@ -36,11 +36,11 @@ _TRITON_BACKENDS = {
     "tensorrt_plan": "tensorrt",
     "tensorflow_savedmodel": "tensorflow",
 }
-"""The backends that Triton looks for by these platforms."""
+"""The backends that Triton finds by these platforms."""
 
 
 class UnknownBackend(ServeError):
-    """`backend` names none that there is: the configuration can be read, but no version of the model be loaded."""
+    """`backend` names none: the configuration can be read, but no version of the model be loaded."""
 
 
 def choose_backend(
@@ -49,10 +49,10 @@ def choose_backend(
     """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there.
 
     Args:
-        strict: never look at the files.
+        strict: the files are not read.
 
     Raises:
-        UnknownBackend: `backend` names none that there is, or `platform` one of Triton's alone.
+        UnknownBackend: there is no such `backend`, or `platform` one of Triton's alone.
         ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are there.
     """
     if not message.platform and not message.backend:

@@ -89,7 +89,7 @@ def fill_from_model(message: ModelConfig, signature: Signature) -> None:
     """Complete with what a model of a backend that answers requests says of its own configuration.
 
     Triton's Python models say it in `auto_complete_config`: they add tensors, set max_batch_size and ask for a dynamic
-    batcher or the decoupled policy, and see the configuration before they do; so what they say stands.
+    batcher or the decoupled policy, and see the configuration before they do; so their word holds.
     """
     if signature.max_batch_size is not None:
         message.max_batch_size = signature.max_batch_size

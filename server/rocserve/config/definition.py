@@ -64,7 +64,7 @@ class ModelDefinition:
     flat: FlatModel | None = None
     """Where its file is, if that is not a version folder."""
     refusal: ServeError | None = None
-    """Why no version of it can be loaded; `config` then tells its name and version policy alone."""
+    """Why no version of it can be loaded; `config` then has its name and version policy alone."""
 
     @property
     def files(self) -> ModelFolder:
@@ -84,7 +84,7 @@ class ModelDefinition:
 def complete_definition(
     definition: ModelDefinition, signature: Signature | None, *, strict: bool = False
 ) -> ModelDefinition:
-    """The definition with all that the loaded model tells, checked against it.
+    """The definition with all that the loaded model reports, checked against it.
 
     Args:
         signature: None for an ensemble.
@@ -223,7 +223,7 @@ class FolderReading:
 
         Raises:
             ServeError: INVALID_ARGUMENT with what is wrong and where, UNIMPLEMENTED for what is not supported.
-            RequestRefused: the request says what is not a client's to say.
+            RequestRefused: the request sets what clients may not.
         """
         written = written or self.written()
         first, *others = written.models

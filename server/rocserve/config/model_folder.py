@@ -41,7 +41,7 @@ def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[in
 
 
 def no_version_text(config: PlainConfig) -> str:
-    """What is said, first in Triton's words, of a model none of whose versions may be served."""
+    """The error of a model none of whose versions may be served, first in Triton's words."""
     text = f"at least one version must be available under the version policy of model '{config.name}'"
     command = config.parameters.get(_GET_WITH, "").strip()
     return f"{text}; get one with: {command}" if command else text
@@ -218,7 +218,7 @@ def check_agents_known(message: ModelConfig) -> None:
 
 
 def run_agents(message: ModelConfig, folder: ModelFolder) -> None:
-    """Let the agents look at the files of a model's folder.
+    """Let the agents check the files of a model's folder.
 
     Raises:
         ServeError: INVALID_ARGUMENT in Triton's words: a file is not there or not what it should be; UNIMPLEMENTED:

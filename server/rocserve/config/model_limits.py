@@ -51,8 +51,8 @@ def idle_unload_seconds(parameters: Mapping[str, str]) -> float:
 
 
 def is_pinned(parameters: Mapping[str, str]) -> bool:
-    """Whether a model is never unloaded to make room. Raises: ServeError: INVALID_ARGUMENT, it is neither said nor
-    denied."""
+    """Whether a model is never unloaded to make room. Raises: ServeError: INVALID_ARGUMENT, it is neither true nor
+    false."""
     text = parameters.get(_PINNED, "false")
     if text not in ("true", "false"):
         raise invalid_argument(f"parameter '{_PINNED}': expected true or false, got '{text}'")

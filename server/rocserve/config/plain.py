@@ -1,7 +1,7 @@
 """A validated ModelConfig message as the plain data that the rest of the server acts on.
 
 Fields are taken by their names and converted by the types that core.model_config gives them; `_NAMES` has those that
-have another name in the message, `_FIELDS` and `_KINDS` what is said in another way.
+have another name in the message, `_FIELDS` and `_KINDS` those of another form.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _VARIABLE = -1
 
 
 def check_batch_tensors(message: ModelConfig) -> None:
-    """What is made for batches and cut out of them: Triton's rules in its words, then what Triton only finds when it
+    """Batch inputs and outputs: Triton's rules in its words, then what Triton only finds when it
     runs the first batch.
 
     Raises:

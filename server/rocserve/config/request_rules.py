@@ -138,7 +138,7 @@ class ConfigRequest:
     """The request has files, which take the place of all that are in the model's folder."""
 
     def settle(self, message: ModelConfig, backend: BackendSpec | None) -> None:
-        """Refuse what is not the request's to say, and write in what the repository has to say instead.
+        """Refuse fields that are not the request's to set, and write in those of the repository instead.
 
         Args:
             message: the request's configuration.
@@ -167,7 +167,7 @@ class ConfigRequest:
     def _own(self) -> ModelConfig:
         if not self.brings_files:
             return self.own
-        # What else it says is of the files in the repository. The agents look at whatever is loaded.
+        # Its other fields are about the files in the repository. The agents check any files.
         agents = ModelConfig()
         if self.own.HasField("model_repository_agents"):
             agents.model_repository_agents.CopyFrom(self.own.model_repository_agents)

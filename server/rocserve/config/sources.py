@@ -104,7 +104,7 @@ def read_written_config(
     """The configuration of a model folder.
 
     In this order: the override; configs/<config_name>.pbtxt; config.pbtxt; config.toml (before a config.pbtxt of
-    AMD Inference Server, as there); the one other .toml or .pbtxt file; nothing, for the model to tell all itself.
+    AMD Inference Server, as there); the one other .toml or .pbtxt file; nothing: the model reports all itself.
     `is_alone`: the folder is not the model's own, so that no other file is meant than config.pbtxt.
 
     Raises:

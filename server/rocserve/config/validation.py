@@ -71,7 +71,7 @@ def check_readable(message: ModelConfig) -> None:
 
 
 def check_loadable(message: ModelConfig) -> None:
-    """What Triton looks at when it loads a version: tensors and instance groups.
+    """What Triton checks when it loads a version: tensors and instance groups.
 
     Raises:
         ServeError: INVALID_ARGUMENT with the first fault.
@@ -234,7 +234,7 @@ def _check_model_metrics(message: ModelConfig) -> None:
 
 
 _SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"}
-"""The first two are written into every configuration that Triton prints; there is nothing to tell about them. Of the
+"""The first two are written into every configuration that Triton prints; they need no warning. Of the
 last the engines say themselves what they cannot have."""
 
 

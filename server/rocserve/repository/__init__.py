@@ -1,1 +1,1 @@
-"""The control plane: what is in the model repository, and what of it is loaded."""
+"""The control plane: finds the models of the repositories, loads, swaps and unloads them."""

@@ -128,7 +128,7 @@ class ModelContent:
     wanted: frozenset[int]
     """The versions that the version policy serves."""
     shared_key: str
-    """Tells what all versions depend on: folder, files, configuration but for the version policy."""
+    """Differs where what all versions depend on does: folder, files, configuration but for the version policy."""
     private_folder: PrivateFolder | None = None
     """Where its files are when that is not the repository; it lasts as long as this content."""
 

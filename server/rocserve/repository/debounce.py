@@ -1,6 +1,6 @@
 """Decides when a change of files counts: when two scans, the settle time apart, have seen the same.
 
-Times are seconds of any steady clock. What differs is the test, never what is newer: a copy may carry old times.
+Times are seconds of any steady clock. Fingerprints are equal or not, never newer: a copy may carry old times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class _Candidate:
 
 
 class Debounce:
-    """Follows the fingerprints of named things; None stands for a thing that is not there."""
+    """Follows the fingerprints of named things; None = the thing is absent."""
 
     def __init__(self, settle_seconds: float) -> None:
         self._settle_seconds = settle_seconds

@@ -197,7 +197,7 @@ class EnginePlan:
 
     @property
     def warning(self) -> str:
-        """What everybody should see who looks at the model; "" = nothing out of the ordinary."""
+        """Shown beside the model's state in the index; "" = nothing out of the ordinary."""
         if not self.replaces:
             return ""
         reason = self.reason

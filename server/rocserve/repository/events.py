@@ -1,4 +1,4 @@
-"""Remembers what has become of models: the changes of their rows in the index, for whoever watches."""
+"""Remembers what has become of models: the changes of their rows in the index."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class RepositoryEvents:
                 self._wake()
 
     def end(self) -> None:
-        """The server ends: nobody is to wait any longer."""
+        """The server ends: `after` waits no longer."""
         self.has_ended = True
         self._wake()
 
     async def after(self, number: int, seconds: float) -> Sequence[RepositoryEvent]:
         """Those after an event; the next ones where there are none yet, or none after some time. One that has not been
-        yet is another server's: all are told then."""
+        yet is another server's: all are returned then."""
         number = 0 if number > self._number else number
         if number == self._number and not self.has_ended:
             try:

@@ -1,4 +1,4 @@
-"""Explicit mode: models are loaded and unloaded when somebody says so. Also loads all of them once, in mode none."""
+"""Explicit mode: models are loaded and unloaded by request. Also loads all of them once, in mode none."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class ExplicitControl:
     async def _load_members(
         self, contents: Sequence[ModelContent], scan: RepositoryScan, above: frozenset[str]
     ) -> None:
-        """Load what the ensembles among these need and what is not served yet. A failure shows at the ensemble."""
+        """Load the members of ensembles that are not served yet. A failure shows at the ensemble."""
         own = {content.model for content in contents}
         members = {member for content in contents for member in members_of(content.definition.config)}
         lacking = {self._names.bare(member) for member in members if not self._is_serving(member)}

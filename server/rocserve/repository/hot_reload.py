@@ -1,11 +1,11 @@
-"""Hot reload: what is in the repositories is served, whenever it changes and has settled.
+"""Hot reload: changes of the repositories are served once they have settled.
 
 A change goes this way: a notification or the poll interval makes `ScanLoop` scan the folders that may have changed. The
-debounce tells which of them have settled; `HotReload` reads those in a thread. The table lets their models become what
+debounce finds those that have settled; `HotReload` reads those in a thread. The table lets their models become what
 they say: each loads its versions beside those that serve, and swaps them (model.py, version.py).
 
-Where notifications tell of changes, only the folders that they name are scanned, and those that are young or have not
-settled; the same after each poll interval, and all of them as often as that costs little, for what nothing tells of.
+With notifications only the folders that they name are scanned, and those that are young or have not settled; the same
+after each poll interval. All folders are scanned as often as that costs little, for changes without a notification.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class HotReload:
 
 
 def _foreseen(error: Exception) -> ServeError:
-    # Its traceback holds all that the reading had in hand.
+    # Its traceback holds all objects of the reading.
     if isinstance(error, ServeError):
         return error.with_traceback(None)
     return internal(f"{type(error).__name__}: {error}")

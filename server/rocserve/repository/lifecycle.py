@@ -97,7 +97,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
-        """Run `work`; an exception that nobody foresaw goes to the log."""
+        """Run `work`; an unforeseen exception goes to the log."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -112,7 +112,7 @@ class BackgroundTasks:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ServeError):
-            # Foreseen: its text says all, and whoever started the task has it.
+            # Foreseen: its text says all, and the task's starter has it.
             self._log.info("%s failed: %s", task.get_name(), error.text)
         elif error is not None:
             self._log.error("%s failed: %r", task.get_name(), error, exc_info=error)

@@ -25,7 +25,7 @@ class HostPolicies:
     """The policies of the command line, by name."""
 
     def __init__(self, values: Iterable[tuple[str, str, str]] = (), nodes: Path = _NODES) -> None:
-        """`values`: policy, setting, value. `nodes`: the folder where Linux tells of NUMA nodes."""
+        """`values`: policy, setting, value. `nodes`: the folder in which Linux describes NUMA nodes."""
         self._policies: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self._nodes = nodes
         for policy, setting, value in values:

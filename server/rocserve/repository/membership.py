@@ -42,7 +42,7 @@ class Membership:
 
 
 def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> Membership:
-    """The ensemble with what is served, `ensembles` being all that there are."""
+    """The ensemble with the models served now; `ensembles`: all of them."""
     found = ((step.member, find_member(step, served)) for step in config.ensemble_steps)
     members = {name: None if member is None else member.config for name, member in found}
     try:

@@ -1,4 +1,4 @@
-"""Model files that lie where nothing is served from, configurations that nobody reads: what is wrong, and the commands
+"""Finds model files that lie where nothing is served from, and configurations that are not read; names the commands
 that repair it."""
 
 from __future__ import annotations

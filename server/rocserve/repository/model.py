@@ -22,7 +22,7 @@ _UNLOADED_SHOWN = 32
 
 
 class ManagedModel:
-    """One model by its name. All calls are made on the loop's thread; what only tells may be called from any."""
+    """One model by its name. All calls are made on the loop's thread; queries may come from any."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ManagedModel:
     ) -> None:
         """
         Args:
-            key: what it goes by within the server, where its name may not be enough.
+            key: unique within the server, where its name may not be.
             publish: is given its key when it may offer something else.
             publish_soon: the same from any thread.
             is_late: it turned up after the server's first loads, so that its first load makes nothing unready.
@@ -62,7 +62,7 @@ class ManagedModel:
         """Why this ensemble cannot be loaded as long as its members are as they are."""
         self._is_waiting_for_members = False
         self._lacks_files_of_members = False
-        """All that this ensemble's missing members want for is their files, which nobody has brought yet."""
+        """The members that this ensemble misses lack only their files, which have not come yet."""
         self._is_load_due = False
         """This ensemble's content is to be loaded as soon as its members allow it."""
         self.is_gone = False
@@ -262,15 +262,15 @@ class ManagedModel:
         return self._problem_text() or "; ".join(texts)
 
     def untold_failure(self) -> str:
-        """`failure_text`, but "" where the log has had it: failed loads and unreadable folders are told at once."""
+        """`failure_text`, but "" where the log has had it: failed loads and unreadable folders are logged at once."""
         return "" if self._is_rejected or any(version.failure for version in self._all()) else self.failure_text()
 
     def lack_text(self) -> str:
-        """What is to be done where it `lacks_files`."""
+        """What to do where it `lacks_files`."""
         return self._problem_text()
 
     def load_error(self) -> ServeError | None:
-        """What a client that asked for the load is told; None = all that is wanted is served. Words are Triton's."""
+        """The answer to the client that asked for the load, in Triton's words; None = all that is wanted is served."""
         content = self.content
         if content is None:
             return unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
@@ -334,7 +334,7 @@ class ManagedModel:
             self._versions[number].want(content)
 
     def _retire_unwanted(self, content: ModelContent) -> None:
-        """What is not wanted goes when what is wanted serves; where its folder is gone, when any of that does."""
+        """Unwanted versions go when all wanted ones serve; those whose folder is gone, when any does."""
         wanted = [self._versions[number] for number in content.wanted if number in self._versions]
         serving = [version for version in wanted if version.served is not None]
         replaced = [version for version in serving if version.serves(content)]

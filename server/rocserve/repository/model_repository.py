@@ -36,7 +36,7 @@ _NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabl
 
 
 class ModelRepository:
-    """What is in the repositories and what of it is loaded. What only tells may be called from any thread."""
+    """The models of the repositories, loaded and not. Queries may come from any thread."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class ModelRepository:
         self._retry.enabled = not self._settings.ends_on_failure
         await self._watch.renew()
         if self._settings.remotes:
-            # What is taken is loaded while the rest still comes.
+            # Models that have come are loaded while others still come.
             self._start_scanning()
             await self._remotes.start(None)
         await self._scans.scan()

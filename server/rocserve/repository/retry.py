@@ -25,7 +25,7 @@ class RetryPolicy:
     enabled: bool = True
 
     def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
-        """Seconds until the next try after so many failed ones; None = it is not tried again by itself.
+        """Seconds until the next try after this many failed ones; None = it is not tried again by itself.
 
         Never less than the last try took: what fails after an hour of compiling is not to be at it all the time.
         """
@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """The reason as the index tells it."""
+        """The reason as the index shows it."""
         if self.retry_at is None:
             return self.error.text
         seconds = math.ceil(max(0.0, self.retry_at - time.monotonic()))
@@ -82,6 +82,6 @@ class Retries:
     async def _run(self, pause_seconds: float, callback: Callable[[], None]) -> None:
         await asyncio.sleep(pause_seconds)
         async with self._turn:
-            while not self._allowance.take():  # noqa: ASYNC110 - it tells nobody
+            while not self._allowance.take():  # noqa: ASYNC110 - it notifies nobody
                 await asyncio.sleep(self._pause_seconds)
         callback()

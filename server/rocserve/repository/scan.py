@@ -1,5 +1,5 @@
-"""Scans a model's folder: its configuration files, its versions, and the rest, told apart; files by their path, size,
-time and inode, without reading what is in them."""
+"""Scans a model's folder, apart for its configuration files, its versions and the rest; files by their path, size, time
+and inode, without reading them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TooManyEntries(Exception):
 
 
 class FileMark(NamedTuple):
-    """What tells one state of a file from another. A tuple, since a scan makes one for each file of all models."""
+    """One state of a file. A tuple, since a scan makes one for each file of all models."""
 
     path: str
     """Relative to the folder that was walked, with "/", and ending in it for a folder."""
@@ -214,7 +214,7 @@ class ModelScan:
     namespace: str = ""
     """The repository, where models of several may have the same name."""
     is_root: bool = False
-    """The repository is itself the one model, whose name its configuration tells."""
+    """The repository is itself the one model, which its configuration names."""
     flat: FlatModel | None = None
     """The model file lies directly in the folder, as version 1."""
     looks_like_model: bool = True
@@ -222,7 +222,7 @@ class ModelScan:
     is_stray: bool = False
     """It is no folder but a model file that lies in the repository."""
     advice: tuple[str, ...] = field(default=(), compare=False)
-    """What is not read or served because of where it lies, and the commands that repair it."""
+    """Names files that are not read or served because of where they lie, and the commands that repair it."""
     ignored: tuple[str, ...] = ()
     """Sub-folders that would be versions but for a leading zero."""
     changed_ns: int = field(default=0, compare=False)

@@ -24,7 +24,7 @@ from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import SingleModel
 
 _YOUNG_SECONDS = 60.0
-"""In which whoever makes a model's folder fills it."""
+"""In which a new folder is filled."""
 _CLOCK_SECONDS = 1.0
 """By which a file system's times may be behind the clock's."""
 _UNPRINTABLE = (
@@ -44,7 +44,7 @@ class RepositoryScan:
 
 class RepositoryScanner:
     """Scans the repositories in a thread, one scan at a time, and remembers the last. A slow disk keeps its caller
-    waiting, and nobody else."""
+    waiting alone."""
 
     def __init__(self, settings: RepositorySettings, registry: BackendRegistry, log: logging.Logger) -> None:
         self.roots = tuple(dict.fromkeys(root.absolute() for root in settings.roots))
@@ -138,8 +138,8 @@ class RepositoryScanner:
                     )
 
     def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:
-        """What need not be scanned again. What has links may change where nothing tells of it, and notifications miss
-        what is written into a folder that has just been made. What was there at the start the first scan has seen."""
+        """The folders that need not be scanned again. Those with links may change without a notification, and
+        notifications miss files written into a folder just made. Older ones the first scan has seen whole."""
         young_ns = max(time.time_ns() - int(_YOUNG_SECONDS * 1e9), self._made_ns)
         names = {path.name for path in changed if path.parent == root}
         return {

@@ -9,8 +9,8 @@ from rocserve.repository.version import UNLOADED, VersionState
 
 
 def outcomes(rows: Iterable[IndexEntry]) -> dict[str, bool]:
-    """Whether each model is served, by name; `rows`: those of the repository index. Models that nobody has asked for
-    are passed over."""
+    """Whether each model is served, by name; `rows`: those of the repository index. Models that were not
+    asked for are passed over."""
     rows = list(rows)
     served = {row.name for row in rows if row.state == VersionState.READY.value}
     wanted = {row.name for row in rows if row.reason not in ("", UNLOADED)}

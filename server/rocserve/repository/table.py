@@ -27,8 +27,8 @@ _GONE_SHOWN = 256
 
 
 class ModelTable:
-    """Hands the contents of folders to their models, and publishes what those offer. All calls are made on the loop's
-    thread, but where it is said."""
+    """Hands the contents of folders to their models, and publishes what those offer. Calls are made on the loop's
+    thread unless stated otherwise."""
 
     def __init__(self, settings: RepositorySettings, context: LifecycleContext, holder: ServingTableHolder) -> None:
         roots = dict.fromkeys(str(root.absolute()) for root in settings.roots)
@@ -53,7 +53,7 @@ class ModelTable:
         """What the models offer, by their keys."""
         self._ensembles: dict[str, ManagedModel] = {}
         self._borrowed: Set[str] = frozenset()
-        """With namespaces: what stands for models of other names or namespaces."""
+        """With namespaces: names under which models of other names or namespaces are served."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._held: set[str] | None = None
         """What is to be published at the end of `one_publication`."""
@@ -261,7 +261,7 @@ class ModelTable:
         if not self.names.namespaces:
             return Resolved(served, {})
         served = {key: model for key, model in served.items() if key in self.models and not self.models[key].is_gone}
-        # A model that another one stands for is there when it serves; until then nobody misses anything.
+        # A model that is replaced by another one counts as there when it serves.
         late = {key for key in self._borrowed if (model := served.get(key)) is None or model.latest is None}
         known = [key for key, model in self.models.items() if model.content is not None and key not in late]
         return self.names.resolve({key: model for key, model in served.items() if key not in late}, known)

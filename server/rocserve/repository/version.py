@@ -234,7 +234,7 @@ class ManagedVersion:
         self._changed_scan = None
 
     def retire(self) -> None:
-        """Serve it no longer; what is loaded waits for `unload_retired`."""
+        """Serve it no longer; the loaded version waits for `unload_retired`."""
         self.stop_loading()
         self.failure = None
         self.suspension = ""
@@ -269,7 +269,7 @@ class ManagedVersion:
         try:
             loaded = await self._load_unchanged(content)
         except (ServeError, FilesChanged) as error:
-            # Its traceback holds all that the load had in hand, this frame among it.
+            # Its traceback holds all objects of the load, this frame among them.
             outcome = error.with_traceback(None)
         except Exception as error:
             outcome = error
@@ -323,7 +323,7 @@ class ManagedVersion:
         return loaded
 
     def _check_interface(self, loaded: LoadedVersion, content: ModelContent) -> None:
-        """What is served is not replaced where the configuration alone has changed, and lost what clients use: it may
+        """A version is not replaced where the configuration alone has changed, and lost what clients use: it may
         have been cut short, and the model's files would go with another interface. Ensembles have no other files.
 
         Raises:
@@ -363,7 +363,7 @@ class ManagedVersion:
                 raise
             return version
         except ServeError:
-            # Half of the files may have been from before; what failed then says nothing about what is there now.
+            # Half of the files may have been from before; the failure says nothing about those of now.
             if not await self._context.files.are_unchanged(content.scan, self.number):
                 raise FilesChanged from None
             raise

@@ -71,7 +71,7 @@ class WorkerVersionLoader:
     time_limits: TimeLimits = NO_TIME_LIMITS
     """Of models that say nothing of their own."""
     latencies: LatencyOptions = field(default_factory=LatencyOptions)
-    """What is kept of the models' latencies."""
+    """Which of the models' latencies are kept."""
     strict: bool = False
     """Nothing is completed from the models."""
     cache: ResponseCache | None = None

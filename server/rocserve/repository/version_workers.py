@@ -211,7 +211,7 @@ class VersionWorkers(WorkerGroupEvents):
             self._outage_timer = None
 
     def _outage(self) -> None:
-        """Nobody should wait for ever: until a worker is back, requests are refused with the reason."""
+        """Until a worker is back, requests are refused with the reason."""
         self._outage_timer = None
         if not self._open and self._scheduler is not None:
             text = f"model '{self._order.definition.name}' has no worker: {self._worker_reason}"
@@ -227,7 +227,7 @@ class VersionWorkers(WorkerGroupEvents):
 
 
 async def drained(plane: PlaneLoop, close: Callable[[Callable[[], None]], None], seconds: float) -> bool:
-    """Close a version, and wait until all that it took has been answered, at most so long (0 = without a limit);
+    """Close a version, and wait until all that it took has been answered, at most `seconds` (0 = without a limit);
     whether it has been."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
@@ -362,7 +362,7 @@ def _obstacle_to_sharing(
         return "it has bounds of its own for its process"
     if any(model == definition.name for model, _ in settings.environment):
         return "--worker-environment has variables for it alone"
-    # Whoever has access to the server could bring down what it serves to others.
+    # Any client could bring down models that are served to others.
     return "clients have brought its files" if definition.repository is None else ""
 
 

@@ -1,6 +1,6 @@
-"""Wakes the scan of the repositories when something in them changes, and tells in which folders.
+"""Wakes the scan of the repositories when something in them changes, and names the folders.
 
-Notifications (inotify, through watchdog) never say what is so, only that it is time to scan: they miss network file
+Notifications (inotify, through watchdog) only say that it is time to scan: they miss network file
 systems and other mounts, so the poll stays behind them.
 """
 
@@ -52,7 +52,7 @@ class RepositoryWatch:
     """Notifications for some folders, which may vanish and come back."""
 
     def __init__(self, roots: Iterable[Path], log: logging.Logger, *, recursive: bool = True) -> None:
-        """`recursive`: what is in folders of theirs matters too."""
+        """`recursive`: with all folders below them."""
         self._roots = tuple(roots)
         self._recursive = recursive
         self._log = log
@@ -178,7 +178,7 @@ def _start_observer() -> BaseObserver:
 
 
 class _Waker(FileSystemEventHandler):
-    """Called in watchdog's thread; does no more than tell the loop where something changed."""
+    """Called in watchdog's thread; names the changed folder to the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, watch: RepositoryWatch, root: Path) -> None:
         self._loop = loop

@@ -191,7 +191,7 @@ async def test_counters_go_on_over_loads(folders: Folders, rig: Any) -> None:
     assert host.served.table.table.find("a", "").statistics.snapshot().fail.count == 1
 
 
-async def test_a_model_with_requests_in_hand_stays(folders: Folders, rig: Any) -> None:
+async def test_a_model_with_requests_in_flight_stays(folders: Folders, rig: Any) -> None:
     models(folders, "a", "b")
     host: Rig = await rig(ResidencySettings(max_models=1))
     running = host.ask("a", finish=False)

@@ -65,7 +65,7 @@ def test_who_has_requests_sequences_or_is_pinned_stays() -> None:
     host = Host(Room({MODELS: 3}))
     busy, held, pinned, new = *tenants(2), Tenant({}, is_pinned=True), Tenant({})
     host.ask(busy, held, pinned)
-    busy.in_hand = 1
+    busy.in_flight = 1
     held.held_until = host.now + 5
     host.ask(new)
     assert host.loaded == [busy, held, pinned]
@@ -79,10 +79,10 @@ def test_nobody_goes_where_that_would_not_be_enough() -> None:
     host = Host(Room({"host": 10}))
     small, busy, large = Tenant({"host": 3}), Tenant({"host": 5}), Tenant({"host": 6})
     host.ask(small, busy)
-    busy.in_hand = 1
+    busy.in_flight = 1
     host.ask(large)
     assert host.loaded == [small, busy]
-    busy.in_hand = 0
+    busy.in_flight = 0
     host.move()
     assert host.loaded == [large]
 
@@ -91,10 +91,10 @@ def test_who_waits_is_not_overtaken() -> None:
     host = Host(Room({"host": 10}))
     first, large, small = Tenant({"host": 8}), Tenant({"host": 9}), Tenant({"host": 1})
     host.ask(first)
-    first.in_hand = 1
+    first.in_flight = 1
     host.ask(large, small)
     assert host.loaded == [first], "there is room for the small one, but it came later"
-    first.in_hand = 0
+    first.in_flight = 0
     host.move()
     assert host.loaded == [large, small]
 
@@ -138,11 +138,11 @@ def test_idle_ones_go_unasked() -> None:
     host.ask(short, always)
     assert room.idle(host.now) == ([], host.now + 10)
     host.now += 10
-    short.in_hand = 1
+    short.in_flight = 1
     going, again = room.idle(host.now)
     assert not going
     assert host.now < again < math.inf
-    short.in_hand = 0
+    short.in_flight = 0
     assert room.idle(host.now)[0] == [short]
     assert short.stage is Stage.LEAVING
 

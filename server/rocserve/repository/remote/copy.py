@@ -1,6 +1,6 @@
 """The copy of one unit of a repository elsewhere: its files, and the record of which objects they are.
 
-What is put in place is written down before, so that a server that is killed in between leaves nothing half done: the
+Each change is written down before it is made, so that a server that is killed in between leaves nothing half done: the
 next one ends it, without the network.
 """
 
@@ -79,7 +79,7 @@ class UnitCopy:
         self.fingerprint = tuple(sorted((key, kept.size, kept.tag) for key, kept in self.kept.items()))
 
     def incoming(self, item: RemoteObject) -> Path:
-        """Where an object is written to. What is there whole, under this name, is it."""
+        """Where an object is written to. A whole file of this name is the object."""
         self._incoming.mkdir(parents=True, exist_ok=True)
         return self._incoming / hashlib.sha256(f"{item.key}\0{item.size}\0{item.tag}".encode()).hexdigest()[:32]
 
@@ -160,7 +160,7 @@ def _write(file: Path, content: Mapping[str, object]) -> None:
 
 
 _FREE_SHARE = 10
-"""A tenth of the disk stays free where nothing else is said: with less Kubernetes begins to evict."""
+"""A tenth of the disk stays free by default: with less Kubernetes begins to evict."""
 _IN_USE = "in-use"
 
 
@@ -169,7 +169,7 @@ def use(home: Path) -> TextIOWrapper:
     home.mkdir(parents=True, exist_ok=True)
     file = (home / _IN_USE).open("a")
     fcntl.flock(file, fcntl.LOCK_SH)
-    # Tells which was used least lately.
+    # Its time says which was used least lately.
     (home / _IN_USE).touch()
     return file
 

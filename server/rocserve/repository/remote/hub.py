@@ -39,7 +39,7 @@ class HubSource:
         return [item for item in objects if not folder or item.key.startswith(f"{folder}/")]
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """See source.Source. The hub tells of large files the SHA-256, of others git's name of their content."""
+        """See source.Source. The hub lists large files with their SHA-256, others with git's name of their content."""
         import obstore
 
         path = f"{self._place.bucket}/resolve/{self._commit}/{self._prefix}{item.key}"

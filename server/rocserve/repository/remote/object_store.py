@@ -132,7 +132,7 @@ def _tag(meta: Any) -> str:
 
 
 async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[Result]) -> Result:
-    """What was asked, with the library's errors told as ours."""
+    """The result, with the library's errors as ours."""
     from obstore.exceptions import (
         BaseError,
         InvalidPathError,

@@ -24,7 +24,7 @@ class StoreError(Exception):
 
 
 class ObjectChanged(StoreError):
-    """The object is no more what the listing said, or gone: it was replaced meanwhile."""
+    """The object is not the listed one any more, or gone: it was replaced meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def path_refusal(key: str) -> str:
 
 
 Note = Callable[[int], None]
-"""Told of bytes that have come."""
+"""Given the number of bytes that have come."""
 Result = TypeVar("Result")
 
 
@@ -129,7 +129,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
 
-    def tell(result: Result | None, error: BaseException | None) -> None:
+    def settle(result: Result | None, error: BaseException | None) -> None:
         if done.cancelled():
             return
         if error is not None:
@@ -144,7 +144,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
             outcome = (None, error)
         # The loop may have ended meanwhile.
         if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, *outcome)
+            loop.call_soon_threadsafe(settle, *outcome)
 
     threading.Thread(target=run, name="remote repository", daemon=True).start()
     return await done

@@ -45,14 +45,14 @@ class RemoteRepositories:
         self._thread = threading.Thread(target=self._run, name="remote repositories", daemon=True)
 
     async def open(self) -> None:
-        """Find the copies that there are; what is in them can be served."""
+        """Find the copies; their models can be served."""
         if self._settings.remotes:
             self._loop = asyncio.new_event_loop()
             self._thread.start()
             await self._there(self._open_all())
 
     async def start(self, names: Collection[str] | None) -> None:
-        """Take what is there, or what has these names (None = all); then follow the stores. Without names nothing waits
+        """Take the models of these names (None = all); then follow the stores. Without names nothing waits
         for a store."""
         if self._loop is not None:
             await self._there(self._start(names))
@@ -78,7 +78,7 @@ class RemoteRepositories:
         return {url: text for url, text in (never | self._broken).items() if text}
 
     def rows(self, rows: Sequence[IndexEntry]) -> list[IndexEntry]:
-        """The rows of the index, with what is to be said of repositories elsewhere and their models."""
+        """The rows of the index, with the state of repositories elsewhere and their models."""
         if self._loop is None:
             return list(rows)
         unavailable = VersionState.UNAVAILABLE.value

@@ -27,7 +27,7 @@ from rocserve.repository.remote.objects import (
 
 _UNITS_AT_ONCE = 8
 _ATTEMPTS = 5
-"""How often what is asked for is listed anew because it changes meanwhile."""
+"""How often a listing is repeated because objects change meanwhile."""
 _OLD_SECONDS = 60.0
 """What has not changed for this long before the server started is not being uploaded. Clocks that are set differ
 less."""
@@ -38,7 +38,7 @@ _PROGRESS_SECONDS = 10.0
 class _Progress:
     total: int
     began: float
-    told: float
+    logged: float
     done: int = 0
 
     @property
@@ -81,7 +81,7 @@ class RemoteRepository:
         return bool(self._debounce.unsettled)
 
     def notes(self) -> dict[str, str]:
-        """What is to be said of units, by their names: what keeps them from being as in the store, or how far it is."""
+        """Why units are not as in the store, or how far they have come, by their names."""
         taking = {
             name: f"being taken from {self.place.url}: {each.text}" for name, each in self._progress.copy().items()
         }
@@ -133,7 +133,7 @@ class RemoteRepository:
         try:
             units = arrange(await self._source.listing())
             if not self.place.root.is_dir():
-                # Somebody has cleared the cache.
+                # The cache was cleared.
                 self.open_copy()
         except (StoreError, OSError) as error:
             self._failed(str(error))
@@ -161,8 +161,8 @@ class RemoteRepository:
         self.failure = text
 
     def _accept_old(self, units: Mapping[str, Unit]) -> None:
-        """By the store's clock and ours: where one is wrong, what is young waits, or what is half there is taken and
-        then taken whole."""
+        """By the store's clock and ours: where one is wrong, young objects wait, or half of an upload is taken and
+        then the whole."""
         old = time.time() - _OLD_SECONDS
         for name, unit in units.items():
             if all(0 < item.changed < old for item in unit.objects.values()):
@@ -230,8 +230,8 @@ class RemoteRepository:
     async def _fetch(self, copy: UnitCopy, item: RemoteObject, progress: _Progress, what: str) -> Path:
         def note(count: int) -> None:
             progress.done += count
-            if time.monotonic() - progress.told >= _PROGRESS_SECONDS:
-                progress.told = time.monotonic()
+            if time.monotonic() - progress.logged >= _PROGRESS_SECONDS:
+                progress.logged = time.monotonic()
                 self._log.info("%s: taking %s: %s", self.place.url, what, progress.text)
 
         file = copy.incoming(item)

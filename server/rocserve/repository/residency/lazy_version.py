@@ -27,7 +27,7 @@ from rocserve.settings import ResidencySettings
 _NOT_LOADED = "not loaded: its first request loads it"
 
 Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
-"""Loads the version; given what is called with what the load is at."""
+"""Loads the version, calling back with its progress."""
 
 
 @dataclass(slots=True)
@@ -54,9 +54,9 @@ class Keeper:
     dispatcher: Dispatcher
     counts: ResidencyCounts
     want: Callable[[LazyVersion], None]
-    """Load it: somebody asks for it."""
+    """Load it: it is asked for."""
     withdraw: Callable[[LazyVersion], None]
-    """Nobody asks for it any more; without effect when it is being loaded."""
+    """It is asked for no more; without effect when it is being loaded."""
     unload: Callable[[LazyVersion], Awaitable[None]]
     """For good."""
 
@@ -149,14 +149,14 @@ class LazyVersion:
             self._fail(waiting, ServeError(error.code, error.text))
 
     def release(self) -> LoadedVersion | None:
-        """What is to be unloaded; None: it is in use."""
+        """The version to unload; None: it is in use."""
         if not self.tenant.is_idle(time.monotonic()):
             return None
         loaded, self._loaded = self._loaded, None
         return loaded
 
     def close(self) -> LoadedVersion | None:
-        """It serves no more: what waits goes to what has taken its place. Returns what is to be unloaded."""
+        """It serves no more: waiting requests go to the version in its place. Returns the version to unload."""
         loaded, self._loaded = self._loaded, None
         for waiting in self._take_waiting():
             self._keeper.dispatcher.dispatch(waiting.request, waiting.responder)
@@ -227,7 +227,7 @@ class LazyVersion:
         """Whether its files are what they were when it was registered."""
         return await self.files.are_unchanged(self.content.scan, self.version)
 
-    # What is told of it
+    # State
 
     @property
     def is_loaded(self) -> bool:
@@ -265,8 +265,8 @@ class LazyVersion:
             return loaded.status_reason
         if failure is not None:
             return failure.text
-        told = {Stage.WAITING: "waits for room", Stage.LOADING: self.progress or "is being loaded"}
-        return told.get(self.tenant.stage, _NOT_LOADED)
+        shown = {Stage.WAITING: "waits for room", Stage.LOADING: self.progress or "is being loaded"}
+        return shown.get(self.tenant.stage, _NOT_LOADED)
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -311,8 +311,8 @@ class _Waiting:
 
 
 class _Counted:
-    """A responder that counts its request as in hand until it is answered. Its client's leaving is told to whoever has
-    asked for that last: first to those who wait for the load, then to the version."""
+    """Counts its request as in flight until it is answered. Its client's leaving is reported to the last that watches
+    for it: first to the wait for the load, then to the version."""
 
     __slots__ = ("_has_left", "_on_left", "_responder", "_tenant")
 
@@ -321,13 +321,13 @@ class _Counted:
         self._responder = responder
         self._on_left: Callable[[], None] | None = None
         self._has_left = False
-        tenant.in_hand += 1
+        tenant.in_flight += 1
 
     def expect_many(self) -> None:
         self._responder.expect_many()
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        self._tenant.in_hand -= final
+        self._tenant.in_flight -= final
         self._responder.send(answer, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:

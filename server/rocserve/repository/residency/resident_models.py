@@ -34,9 +34,9 @@ _WORKER_BYTES = 12 << 20
 """What a worker takes beside its model's files, before it has been measured."""
 _FILES_CHANGED = "its files are not what they were when it was registered; load it anew"
 _PATIENCE_SECONDS = 10.0
-"""After so long a load lets the next begin beside it."""
+"""After these a load lets the next begin beside it."""
 _RESCAN_SECONDS = 0.01
-"""While somebody waits for room: requests that end tell nobody."""
+"""While a version waits for room: the end of a request is not reported."""
 
 
 class ResidentModels:
@@ -93,7 +93,7 @@ class ResidentModels:
     def register(
         self, content: ModelContent, number: int, load: Load, on_change: Callable[[], None], files: ModelFiles
     ) -> LazyVersion:
-        """A version that is loaded when somebody asks for it."""
+        """A version that is loaded when it is asked for."""
         parameters = content.definition.config.parameters
         self._loop = asyncio.get_running_loop()
         tenant = Tenant(_estimate(content, number), self._is_pinned(content), idle_unload_seconds(parameters))
@@ -241,8 +241,8 @@ class ResidentModels:
         self._move()
 
     async def _is_right(self, version: LazyVersion, loaded: LoadedVersion) -> bool:
-        """Whether what was loaded is what was registered; else, and when called off, it is unloaded. Of what is loaded
-        without a request whoever wants it asks that."""
+        """Whether the loaded files are those that were registered; else, and when called off, the version is unloaded.
+        Where `bring` loads it, its caller checks that."""
         is_right = False
         try:
             is_right = bool(version.brought) or await version.is_unchanged()
@@ -264,8 +264,8 @@ class ResidentModels:
         self._rescan()
 
     def _found_changed(self, version: LazyVersion) -> None:
-        """What waits goes to the version of the new files when those have settled; where nobody follows them, the model
-        has to be loaded by name."""
+        """Waiting requests go to the version of the new files when those have settled; where changes are not followed,
+        the model has to be loaded by name."""
         version.is_over = True
         self._room.left(version.tenant)
         version.files.changed(version.content.scan)

@@ -1,6 +1,6 @@
-"""Room decides which of the registered versions are loaded: who gets room, who makes it, and who goes unasked.
+"""Room decides which of the registered versions are loaded: who gets room, who makes it, and who goes idle.
 
-Whoever wants room waits in a queue, first come, first served: a large model is not overtaken by small ones for ever.
+Tenants that want room wait in a queue, first come, first served: a large model is not overtaken by small ones for ever.
 Who makes room is the least popular of those that are idle: popularity is the number of requests, of which one that came
 a half-life ago counts half. What cannot be loaded even if all went that may go is refused at once.
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _HALF_LIFE_SECONDS = 300.0
-"""Long enough that a burst on many rare models does not drive out what is asked for all day."""
+"""Long enough that a burst on many rare models does not drive out those that are asked for all day."""
 
 MODELS = "loaded versions"
 """Besides bytes of the host and of GPUs, a thing of which there is only so much."""
@@ -40,12 +40,12 @@ class Tenant:
     is_pinned: bool = False
     """It makes no room, and goes only with its model."""
     idle_seconds: float = math.inf
-    """It goes when it was not used for so long."""
+    """It goes when it was not used for this long."""
     stage: Stage = Stage.OUT
     used_at: float = 0.0
     held_until: float = 0.0
     """Its sequences may go on until then."""
-    in_hand: int = 0
+    in_flight: int = 0
     """Requests that wait, run, or are being answered."""
     _popularity: float = -math.inf
     """The logarithm of what each use adds: twice as much as one a half-life before. So it never has to be aged."""
@@ -60,7 +60,7 @@ class Tenant:
         return self._popularity
 
     def is_idle(self, now: float) -> bool:
-        return not self.in_hand and self.held_until <= now
+        return not self.in_flight and self.held_until <= now
 
     def may_go(self, now: float) -> bool:
         return self.stage is Stage.LOADED and not self.is_pinned and self.is_idle(now)
@@ -68,7 +68,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What is to be done now."""
+    """What to do now."""
 
     load: list[Tenant] = field(default_factory=list)
     unload: list[Tenant] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Room:
             self._queue.append(tenant)
 
     def withdraw(self, tenant: Tenant) -> None:
-        """Nobody wants it any more, unless it is being loaded already."""
+        """It is wanted no more, unless it is being loaded already."""
         if tenant.stage is Stage.WAITING:
             self._queue.remove(tenant)
             tenant.stage = Stage.OUT
@@ -136,7 +136,7 @@ class Room:
         return moves
 
     def idle(self, now: float) -> tuple[Sequence[Tenant], float]:
-        """Those that go because nobody has used them for long, and when to look again."""
+        """Those that go because they were not used for long, and when to check again."""
         going, again = [], math.inf
         for tenant in self._inside:
             at = max(tenant.used_at + tenant.idle_seconds, tenant.held_until)
@@ -148,7 +148,7 @@ class Room:
         return going, again
 
     def _make_room(self, wanted: Tenant | None, now: float) -> Sequence[Tenant]:
-        """Those that have to go besides those that leave already; nobody where that would not be enough."""
+        """Those that have to go besides those that leave already; none where that would not be enough."""
         staying = [tenant for tenant in self._inside if tenant.stage is not Stage.LEAVING]
         going: list[Tenant] = []
         candidates = sorted((one for one in staying if one.may_go(now)), key=lambda one: one.popularity)
