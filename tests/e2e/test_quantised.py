@@ -8,15 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.migraphx_serving import config, place
+from support.pytorch import NO_PYTORCH
 from support.server import RocserveProcess
 
 from rocserve import cli
 from rocserve_client import Client
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torchao")
-pytest.importorskip("onnxscript")
-networks = pytest.importorskip("support.torch_networks")
 
 LOAD_SECONDS = 90
 """PyTorch takes many seconds to import where several models load beside other tests."""
@@ -31,6 +27,8 @@ def quantised(folder: Path, method: str, ending: str) -> bytes:
 
 @pytest.mark.timeout(300)
 def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason=NO_PYTORCH)
+    networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)
     images, labels = networks.held_out_digits()
     np.save(tmp_path / "images.npy", images)
     networks.save_program(networks.digits_network(), tmp_path / "digits.pt2", 1, 16, 16)

@@ -14,7 +14,6 @@ from support.server import RocserveProcess
 from support.waiting import wait_until
 
 SETTLE_SECONDS = 0.5
-LOAD_SECONDS = 25.0
 
 
 def ready_after(server: RocserveProcess, model: str, version: str, since: float) -> float:
@@ -27,7 +26,6 @@ def ready_after(server: RocserveProcess, model: str, version: str, since: float)
 def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
     model = drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository, f"--repository-settle-secs={SETTLE_SECONDS}")
-    started = time.monotonic()
     with ConstantLoad(server.address, "m", {1.0, 2.0, 3.0, 5.0, 6.0}) as load:
         load.wait_until_answered_by(1.0)
 
@@ -53,13 +51,13 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
         (model / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG)
         wait_until(lambda: "max_batchsize" not in reason_of(server, "m"), "the end of the typo")
 
-        # A version copied byte by byte over 5 s: nothing half is ever loaded.
+        # A version copied byte by byte over 2 s: nothing half is ever loaded.
         content = add_constant(5.0)
         (model / "4").mkdir()
         with (model / "4" / "model.onnx").open("wb", buffering=0) as file:
             for position in range(len(content)):
                 file.write(content[position : position + 1])
-                time.sleep(5.0 / len(content))
+                time.sleep(2.0 / len(content))
         taken = ready_after(server, "m", "4", time.monotonic())
         assert taken <= SETTLE_SECONDS + 0.5 + load_seconds(server, "m", 4)
         load.wait_until_answered_by(5.0)
@@ -84,9 +82,6 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
         ready_after(server, "m", "5", time.monotonic())
         load.wait_until_answered_by(6.0)
 
-        while time.monotonic() - started < LOAD_SECONDS:
-            time.sleep(0.1)
-        load.wait_until_answered_by(6.0)
     assert load.failures == []
     assert load.wrong == []
     assert set(load.answered) == {1.0, 2.0, 5.0, 6.0}

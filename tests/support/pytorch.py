@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+NO_PYTORCH = "no PyTorch here; `make pytorch` installs it"
 Arrays = dict[str, np.ndarray]
 
 
@@ -38,7 +39,7 @@ class TorchFiles:
 def torch_files(tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
     """Made once a session, in a process of its own."""
     if importlib.util.find_spec("torch") is None:
-        pytest.skip("no PyTorch here; `make pytorch` installs it")
+        pytest.skip(NO_PYTORCH)
     folder = tmp_path_factory.mktemp("pytorch")
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("pytorch_files.py")), str(folder)]
     subprocess.run(command, check=True, timeout=110)

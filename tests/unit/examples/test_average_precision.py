@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score
 
 
 @pytest.fixture
@@ -66,6 +65,9 @@ def test_the_mean_is_over_the_labels_of_the_truth(measure):
 
 def test_it_is_scikit_learn_s_area_but_for_the_levelled_precision(measure):
     """Where precision only falls with recall, levelling changes nothing and both are the same sum."""
+    # It takes seconds to import, in each process that collects the tests.
+    from sklearn.metrics import average_precision_score
+
     random = np.random.default_rng(3)
     for _ in range(20):
         right = np.arange(40) < random.integers(1, 39)

@@ -11,13 +11,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from support.pytorch import NO_PYTORCH
 
 from rocserve import cli
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torchao")
-pytest.importorskip("onnxscript")
-networks = pytest.importorskip("support.torch_networks")
 
 pytestmark = pytest.mark.long
 
@@ -49,6 +45,7 @@ class Digits:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)
     folder = tmp_path_factory.mktemp("digits")
     images, labels = networks.held_out_digits()
     np.save(folder / "images.npy", images)
@@ -66,6 +63,8 @@ def quantise(digits: Digits, model: str, method: str, out: str, *more: str) -> i
 
 
 def run(path: Path, images: Array) -> Array:
+    import torch
+
     with torch.no_grad():
         scores: Array = torch.export.load(path).module()(torch.from_numpy(images)).numpy()
     return scores
@@ -89,6 +88,8 @@ def test_each_method_leaves_the_digits_what_they_are(
 
 
 def test_convolutions_take_their_batch_normalisation_in(digits: Digits) -> None:
+    import torch
+
     assert quantise(digits, "convolutions.pt2", "static", "convolutions_int8.pt2") == 0
     program = torch.export.load(digits.folder / "convolutions_int8.pt2")
     operators = [str(node.target) for node in program.graph.nodes]
@@ -126,6 +127,9 @@ def test_the_same_as_onnx(digits: Digits, method: str, operators: set[str]) -> N
 def test_what_cannot_be_done_is_said(
     digits: Digits, model: str, method: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import torch
+    from support import torch_networks as networks
+
     np.save(digits.folder / "narrow.npy", digits.images[:, :, :8])
     networks.save_program(torch.nn.ReLU(), digits.folder / "no_layers.pt2", 1, 16, 16)
     more = [flag.format(folder=digits.folder) for flag in flags]
