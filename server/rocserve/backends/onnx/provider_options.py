@@ -78,6 +78,11 @@ def one_of(choices: Mapping[str, str]) -> Reader:
     return read
 
 
+def numbered(*names: str) -> Reader:
+    """One of the names, or its number."""
+    return one_of({**{str(number): name for number, name in enumerate(names)}, **{name: name for name in names}})
+
+
 def switch(on: str = "1", off: str = "0") -> Reader:
     return one_of({"1": on, "0": off, "true": on, "false": off})
 
@@ -98,14 +103,11 @@ def words(text: str) -> str:
 
 _DEVICE = {"device_id": "name the GPUs in the instance group's 'gpus'"}
 
-ARENA_GROWTH = one_of(
-    {
-        "0": "kNextPowerOfTwo",
-        "1": "kSameAsRequested",
-        "kNextPowerOfTwo": "kNextPowerOfTwo",
-        "kSameAsRequested": "kSameAsRequested",
-    }
-)
+_ARENA: Mapping[str, Reader] = {
+    "gpu_mem_limit": count,
+    "arena_extend_strategy": numbered("kNextPowerOfTwo", "kSameAsRequested"),
+    "do_copy_in_default_stream": switch(),
+}
 
 _TUNABLE_OPERATORS: Mapping[str, Reader] = {
     "tunable_op_enable": switch(),
@@ -120,19 +122,8 @@ CUDA = ProviderKind(
     package="onnxruntime-gpu",
     library="libonnxruntime_providers_cuda",
     options={
-        "gpu_mem_limit": count,
-        "arena_extend_strategy": ARENA_GROWTH,
-        "cudnn_conv_algo_search": one_of(
-            {
-                "0": "EXHAUSTIVE",
-                "1": "HEURISTIC",
-                "2": "DEFAULT",
-                "EXHAUSTIVE": "EXHAUSTIVE",
-                "HEURISTIC": "HEURISTIC",
-                "DEFAULT": "DEFAULT",
-            }
-        ),
-        "do_copy_in_default_stream": switch(),
+        **_ARENA,
+        "cudnn_conv_algo_search": numbered("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
         "cudnn_conv_use_max_workspace": switch(),
         "cudnn_conv1d_pad_to_nc1d": switch(),
         "enable_skip_layer_norm_strict_mode": switch(),
@@ -153,11 +144,9 @@ ROCM = ProviderKind(
     package="onnxruntime-rocm",
     library="libonnxruntime_providers_rocm",
     options={
-        "gpu_mem_limit": count,
-        "arena_extend_strategy": ARENA_GROWTH,
+        **_ARENA,
         "miopen_conv_exhaustive_search": switch(),
         "miopen_conv_use_max_workspace": switch(),
-        "do_copy_in_default_stream": switch(),
         **_TUNABLE_OPERATORS,
     },
     refused={**_DEVICE, "enable_hip_graph": "requests come with inputs at ever other addresses; leave it out"},
@@ -205,7 +194,7 @@ _MIGRAPHX_OPTIONS: Mapping[str, Reader] = {
     "migraphx_exhaustive_tune": switch(),
     "exhaustive_tune": switch(),
     "migraphx_mem_limit": count,
-    "migraphx_arena_extend_strategy": ARENA_GROWTH,
+    "migraphx_arena_extend_strategy": _ARENA["arena_extend_strategy"],
     "migraphx_max_dynamic_batch": count,
     "migraphx_compile_batches": words,
     "batch_sizes": words,
