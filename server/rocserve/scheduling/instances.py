@@ -16,8 +16,8 @@ AHEAD = 2
 wait longer."""
 
 BRIEF_NS = 100_000
-"""What the way to a worker and back takes, about. Where the engine takes less for a batch, the cost of each batch is
-most of the cost, and idle instances would have many small ones: 8 requests for four instances cost a sixth more CPU."""
+"""What the way to a worker and back takes, about. Where the engine takes less for a batch, idle instances would be
+sent many small ones: 8 requests in flight on four instances then took a sixth more CPU time each."""
 
 
 class InstancePool:

@@ -3,112 +3,21 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 import pytest
-from support.hand_loop import Flag, HandLoop, Turned
-from support.outputs import outputs_from
+from support.hand_instances import Answer, Execution, HandInstance
+from support.hand_loop import HandLoop, Turned
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig
-from rocserve.core.request_form import Member
-from rocserve.core.requests import Answer as Answered
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, Parameters, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.tensors import Tensor
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import SchedulerParts
-from rocserve.workers.instance import WorkerGone
-from rocserve.workers.results import Outputs
-
-
-class Outcome:
-    """What an instance reports; doubles the FP32 input, row by row."""
-
-    is_large = False
-    slot = None
-    parameters: ClassVar[dict[int, Parameters]] = {}
-
-    def __init__(self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError]) -> None:
-        self.error = error
-        self.failures = failures
-        self.input_end_ns = time.monotonic_ns()
-        self.output_start_ns = self.compute_end_ns = self.input_end_ns + batch.engine_ns
-        self._batch = batch
-
-    def outputs_of(self, request_index: int) -> Outputs:
-        part = self._batch.requests[request_index][0]
-        doubled = np.frombuffer(part, np.float32) * 2
-        rows = self._batch.request_sizes[request_index]
-        return outputs_from([Tensor("OUT", DataType.FP32, (rows, doubled.size // rows), doubled.tobytes())])
-
-
-class Execution:
-    """A batch that an instance was given."""
-
-    def __init__(self, loop: HandLoop, is_grouped: bool, members: Sequence[Member], on_outcome: Callable) -> None:
-        self.requests = [data for _, data, _, _ in members]
-        self.request_sizes = tuple(form.layout.rows for form, _, _, _ in members)
-        self.shape = (sum(self.request_sizes), *members[0][0].layout.inputs[0].shape[1:])
-        self.is_grouped = is_grouped
-        self.engine_ns = 1000
-        self._on_outcome = loop.turning(on_outcome)
-
-    def finish(self, error: ServeError | None = None, failures: Mapping[int, ServeError] | None = None) -> Outcome:
-        outcome = Outcome(self, error, failures or {})
-        self._on_outcome(outcome)
-        return outcome
-
-
-class HandInstance:
-    """An instance whose batches the test finishes."""
-
-    def __init__(self, loop: HandLoop) -> None:
-        self.closed = False
-        self.batches_at_once = 1
-        self.executions: list[Execution] = []
-        self._loop = loop
-
-    def execute(self, is_grouped, members, on_outcome) -> None:
-        if self.closed:
-            raise WorkerGone("gone")
-        self.executions.append(Execution(self._loop, is_grouped, members, on_outcome))
-
-
-class Answer:
-    """A responder that keeps what it was told."""
-
-    def __init__(self, loop: HandLoop, log: list[Answer] | None = None) -> None:
-        self.response: InferResponse | None = None
-        self.error: ServeError | None = None
-        self.leave: Callable[[], None] | None = None
-        self.done = Flag(loop)
-        self._log = log
-        self._loop = loop
-
-    def send(self, answer: Answered, final: bool = True) -> None:
-        assert not self.done.is_set(), "answered twice"
-        assert answer is not None, "the model is not decoupled"
-        if isinstance(answer, ServeError):
-            self.error = answer
-        else:
-            self.response = InferResponse(answer.head, answer.id, [bytes(data) for data in answer.data])
-        if self._log is not None:
-            self._log.append(self)
-        self.done.set()
-
-    def expect_many(self) -> None:
-        raise AssertionError("the model is not decoupled")
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self.leave = self._loop.turning(callback)
 
 
 def config(batching: DynamicBatching | None = None, max_batch_size: int = 8, width: int = -1) -> ModelConfig:

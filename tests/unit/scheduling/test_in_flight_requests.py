@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.hand_instances import Answer as Responder
 from support.hand_loop import Flag, HandLoop, Turned
 from support.outputs import outputs_from
 
@@ -28,7 +29,6 @@ from rocserve.workers.instance import WorkerGone
 from rocserve.workers.instance_requests import RequestLost
 from rocserve.workers.results import Outputs
 
-from .conftest import Answer as Responder
 from .conftest import config
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
-from support.hand_loop import Flag, HandLoop, Turned
-from support.outputs import outputs_from
+from support import hand_instances
+from support.hand_loop import HandLoop, Turned
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError
 from rocserve.core.model_config import (
     ControlInput,
     ControlKind,
@@ -27,8 +24,7 @@ from rocserve.core.model_config import (
     SequenceState,
 )
 from rocserve.core.request_form import Member
-from rocserve.core.requests import Answer as Answered
-from rocserve.core.requests import InferRequest, InputHead, Parameters, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
@@ -38,8 +34,6 @@ from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
-from rocserve.workers.instance import WorkerGone
-from rocserve.workers.results import Outputs
 
 CONTROLS = (
     ControlInput("START", (SequenceControl(ControlKind.START, DataType.INT32),)),
@@ -62,36 +56,12 @@ class Row:
     state: list[int] | None = None
 
 
-class Outcome:
-    """What an instance reports: OUT is the value; STATE_OUT is STATE_IN with the value behind it."""
+class Execution(hand_instances.Execution):
+    """A batch of a model whose OUT is the value, and STATE_OUT is STATE_IN with the value behind it."""
 
-    is_large = False
-    slot = None
-    parameters: ClassVar[dict[int, Parameters]] = {}
+    engine_ns = 0
 
-    def __init__(
-        self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError], compute_ns: int
-    ) -> None:
-        self.error = error
-        self.failures = failures
-        self.input_end_ns = time.monotonic_ns()
-        self.output_start_ns = self.compute_end_ns = self.input_end_ns + compute_ns
-        self._batch = batch
-
-    def outputs_of(self, request_index: int) -> Outputs:
-        row = self._batch.rows[request_index]
-        outputs = [Tensor("OUT", DataType.INT32, (1, 1), np.int32(row.value).tobytes())]
-        if row.state is not None:
-            state = np.array([*row.state, row.value], np.int32)
-            outputs.append(Tensor("STATE_OUT", DataType.INT32, (1, state.size), state.tobytes()))
-        return outputs_from(outputs)
-
-
-class Execution:
-    """A batch that an instance was given."""
-
-    def __init__(self, loop: HandLoop, is_grouped: bool, members: Sequence[Member], on_outcome: Callable) -> None:
-        self._on_outcome = loop.turning(on_outcome)
+    def read(self, members: Sequence[Member]) -> None:
         self.rows: list[Row] = []
         for form, data, _, _ in members:
             names = [head.name for head in form.layout.inputs]
@@ -102,61 +72,34 @@ class Execution:
             ]
             self.rows.append(Row(*numbers, state=state))
 
-    def finish(
-        self,
-        error: ServeError | None = None,
-        failures: Mapping[int, ServeError] | None = None,
-        compute_ns: int = 0,
-    ) -> None:
-        self._on_outcome(Outcome(self, error, failures or {}, compute_ns))
+    def outputs(self, request_index: int) -> list[Tensor]:
+        row = self.rows[request_index]
+        outputs = [Tensor("OUT", DataType.INT32, (1, 1), np.int32(row.value).tobytes())]
+        if row.state is not None:
+            state = np.array([*row.state, row.value], np.int32)
+            outputs.append(Tensor("STATE_OUT", DataType.INT32, (1, state.size), state.tobytes()))
+        return outputs
 
 
-class HandInstance:
-    """An instance whose batches the test finishes."""
-
-    def __init__(self, loop: HandLoop) -> None:
-        self._loop = loop
-        self.closed = False
-        self.device = None
-        self.rate_limiter: InstanceRateLimiter | None = None
-        self.executions: list[Execution] = []
-
-    def execute(self, is_grouped, members, on_outcome) -> None:
-        if self.closed:
-            raise WorkerGone("gone")
-        self.executions.append(Execution(self._loop, is_grouped, members, on_outcome))
+class HandInstance(hand_instances.HandInstance):
+    execution = Execution
+    rate_limiter: InstanceRateLimiter | None = None
 
     @property
     def last(self) -> Execution:
         return self.executions[-1]
 
 
-class Answer:
-    """A responder that keeps what it was told."""
+class Answer(hand_instances.Answer):
+    """With the answer's one value."""
 
-    def __init__(self, loop: HandLoop) -> None:
-        self._loop = loop
-        self.value: int | None = None
-        self.names: list[str] = []
-        self.error: ServeError | None = None
-        self.leave: Callable[[], None] | None = None
-        self.done = Flag(loop)
+    @property
+    def value(self) -> int | None:
+        return None if self.response is None else int.from_bytes(self.response.outputs[0].data, "little")
 
-    def send(self, answer: Answered, final: bool = True) -> None:
-        assert not self.done.is_set(), "answered twice"
-        assert answer is not None, "the model is not decoupled"
-        if isinstance(answer, ServeError):
-            self.error = answer
-        else:
-            self.names = [tensor.name for tensor in answer.outputs]
-            self.value = int.from_bytes(answer.outputs[0].data, "little")
-        self.done.set()
-
-    def expect_many(self) -> None:
-        raise AssertionError("the model is not decoupled")
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self.leave = self._loop.turning(callback)
+    @property
+    def names(self) -> list[str]:
+        return [] if self.response is None else [tensor.name for tensor in self.response.outputs]
 
     @property
     def text(self) -> str:

@@ -267,7 +267,8 @@ def test_a_sequence_that_cannot_be_answered_in_time_does_not_run(make_bench, old
     bench = make_bench(oldest=oldest)
     for sequence in (1, 2, 3, 4):
         bench.ask(sequence, start=True, end=True)
-        bench.instance.last.finish(compute_ns=60_000_000_000)
+        bench.instance.last.engine_ns = 60_000_000_000
+        bench.instance.last.finish()
     hopeless = bench.ask(5, start=True, end=True, deadline=time.monotonic() + 30)
     hopeful = bench.ask(6, start=True, end=True, deadline=time.monotonic() + 300)
     assert hopeless.error.code is StatusCode.DEADLINE_EXCEEDED
