@@ -3,18 +3,21 @@ takes its place."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.workers.messages import WorkerPlan
+
+_Loaded = TypeVar("_Loaded")
 
 _DEFAULT = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)
 
@@ -217,37 +220,48 @@ def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Mach
     return _plan(definition, backend.engine_for(definition.config, machine), machine, model_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFailure:
-    """An engine could not load a model."""
+class EngineFailed(Exception):
+    """The engine could not load the model, or not warm it up; another might."""
 
-    plan: EnginePlan
-    error: ServeError
+    def __init__(self, error: ServeError) -> None:
+        super().__init__(error.text)
+        self.error = error
 
-    @property
-    def text(self) -> str:
-        return f"engine {self.plan.engine.name} cannot load it: {self.error.text}"
 
-    def plan_in_its_place(self, definition: ModelDefinition, machine: Machine) -> EnginePlan:
-        """The engine that takes over, and its workers.
+async def load_on_engine(
+    name: str,
+    definition: ModelDefinition,
+    version_folder: Path,
+    machine: Machine,
+    load: Callable[[EnginePlan], Awaitable[_Loaded]],
+    log: logging.Logger,
+) -> _Loaded:
+    """Load by the plan that the configuration and the machine lead to; where its engine fails, on the one that takes
+    its place. `load`: raises EngineFailed in the engine's own words.
 
-        Raises:
-            ServeError: the failure itself, where no engine may take over, with why not.
-        """
-        fallback = self.plan.fallback
-        if fallback is None:
-            raise self.error
-        choice = EngineChoice(fallback, f"in the place of {self.plan.engine.name}")
-        try:
-            plan = _plan(definition, choice, machine, self.plan.model_bytes)
-            return replace(plan, reason=self.text, replaces=self.plan.engine.name)
-        except ServeError as refusal:
-            text = f"{self.error.text}; engine {fallback.name} does not take its place: {refusal.text}"
-            raise ServeError(self.error.code, text) from None
-
-    def and_then(self, engine: EngineSpec, error: ServeError) -> ServeError:
-        """What to say when the engine that took over cannot load the model either."""
-        return ServeError(error.code, f"engine {engine.name}: {error.text}; before, {self.text}")
+    Raises:
+        ServeError: what `plan_engine` or `load` raises; or that the engine failed, with why no other has loaded it.
+    """
+    plan = plan_engine(definition, version_folder, machine)
+    try:
+        return await load(plan)
+    except EngineFailed as failed:
+        error = failed.error
+    if plan.fallback is None:
+        raise error
+    choice = EngineChoice(plan.fallback, f"in the place of {plan.engine.name}")
+    try:
+        instead = _plan(definition, choice, machine, plan.model_bytes)
+    except ServeError as refusal:
+        text = f"{error.text}; engine {plan.fallback.name} does not take its place: {refusal.text}"
+        raise ServeError(error.code, text) from None
+    failure, engine = f"engine {plan.engine.name} cannot load it: {error.text}", instead.engine.name
+    log.warning("%s: %s; engine %s takes its place", name, failure, engine)
+    try:
+        return await load(replace(instead, reason=failure, replaces=plan.engine.name))
+    except EngineFailed as second:
+        text = f"engine {engine}: {second.error.text}; before, {failure}"
+        raise ServeError(second.error.code, text) from None
 
 
 def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine, model_bytes: int) -> EnginePlan:

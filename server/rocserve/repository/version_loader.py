@@ -25,7 +25,7 @@ from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
-from rocserve.repository.engine_plan import EngineFailure, EnginePlan, Fallback, FallbackCounter, plan_engine
+from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, FallbackCounter, load_on_engine
 from rocserve.repository.ensemble_warmup import warm_up_ensemble
 from rocserve.repository.lifecycle import LoadedVersion, LoadOrder
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
@@ -42,14 +42,6 @@ from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
 from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
-
-
-class _EngineFailed(Exception):
-    """The engine could not load the model, or not warm it up; another might."""
-
-    def __init__(self, error: ServeError) -> None:
-        super().__init__(error.text)
-        self.error = error
 
 
 @dataclass(frozen=True)
@@ -99,41 +91,21 @@ class WorkerVersionLoader:
             )
             await warm_up_ensemble(ensemble, definition.folder, self.mail.plane)
             return ensemble
-        plan = plan_engine(definition, order.folder, self.machine)
-        if definition.backend.choose_engine is not None:
-            self.log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
-        try:
-            return await self._load_on(plan, order)
-        except _EngineFailed as failed:
-            failure = EngineFailure(plan, failed.error)
-        return await self._load_in_place(failure, order)
+        load = functools.partial(self._load_on, order)
+        return await load_on_engine(order.name, definition, order.folder, self.machine, load, self.log)
 
-    async def _load_in_place(self, failure: EngineFailure, order: LoadOrder) -> LoadedVersion:
-        """On the engine that takes the place of the one that failed.
-
-        Raises:
-            ServeError: there is none, or it cannot load the model either.
-        """
-        plan = failure.plan_in_its_place(order.definition, self.machine)
-        engine = plan.engine.name
-        self.log.warning("%s: %s; engine %s takes its place", order.name, failure.text, engine)
-        try:
-            loaded = await self._load_on(plan, order)
-        except _EngineFailed as second:
-            raise failure.and_then(plan.engine, second.error) from None
-        self.fallbacks.count(Fallback(order.definition.name, order.version, plan.replaces, engine))
-        return loaded
-
-    async def _load_on(self, plan: EnginePlan, order: LoadOrder) -> LoadedVersion:
+    async def _load_on(self, order: LoadOrder, plan: EnginePlan) -> LoadedVersion:
         """
         Raises:
-            _EngineFailed: the engine's own words.
+            EngineFailed: the engine's own words.
             ServeError: what no engine can change.
         """
         started = time.monotonic()
         definition, version = order.definition, order.version
         limits = time_limits(definition.config.parameters, self.time_limits)
         assert definition.backend is not None, "an ensemble has no workers"
+        if definition.backend.choose_engine is not None and not plan.replaces:
+            self.log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
         workers = VersionWorkers(
             order,
             plan,
@@ -151,7 +123,7 @@ class WorkerVersionLoader:
             try:
                 signature = await workers.group.load()
             except ServeError as error:
-                raise _EngineFailed(error) from None
+                raise EngineFailed(error) from None
             complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
             complete = self._with_the_cache_there_is(complete)
             for warning in complete.warnings[len(definition.warnings) :]:
@@ -172,12 +144,14 @@ class WorkerVersionLoader:
             try:
                 await workers.group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
             except ServeError as error:
-                raise _EngineFailed(error) from None
+                raise EngineFailed(error) from None
         except BaseException:
             await asyncio.shield(workers.stop(0.0))
             raise
         scheduler = new_scheduler(parts)
         workers.connect(scheduler)
+        if plan.replaces:
+            self.fallbacks.count(Fallback(definition.name, version, plan.replaces, plan.engine.name))
         seconds = time.monotonic() - started
         answers = self._cached_answers(complete, version, statistics)
         kind = ItemModelVersion if definition.is_amd else LoadedModelVersion

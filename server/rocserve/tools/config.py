@@ -24,7 +24,7 @@ from rocserve.core.requests import Signature
 from rocserve.plane.loop import PlaneLoop
 from rocserve.presets import PREPROCESS
 from rocserve.protocol import model_config_pb2 as messages
-from rocserve.repository.engine_plan import EngineFailure, EnginePlan, plan_engine
+from rocserve.repository.engine_plan import EngineFailed, EnginePlan, load_on_engine
 from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.scan import CONFIG_FILENAMES
@@ -56,56 +56,37 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
     if definition.backend is None:
         raise invalid_argument(f"'{definition.name}' is an ensemble, which no engine loads")
     machine = ThisMachine(settings)
-    plan = plan_engine(definition, definition.folder / str(version), machine)
     launcher = WorkerLauncher(preload=(), log=_LOG)
     plane = PlaneLoop(_LOG)
     mail = InstanceMail(plane)
     plane.add_source(mail)
     plane.start()
-    loads = _Loads(definition, version, settings, launcher, mail)
-    try:
-        try:
-            return await loads.signature(plan)
-        except ServeError as error:
-            failure = EngineFailure(plan, error)
-        instead = failure.plan_in_its_place(definition, machine)
-        _LOG.warning("%s; engine %s takes its place", failure.text, instead.engine.name)
-        try:
-            return await loads.signature(instead)
-        except ServeError as error:
-            raise failure.and_then(instead.engine, error) from None
-    finally:
-        await launcher.close()
-        plane.stop()
+    order = LoadOrder(definition, version, definition.folder / str(version))
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Loads:
-    """Loads of one version, one after the other."""
-
-    definition: ModelDefinition
-    version: int
-    settings: EngineSettings
-    launcher: WorkerLauncher
-    mail: InstanceMail
-
-    async def signature(self, plan: EnginePlan) -> Signature:
-        """What the engine of this plan reports, on the first of its workers. Raises: ServeError."""
-        folder = self.definition.folder / str(self.version)
+    async def signature(plan: EnginePlan) -> Signature:
+        """What the engine of this plan reports, on the first of its workers."""
         group = worker_group(
-            LoadOrder(self.definition, self.version, folder),
+            order,
             dataclasses.replace(plan, workers=plan.workers[:1]),
-            launcher=self.launcher,
-            mail=self.mail,
-            engines=self.settings,
+            launcher=launcher,
+            mail=mail,
+            engines=settings,
             events=_ShownProgress(),
             start_call=_refuse_call,
             log=_LOG,
         )
         try:
             return await group.load()
+        except ServeError as error:
+            raise EngineFailed(error) from None
         finally:
             await group.stop(1.0)
+
+    try:
+        return await load_on_engine(order.name, definition, order.folder, machine, signature, _LOG)
+    finally:
+        await launcher.close()
+        plane.stop()
 
 
 def _refuse_call(call: ModelCall, opened: OpenCall) -> None:
