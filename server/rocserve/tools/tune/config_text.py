@@ -54,7 +54,7 @@ class _ConfigText:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._fields = read_fields(text)
+        self._fields = _Reader(text).fields()
 
     def changed(self, choice: ServingChoice) -> str:
         changes = [self._instance_count(choice.instances)]
@@ -65,23 +65,23 @@ class _ConfigText:
         return _apply(self._text, changes)
 
     def _instance_count(self, count: int) -> _Change | str:
-        groups = [value for field in named(self._fields, "instance_group") for value in field.values]
+        groups = [value for field in _named(self._fields, "instance_group") for value in field.values]
         if len(groups) > 1:
             raise invalid_argument(
-                f"it has {len(groups)} instance groups, and it is open which of them is to have a count of {count};"
+                f"it has {len(groups)} instance groups, and which of them is to have a count of {count} is not known;"
                 " write it yourself"
             )
         return _scalar_in(groups[0], "count", str(count)) if groups else f"instance_group [ {{ count: {count} }} ]"
 
     def _largest_batch(self, largest: int) -> _Change | str:
-        found = named(self._fields, "max_batch_size")
+        found = _named(self._fields, "max_batch_size")
         return _replaced(found[-1].values[0], str(largest)) if found else f"max_batch_size: {largest}"
 
     def _preferred_batch_size(self, largest: int) -> _Change | str:
-        batching = named(self._fields, "dynamic_batching")
+        batching = _named(self._fields, "dynamic_batching")
         if not batching:
             return f"dynamic_batching {{ preferred_batch_size: [ {largest} ] }}"
-        inner = named(batching[0].values[0].fields, "preferred_batch_size")
+        inner = _named(batching[0].values[0].fields, "preferred_batch_size")
         if not inner:
             return _inserted(batching[0].values[0], f"preferred_batch_size: [ {largest} ]")
         if len(inner) > 1:
@@ -92,11 +92,14 @@ class _ConfigText:
         return _Change(start, end, f"[ {largest} ]")
 
     def _batch_sizes(self, quoted: str) -> _Change | str:
-        for entry in (value for field in named(self._fields, "parameters") for value in field.values):
-            keys, holders = named(entry.fields, "key"), named(entry.fields, "value")
-            if keys and holders and self._text[keys[0].values[0].start + 1 : keys[0].end - 1] == "batch_sizes":
+        for entry in (value for field in _named(self._fields, "parameters") for value in field.values):
+            keys, holders = _named(entry.fields, "key"), _named(entry.fields, "value")
+            if keys and holders and self._text_of(keys[0].values[0]) == "batch_sizes":
                 return _scalar_in(holders[0].values[0], "string_value", quoted)
         return f'parameters {{ key: "batch_sizes" value: {{ string_value: {quoted} }} }}'
+
+    def _text_of(self, quoted: _Value) -> str:
+        return self._text[quoted.start + 1 : quoted.end - 1]
 
 
 def _set(message: ModelConfig, choice: ServingChoice) -> None:
@@ -120,16 +123,16 @@ def _check(text: str, expected: ModelConfig, filename: str) -> None:
         raise internal(f"the choice cannot be written into {filename} as it is; write it yourself")
 
 
-def _scalar_in(message: Value, name: str, text: str) -> _Change:
-    found = named(message.fields, name)
+def _scalar_in(message: _Value, name: str, text: str) -> _Change:
+    found = _named(message.fields, name)
     return _replaced(found[-1].values[0], text) if found else _inserted(message, f"{name}: {text}")
 
 
-def _replaced(value: Value, text: str) -> _Change:
+def _replaced(value: _Value, text: str) -> _Change:
     return _Change(value.start, value.end, text)
 
 
-def _inserted(message: Value, text: str) -> _Change:
+def _inserted(message: _Value, text: str) -> _Change:
     """As the message's first field."""
     return _Change(message.start + 1, message.start + 1, f" {text}")
 
@@ -209,69 +212,36 @@ _CLOSING = {"{": "}", "<": ">"}
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    kind: str
-    """string, mark or word."""
-    text: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
+class _Value:
     """A scalar, or a message with its fields; an element of a list or a field's one value."""
 
     start: int
     end: int
     """The brackets of a message included."""
-    fields: tuple[Field, ...] | None = None
-    """None of a scalar."""
+    fields: tuple[_Field, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class _Field:
     name: str
-    start: int
-    end: int
-    values: tuple[Value, ...]
+    values: tuple[_Value, ...]
     """One, or those of a list."""
     list_span: tuple[int, int] | None = None
     """Where the list is, its brackets included."""
 
 
-def read_fields(text: str) -> tuple[Field, ...]:
-    """The fields at the top.
-
-    Raises:
-        ValueError: the text is not well-formed.
-    """
-    return _Reader(_tokens(text)).fields(until="")
-
-
-def named(fields: Sequence[Field] | None, name: str) -> tuple[Field, ...]:
-    return tuple(field for field in fields or () if field.name == name)
-
-
-def _tokens(text: str) -> list[Token]:
-    tokens, position = [], 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None or match.lastgroup is None:
-            raise ValueError(f"unexpected {text[position]!r} at position {position}")
-        if match.lastgroup != "blank":
-            tokens.append(Token(match.lastgroup, match[0], match.start(), match.end()))
-        position = match.end()
-    return tokens
+def _named(fields: Sequence[_Field], name: str) -> tuple[_Field, ...]:
+    return tuple(field for field in fields if field.name == name)
 
 
 class _Reader:
-    """Goes through the tokens once."""
+    """Finds the fields of a text in protobuf's text format, which is known to be well-formed. Goes through it once."""
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
-        self._tokens = tokens
+    def __init__(self, text: str) -> None:
+        self._tokens = [match for match in _TOKEN.finditer(text) if match.lastgroup != "blank"]
         self._next = 0
 
-    def fields(self, until: str) -> tuple[Field, ...]:
+    def fields(self, until: str = "") -> tuple[_Field, ...]:
         """Up to the bracket `until`, which is not taken; "" = to the end."""
         found = []
         while self._peek() != until:
@@ -280,49 +250,35 @@ class _Reader:
                 self._take()
         return tuple(found)
 
-    def _field(self) -> Field:
-        name = self._take()
-        if name.kind != "word":
-            raise ValueError(f"expected a field's name, got {name.text!r} at position {name.start}")
+    def _field(self) -> _Field:
+        name = self._take()[0]
         if self._peek() == ":":
             self._take()
-        if self._peek() == "[":
-            values, span = self._list()
-            return Field(name.text, name.start, span[1], values, span)
-        value = self._value()
-        return Field(name.text, name.start, value.end, (value,))
-
-    def _list(self) -> tuple[tuple[Value, ...], tuple[int, int]]:
-        opening = self._take()
+        if self._peek() != "[":
+            return _Field(name, (self._value(),))
+        start = self._take().start()
         values = []
         while self._peek() != "]":
             values.append(self._value())
             if self._peek() == ",":
                 self._take()
-        return tuple(values), (opening.start, self._take().end)
+        return _Field(name, tuple(values), (start, self._take().end()))
 
-    def _value(self) -> Value:
+    def _value(self) -> _Value:
         first = self._take()
-        if first.text in _CLOSING and first.kind == "mark":
-            fields = self.fields(until=_CLOSING[first.text])
-            return Value(first.start, self._take().end, fields)
-        if first.kind == "mark":
-            raise ValueError(f"expected a value, got {first.text!r} at position {first.start}")
-        end = first.end
+        if first[0] in _CLOSING:
+            fields = self.fields(until=_CLOSING[first[0]])
+            return _Value(first.start(), self._take().end(), fields)
+        end = first.end()
         # Strings that follow each other are one.
-        while first.kind == "string" and self._peek_kind() == "string":
-            end = self._take().end
-        return Value(first.start, end)
+        while first.lastgroup == "string" and self._peek().startswith(('"', "'")):
+            end = self._take().end()
+        return _Value(first.start(), end)
 
     def _peek(self) -> str:
-        """The next token's text (no string is a mark: it has its quotes); "" at the end."""
-        return self._tokens[self._next].text if self._next < len(self._tokens) else ""
+        """The next token (no string is a mark: it has its quotes); "" at the end."""
+        return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
 
-    def _peek_kind(self) -> str:
-        return self._tokens[self._next].kind if self._next < len(self._tokens) else ""
-
-    def _take(self) -> Token:
-        if self._next >= len(self._tokens):
-            raise ValueError("the text ends too early")
+    def _take(self) -> re.Match[str]:
         self._next += 1
         return self._tokens[self._next - 1]
