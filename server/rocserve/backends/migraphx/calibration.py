@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,12 +192,26 @@ def read_calibration(
     Raises:
         ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs.
     """
-    data = calibration_data(recipe.options, model_folder)
     inputs = {name: _calibration_input(tensor, recipe) for name, tensor in parameters.items()}
+    samples = read_samples(model_folder, recipe.options, recipe.input_shapes, inputs)
+    return list(_runs(inputs, samples))
+
+
+def read_samples(
+    model_folder: Path, options: CompileOptions, names: Collection[str], inputs: Mapping[str, CalibrationInput]
+) -> Mapping[str, Array]:
+    """By input, [samples, *shape]: as many of each, and at least one.
+
+    Args:
+        names: of the model's inputs, which may be more than `inputs`.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs.
+    """
+    data = calibration_data(options, model_folder)
     if not inputs:
         raise invalid_argument("a model without inputs cannot be calibrated; leave out its precision")
-    samples = _Reader(model_folder, data, recipe, inputs).read()
-    return list(_runs(inputs, samples))
+    return _Reader(model_folder, data, options, names, inputs).read()
 
 
 def _calibration_input(tensor: ProgramTensor, recipe: ProgramRecipe) -> CalibrationInput:
@@ -232,17 +246,21 @@ def _ordered(array: Array, one: CalibrationInput) -> Array:
 
 class _Reader:
     def __init__(
-        self, model_folder: Path, data: Path, recipe: ProgramRecipe, inputs: Mapping[str, CalibrationInput]
+        self,
+        model_folder: Path,
+        data: Path,
+        options: CompileOptions,
+        names: Collection[str],
+        inputs: Mapping[str, CalibrationInput],
     ) -> None:
         self._model_folder = model_folder
         self._data = data
-        self._options = recipe.options
-        self._most = recipe.options.calibration_samples
-        self._names = recipe.input_shapes.keys()
+        self._options = options
+        self._most = options.calibration_samples
+        self._names = names
         self._inputs = inputs
 
     def read(self) -> dict[str, Array]:
-        """By input, [samples, *shape]: as many of each."""
         if self._data.is_dir():
             samples = self._read_folder()
         elif zipfile.is_zipfile(self._data):
@@ -348,7 +366,7 @@ class _Reader:
     def _check_names(self, found: Iterable[str]) -> None:
         given = set(found)
         missing = sorted(self._inputs.keys() - given)
-        unknown = sorted(given - self._names)
+        unknown = sorted(given.difference(self._names))
         if missing or unknown:
             faults = [f"{verb} '{names[0]}'" for verb, names in (("lacks", missing), ("has", unknown)) if names]
             wrong = " and ".join(faults)

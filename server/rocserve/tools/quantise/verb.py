@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from rocserve.backends.migraphx.calibration import CalibrationInput, read_samples
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
 from rocserve.tools.printing import console_on, replacing, say, size
@@ -22,7 +24,7 @@ from rocserve.tools.verb import UsageError, Verb
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from rocserve.backends.pytorch.program import Program, ProgramSignature
+    from rocserve.backends.pytorch.program import Program, ProgramSignature, ProgramTensor
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
@@ -30,6 +32,9 @@ Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 _NEEDED = ("torch==2.13.0", "torchao==0.18.0")
 _NEEDED_FOR_ONNX = ("onnxscript>=0.7", "onnxruntime>=1.18")
 _ONNX = ".onnx"
+_ROWS = 32
+"""Samples that run together."""
+_ROOT = Path("/")
 
 
 METHODS = ("dynamic", "static", "qat")
@@ -69,12 +74,11 @@ def quantise(options: QuantiseOptions, out: Console) -> None:
             raise unavailable(f"this needs {package}, which is not installed: pip install '{needed}'")
     _hush()
     from rocserve.backends.pytorch.program import open_exported
-    from rocserve.tools.quantise.data import read_samples
     from rocserve.tools.quantise.methods import layers
 
     exported = _read(options.model)
     original = open_exported(exported)
-    runs = read_samples(original.signature, options.data, options.samples, options.pipeline)
+    runs = read_inputs(original.signature, options)
     count = len(layers(exported.graph))
     quantised = _quantised(options, exported, runs)
     done = count - len(_left(quantised))
@@ -87,6 +91,45 @@ def quantise(options: QuantiseOptions, out: Console) -> None:
     say(out, f"{options.out}: {done} of {count} layers with weights in int8, by {options.method}")
     say(out, f"size: {size(options.model.stat().st_size)} -> {size(options.out.stat().st_size)}")
     _compare(original, _written(options.out), runs, out)
+
+
+def read_inputs(program: ProgramSignature, options: QuantiseOptions) -> list[Mapping[str, Array]]:
+    """The inputs of one run after the other, from the files that calibration data may be.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs, or sizes beside the batch vary.
+    """
+    for path in filter(None, (options.data, options.pipeline)):
+        if not path.exists():
+            raise invalid_argument(f"{path} does not exist")
+    inputs = {tensor.names[0]: _calibration_input(tensor, program.batches) for tensor in program.inputs}
+    calibration = CompileOptions(
+        Target.REF, Precision.INT8, _within_root(options.data), _within_root(options.pipeline), options.samples
+    )
+    samples = read_samples(_ROOT, calibration, inputs, inputs)
+    starts = range(0, len(next(iter(samples.values()))), _ROWS if program.batches else 1)
+    return [
+        {name: array[start : start + _ROWS] if program.batches else array[start] for name, array in samples.items()}
+        for start in starts
+    ]
+
+
+def _calibration_input(tensor: ProgramTensor, batches: bool) -> CalibrationInput:
+    """One sample of an input, without the batch dimension where the program has one."""
+    name, shape = tensor.names[0], tensor.shape or ()
+    sizes = shape[1:] if batches else shape
+    if -1 in sizes:
+        raise invalid_argument(
+            f"input '{name}' of the program has the shape {list(shape)}: only a first dimension that all inputs and"
+            " outputs share may vary; export it with fixed sizes"
+        )
+    assert tensor.datatype is not None, "only an output's may be open"
+    return CalibrationInput(name, tensor.datatype.numpy_dtype, sizes, rows=0, is_nhwc=False)
+
+
+def _within_root(path: Path | None) -> str:
+    """As a path relative to the root, which is what calibration data are within."""
+    return "" if path is None else str(path.resolve().relative_to(_ROOT))
 
 
 def _read(path: Path) -> ExportedProgram:
