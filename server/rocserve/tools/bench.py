@@ -57,7 +57,7 @@ def bench(model_name: str, candidates: Candidates, timing: Timing, progress: Too
     with ExitStack() as stack:
         comparison = Comparison(candidates.available, stack, progress.report)
         missing = {**candidates.missing, **comparison.failures}
-        batch_sizes = candidates.available[0].inputs
+        batch_sizes = comparison.inputs[candidates.available[0].name]
         progress.steps(len(batch_sizes))
         for batch_size in batch_sizes:
             progress.report(f"batch size {batch_size}: timing" if batch_size else "timing")

@@ -75,7 +75,7 @@ class _Compiled:
         return Candidate(
             precision,
             MigraphxPrograms(installation, binding, {size: str(self.program.path)}),
-            {size: tuple(program_input(tensor) for tensor in self.program.about.inputs)},
+            lambda *_: {size: tuple(program_input(tensor) for tensor in self.program.about.inputs)},
             python_command(installation),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,17 +25,16 @@ from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig, InstanceGroup, ModelConfig
-from rocserve.core.requests import Signature
 from rocserve.repository.engine_plan import plan_workers
 from rocserve.repository.machine import ThisMachine
-from rocserve.tools.measuring.comparing import Candidate
+from rocserve.tools.measuring.comparing import Candidate, Inputs
 from rocserve.tools.measuring.messages import (
     MeasuredInput,
     MigraphxPrograms,
+    Opened,
     TorchModule,
     WorkerEngine,
 )
-from rocserve.tools.measuring.process import MeasuringProcess
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.printing import ToolProgress
 from rocserve.tools.tool_context import ToolContext, program_input, read_beside
@@ -108,8 +107,8 @@ def prepare_one(
     """
     if is_pytorch(model):
         if name != TORCH:
-            return _pytorch(model, name, progress, instances)
-        return _torch(model, model.source.model_file, _pytorch(model, EAGER.name, progress, instances).inputs)
+            return _pytorch(model, name, instances)
+        return _torch(model, model.source.model_file, lambda _, first: first)
     if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
         raise invalid_argument(f"{name} runs PyTorch's files, and {model.source.model_file.name} is none")
     if name == MIGRAPHX:
@@ -129,20 +128,17 @@ def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> 
     return Candidate(
         name=MIGRAPHX,
         engine=MigraphxPrograms(context.installation, context.serving.binding, programs),
-        inputs=inputs,
+        inputs=lambda *_: inputs,
         python=python_command(context.installation),
         environment=_on_device(context.device),
     )
-
-
-Inputs = dict[int, tuple[MeasuredInput, ...]]
 
 
 def _compiled_programs(context: ToolContext, progress: ToolProgress) -> tuple[dict[int, str], Inputs]:
     recipes = context.plan().recipes
     progress.steps(len(recipes))
     programs: dict[int, str] = {}
-    inputs: Inputs = {}
+    inputs: dict[int, tuple[MeasuredInput, ...]] = {}
     for recipe in recipes:
         program = context.program(recipe).program
         for size in _sizes(recipe):
@@ -178,8 +174,9 @@ def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
     engine = _worker_engine(
         "ONNX Runtime", "onnxruntime", ONNXRUNTIME_ENGINE, source, config, place, 1 if on_gpu else instances
     )
+    inputs = _planned_inputs(model)
     return Candidate(
-        ONNXRUNTIME, engine, _planned_inputs(model), environment=_on_device(place.device), shares_a_process=not on_gpu
+        ONNXRUNTIME, engine, lambda *_: inputs, environment=_on_device(place.device), shares_a_process=not on_gpu
     )
 
 
@@ -225,9 +222,8 @@ def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
     return asked.backend.engine_for(asked.source.config, ThisMachine(asked.source.settings))
 
 
-def _pytorch(model: ToolModel, name: str, progress: ToolProgress, instances: int) -> Candidate:
-    """As many instances as are measured share the CPUs. A process opens it beforehand, which compiles what has to be
-    compiled and reports the inputs."""
+def _pytorch(model: ToolModel, name: str, instances: int) -> Candidate:
+    """As many instances as are measured share the CPUs."""
     source, choice = model.source, _pytorch_choice(model, name)
     config = model.with_parameters(engine=name).source.config
     place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0]
@@ -236,15 +232,12 @@ def _pytorch(model: ToolModel, name: str, progress: ToolProgress, instances: int
     python = python_command(find_installation(source.settings)) if with_migraphx else (sys.executable,)
     title, library = ("MIGraphX", "") if with_migraphx else ("PyTorch", "torch")
     engine = _worker_engine(title, library, choice.engine, source, config, place, 1)
-    environment = _on_device(place.device)
-    progress.report(f"getting {name} ready")
-    with MeasuringProcess(name, python, environment) as process:
-        signature = process.open(engine).signature
+    return Candidate(name, engine, lambda opened, _: _inputs_of(model, opened), python, _on_device(place.device))
+
+
+def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
+    signature = opened.signature
     assert signature is not None, "a worker's engine reports it"
-    return Candidate(name, engine, _inputs_of(model, signature), python, environment)
-
-
-def _inputs_of(model: ToolModel, signature: Signature) -> Inputs:
     config, batches = model.source.config, signature.supports_batching
     most = model.backend.default_max_batch_size
     largest = config.max_batch_size or min(most, signature.max_batch_size or most)
@@ -261,7 +254,7 @@ def _on_device(device: int | None) -> Mapping[str, str]:
     return {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
 
 
-def _torch(model: ToolModel, file: Path, inputs: Mapping[int, tuple[MeasuredInput, ...]]) -> Candidate:
+def _torch(model: ToolModel, file: Path, inputs: Callable[[Opened, Inputs], Inputs]) -> Candidate:
     on_gpu = model.source.config.parameters.get("target", "") in ("", "gpu")
     return Candidate(TORCH, TorchModule(str(file), on_gpu), inputs)
 
@@ -280,7 +273,7 @@ def _torch_beside(model: ToolModel) -> Candidate:
         inputs = {
             size: tuple(sorted(measured, key=lambda one: places.get(one.name, 0))) for size, measured in inputs.items()
         }
-    return _torch(model, file, inputs)
+    return _torch(model, file, lambda *_: inputs)
 
 
 def _on_onnx_file(model: ToolModel) -> ToolModel:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.tools.measuring.messages import Engine, Measure, MeasuredInput, read_outputs
+from rocserve.tools.measuring.messages import Engine, Measure, MeasuredInput, Opened, read_outputs
 from rocserve.tools.measuring.process import LatencySummary, MeasuringProcess, Timing, summarise, time_interleaved
 
 Array = np.ndarray[Any, Any]
@@ -98,6 +98,8 @@ def _top1(results: list[Array], references: list[Array]) -> float | None:
     return float(np.concatenate(agreements).mean())
 
 
+Inputs = Mapping[int, tuple[MeasuredInput, ...]]
+"""By batch size; 0 = the model does not batch."""
 RANDOM_SAMPLE = ""
 """In place of a file's name: inputs that are the same for each engine."""
 
@@ -108,19 +110,13 @@ class Candidate:
 
     name: str
     engine: Engine
-    inputs: Mapping[int, tuple[MeasuredInput, ...]]
-    """By batch size; 0 = the model does not batch."""
+    inputs: Callable[[Opened, Inputs], Inputs]
+    """Of what was opened, and of the inputs of the first candidate."""
     python: tuple[str, ...] = (sys.executable,)
     """The words that start its process."""
     environment: Mapping[str, str] = field(default_factory=dict)
     shares_a_process: bool = False
     """Whether several instances are threads of one process; else each has its own, as in a server."""
-
-    def order(self, batch_size: int, sample: str = RANDOM_SAMPLE) -> Measure:
-        """Raises: ServeError: it cannot run batches of this size."""
-        if batch_size not in self.inputs:
-            raise invalid_argument(f"{self.name}: cannot run batch size {batch_size} of this model")
-        return Measure(batch_size, self.inputs[batch_size], data_file=sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +139,15 @@ class Comparison:
         """What runs it, of each that could be opened."""
         self.failures: dict[str, str] = {}
         """Why not, of the others."""
+        self.inputs: dict[str, Inputs] = {}
         self._processes: dict[str, MeasuringProcess] = {}
         for candidate in candidates:
             report(f"opening {candidate.name}")
             try:
                 process = stack.enter_context(MeasuringProcess(candidate.name, candidate.python, candidate.environment))
-                self.descriptions[candidate.name] = process.open(candidate.engine).description
+                opened = process.open(candidate.engine)
+                self.inputs[candidate.name] = candidate.inputs(opened, self.inputs.get(candidates[0].name, {}))
+                self.descriptions[candidate.name] = opened.description
             except ServeError as error:
                 if candidate is candidates[0]:
                     raise
@@ -169,7 +168,7 @@ class Comparison:
                     failures[one.name] = error.text
         differences = self._differences(outputs, failures)
         running = [one for one in self._candidates if one.name not in failures]
-        orders = {one.name: one.order(batch_size, samples[0]) for one in running}
+        orders = {one.name: self._order(one, batch_size, samples[0]) for one in running}
         latencies = time_interleaved(self._processes, orders, timing) if orders else {}
         return {
             one.name: Compared(
@@ -184,10 +183,17 @@ class Comparison:
         """Of a run of each sample. Raises: ServeError: it cannot run one."""
         outputs = []
         for sample in samples:
-            order = replace(one.order(batch_size, sample), repeats=0, outputs_file=str(file))
+            order = replace(self._order(one, batch_size, sample), repeats=0, outputs_file=str(file))
             self._processes[one.name].measure(order)
             outputs.append(read_outputs(str(file)))
         return outputs
+
+    def _order(self, one: Candidate, batch_size: int, sample: str) -> Measure:
+        """Raises: ServeError: it cannot run batches of this size."""
+        inputs = self.inputs[one.name]
+        if batch_size not in inputs:
+            raise invalid_argument(f"{one.name}: cannot run batch size {batch_size} of this model")
+        return Measure(batch_size, inputs[batch_size], data_file=sample)
 
     def _differences(
         self, outputs: Mapping[str, list[list[Array]]], failures: dict[str, str]

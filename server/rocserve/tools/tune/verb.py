@@ -132,13 +132,13 @@ def sweep(
         try:
             with ExitStack() as stack:
                 processes = _open(stack, candidate, count)
-                description = processes[-1].open(candidate.engine).description
-                for process in processes[:-1]:
-                    process.open(candidate.engine)
-                progress.steps(len(candidate.inputs))
-                for batch_size in candidate.inputs:
+                opened = [process.open(candidate.engine) for process in processes][-1]
+                description, inputs = opened.description, candidate.inputs(opened, {})
+                progress.steps(len(inputs))
+                for batch_size, measured in inputs.items():
                     progress.report(f"timing batch size {batch_size}, {_instances(count)}")
-                    found.append(_measured(candidate, processes, count, batch_size, timing))
+                    order = Measure(batch_size, measured, threads=count // len(processes))
+                    found.append(_measured(processes, order, count, timing))
                     progress.done()
         except ServeError as error:
             if not found:
@@ -154,17 +154,14 @@ def _open(stack: ExitStack, candidate: Candidate, number: int) -> list[Measuring
     ]
 
 
-def _measured(
-    candidate: Candidate, processes: Sequence[MeasuringProcess], number: int, batch_size: int, timing: Timing
-) -> Measurement:
-    order = replace(candidate.order(batch_size), threads=number // len(processes))
+def _measured(processes: Sequence[MeasuringProcess], order: Measure, number: int, timing: Timing) -> Measurement:
     if timing.warm_up:
         _all(processes, replace(order, repeats=timing.warm_up))
     begin_at = time.monotonic() + _HEAD_START_SECONDS
     results = _all(processes, replace(order, repeats=timing.repeats, seconds=timing.seconds, begin_at=begin_at))
-    rows = max(1, batch_size)
+    rows = max(1, order.batch_size)
     return Measurement(
-        batch_size=batch_size,
+        batch_size=order.batch_size,
         instances=number,
         latency=summarise([latency for result in results for latency in result.latencies]),
         throughput=sum(len(result.latencies) * rows / result.elapsed for result in results),
