@@ -23,9 +23,9 @@ from rocserve.backends.request_model import (
     RequestModelSource,
 )
 from rocserve.config.definition import FolderReading, complete_definition, find_model_file
-from rocserve.config.json_text import config_json
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.repository.version_workers import config_json
 
 MODELS = Path(__file__).parents[1] / "data" / "python-models"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import logging
 import os
 import zlib
@@ -15,12 +16,13 @@ from typing import TypeVar
 from rocserve.backends.request_model import ModelCall
 from rocserve.cache.private_folder import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
-from rocserve.config.json_text import config_json
 from rocserve.config.model_limits import shared_worker, worker_bounds
 from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import with_sequence_tensors
 from rocserve.plane.loop import PlaneLoop
+from rocserve.protocol.json_form import plain_values
+from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
 from rocserve.repository.lifecycle import LoadOrder
 from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
@@ -317,6 +319,11 @@ def config_text(definition: ModelDefinition) -> str:
     """The configuration for backends that hand it to their models."""
     wants_it = definition.backend is not None and definition.backend.answers_requests
     return config_json(definition.message) if wants_it else ""
+
+
+def config_json(message: ModelConfig) -> str:
+    """All of a configuration, as Triton's backends print it for their models."""
+    return json.dumps(plain_values(message), separators=(",", ":"))
 
 
 def _shared_worker(

@@ -13,12 +13,12 @@ import pytest
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
-from rocserve.config.json_text import config_json
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.repository.version_workers import config_json
 
 REGISTRY = BackendRegistry(
     [

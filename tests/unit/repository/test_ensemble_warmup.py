@@ -33,7 +33,7 @@ from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingT
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.ensemble_warmup import warm_up_ensemble
+from rocserve.repository.version_loader import warm_up_ensemble
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 
 TENSOR = ("FP32", (2,))

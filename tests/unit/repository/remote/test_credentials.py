@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.core.remote_places import parse_remote
-from rocserve.repository.remote.credentials import store_options
+from rocserve.repository.remote.object_store import store_options
 from rocserve.repository.remote.objects import StoreError
 
 
