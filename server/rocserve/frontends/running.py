@@ -283,7 +283,6 @@ class FrontEnds:
                 self._plane,
                 served.memory,
                 (anonymous_file.open_for_reading(edition), uses),
-                self._settings.grpc.max_message_bytes,
             )
             served.inference.watch_wants(lambda: loop.call_soon_threadsafe(self._tell_wants))
         processes = FrontEndProcesses(where, count, routes, self._common, log)

@@ -1,8 +1,8 @@
-"""What a front and the server tell each other: entries of 32 bytes (`workers/entries.py`), in the rings of a link.
+"""Messages between a front and the server: entries of 32 bytes (`workers/entries.py`), in the rings of a link.
 
-Tensors and texts lie in the heap of whoever sends them; at a (place) stand first the sizes (u64 each) of what lies
-there, then these, each at a multiple of 64; flags PACKED: tensors alone, of the sizes that follow from their head. A
-token names a request until its last answer.
+Tensors and texts lie in the sender's heap; at a (place) stand first the sizes (u64 each) of what lies there, then
+these, each at a multiple of 64; flags PACKED: tensors alone, of the sizes that follow from their head. A token names a
+request until its last answer, a number a call until its end.
 
 From the front, on the ring REQUESTS:
 
@@ -15,6 +15,11 @@ From the front, on the ring REQUESTS:
 - UNUSED: number = that of a heap of which the server has said that it has ENDED, and into which nothing more is put.
 - REFUSED: count = a status code; a = place, b = bytes: two texts, the error's and the id that the request was to have.
   No request could be made of what had come; its client has been told.
+- CALL: number = the call's; a = place, b = bytes: c = three texts, the method's full name, in JSON the metadata and the
+  client's address, and the client's message. Of any method but those of inference.
+- CALL_LEFT: number = that of a call whose client has gone.
+- LISTENING: it serves clients. NOT_LISTENING: it cannot, and ends; count = the system's error, 0 = another; a = place,
+  b = bytes: c = one text, the reason.
 
 From the server, on the ring ANSWERS:
 
@@ -34,7 +39,10 @@ From the server, on the ring ANSWERS:
   lie there any more.
 - ENDED: number = that of a heap, into which nothing is to be put any more.
 - ORIGINS: flags FINAL: from now on requests are to tell where they come from; without: no more.
+- CALL_MESSAGE, CALL_REPLY, CALL_END: number = a call's; a = place, b = bytes: a stream's message, a unary call's reply
+  or, with count = a status code, the text of a call's end.
 - EXIT: clients are to be told that the server ends.
+- STOP: number = milliseconds within which calls in flight are answered; new ones are refused, and the front ends.
 
 A (place) of a request is an offset in the front's own heap, or in a share of a version's (`plane/shared_heap.py`), the
 number of which stands in the upper 16 bits then.
@@ -60,8 +68,9 @@ RINGS = (4096, 1024)
 HEAP_BYTES = 1 << 32
 """Of slots of one size, in the heap of either side."""
 
-HEAD, REQUEST, LEFT, REFUSED, DETAILS, UNUSED = range(1, 7)
+HEAD, REQUEST, LEFT, REFUSED, DETAILS, UNUSED, CALL, CALL_LEFT, LISTENING, NOT_LISTENING = range(1, 11)
 ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED, OUTPUTS, OUTPUTS_ENDED = range(16, 26)
+CALL_MESSAGE, CALL_REPLY, CALL_END, STOP = range(26, 30)
 
 HEAP_SHIFT = 48
 """Of a place: in the bits above it stands the number of the heap."""

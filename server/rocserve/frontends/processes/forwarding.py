@@ -1,15 +1,15 @@
 """Forwarding of all calls but inference: a front end's clients ask it, and the server answers.
 
-A front end of gRPC tells the server of a call with all that its client sent, and where that is; the server hands it to
-the same routes that it would serve itself, and tells what they say. One of HTTP makes a message of what its client
+A front end of gRPC sends the server all that a call's client sent, and where that is; the server hands it to the same
+routes that it would serve itself, and sends back what they say. One of HTTP makes a message of what its client
 asks, as the server would, decides whether the client may, and forwards no more than that message.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -23,13 +23,17 @@ from rocserve.frontends.grpc.transport import (
     StreamRoute,
     UnaryCall,
     UnaryRoute,
-    unknown_method,
 )
-from rocserve.frontends.processes.control_socket import ControlSocket, Head, Kind
+from rocserve.frontends.processes import entries
+from rocserve.frontends.processes.link_end import FrontLinkEnd
 from rocserve.observability.failures import RequestFailures
+from rocserve.plane.heap import HeapFull
 from rocserve.services.restrictions import PROTOCOLS
+from rocserve.workers.entries import ENTRY
 from rocserve.workers.messages import status_code
 
+_MOST_NUMBERS = (1 << 32) - 1
+"""As an entry holds; then they begin again."""
 _OWN = frozenset({"ModelInfer", "ModelStreamInfer"})
 """Of a front end."""
 _STREAMS = frozenset({"Watch"})
@@ -47,10 +51,11 @@ class _Waiting(NamedTuple):
 class Forwarding:
     """A front end's side. On its loop's thread."""
 
-    def __init__(self, memory: RequestMemory, control: ControlSocket) -> None:
+    def __init__(self, memory: RequestMemory, link: FrontLinkEnd) -> None:
         self._memory = memory
-        self._control = control
-        self._numbers = itertools.count(1)
+        self._link = link
+        self._number = 0
+        """Of the last call."""
         self._open: dict[int, _Waiting] = {}
 
     def routes(self) -> Mapping[str, Route]:
@@ -79,10 +84,15 @@ class Forwarding:
         """
         holding = Holding()
         self._memory.admit(holding, len(message))
-        number = next(self._numbers)
+        number = self._number = self._number % _MOST_NUMBERS + 1
+        texts = [(key, value if isinstance(value, str) else value.decode("latin-1")) for key, value in metadata]
+        origin = json.dumps((texts, peer))
+        try:
+            self._link.post_contents(entries.CALL, number, (method.encode(), origin.encode(), message))
+        except HeapFull:
+            self._memory.release(holding)
+            raise
         self._open[number] = _Waiting(take, fail, holding)
-        told = tuple([(key, value if isinstance(value, str) else value.decode("latin-1")) for key, value in metadata])
-        self._control.send(number, Head(Kind.BEGIN, method, metadata=told, peer=peer), message)
         return number
 
     def cancel(self, number: int) -> None:
@@ -90,20 +100,20 @@ class Forwarding:
         waiting = self._open.pop(number, None)
         if waiting is not None:
             self._memory.release(waiting.holding)
-            self._control.send(number, Head(Kind.CANCELLED))
+            self._link.post(ENTRY.pack(entries.CALL_LEFT, 0, 0, number, 0, 0, 0))
 
-    def on_message(self, number: int, head: Head, body: bytes) -> None:
+    def on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
         """From the server, of a call."""
         waiting = self._open.get(number)
         if waiting is None:
             return  # Its client has gone meanwhile.
         self._memory.release(waiting.holding)
-        if head.kind is not Kind.MESSAGE:
+        if kind != entries.CALL_MESSAGE:
             del self._open[number]
-        if head.kind is Kind.FINISH:
-            waiting.fail(ServeError(status_code(head.number), head.text))
+        if kind == entries.CALL_END:
+            waiting.fail(ServeError(status_code(count), content.decode()))
         else:
-            waiting.take(body)
+            waiting.take(content)
 
     def _forward(self, call: UnaryCall) -> None:
         try:
@@ -144,22 +154,20 @@ class _ForwardedStream:
 class ForwardedCalls:
     """The server's side: the calls of one front end. On the asyncio loop's thread, and so are all answers."""
 
-    def __init__(self, routes: Mapping[str, Route], control: ControlSocket, log: logging.Logger) -> None:
+    def __init__(
+        self, routes: Mapping[str, Route], answer: Callable[[int, int, int, bytes], None], log: logging.Logger
+    ) -> None:
+        """`answer`: takes an entry's kind, number and count, and its content."""
         self._routes = routes
-        self._control = control
+        self._answer = answer
         self._failures = RequestFailures(log)
         self._open: dict[int, _Call] = {}
 
-    def on_message(self, number: int, head: Head, body: bytes) -> None:
-        """Raises: ValueError: it is nothing that a front end says."""
-        if head.kind is Kind.BEGIN:
-            self._begin(number, head, body)
-        elif head.kind is Kind.CANCELLED:
-            call = self._open.pop(number, None)
-            if call is not None:  # Else it has been answered meanwhile.
-                call.cancelled()
-        else:
-            raise ValueError(f"a message of kind '{head.kind.value}' of a call")
+    def cancel(self, number: int) -> None:
+        """Its client has gone."""
+        call = self._open.pop(number, None)
+        if call is not None:  # Else it has been answered meanwhile.
+            call.cancelled()
 
     def cancel_all(self) -> None:
         """The front end has ended, and its clients know."""
@@ -167,24 +175,24 @@ class ForwardedCalls:
         for call in calls.values():
             call.cancelled()
 
-    def tell(self, number: int, head: Head, body: bytes = b"") -> None:
+    def answer(self, kind: int, number: int, content: bytes, count: int = 0) -> None:
         """Of a call that is open: anything but a stream's message ends it."""
         if number in self._open:
-            if head.kind is not Kind.MESSAGE:
+            if kind != entries.CALL_MESSAGE:
                 del self._open[number]
-            self._control.send(number, head, body)
+            self._answer(kind, number, count, content)
 
-    def _begin(self, number: int, head: Head, body: bytes) -> None:
-        route = self._routes.get(head.text)
-        if route is None:
-            raise ValueError(unknown_method(head.text))
-        call = self._open[number] = _Call(self, number, head, body)
+    def begin(self, number: int, method: bytes, origin: bytes, message: bytes) -> None:
+        """The texts of a CALL."""
+        metadata, peer = json.loads(origin)
+        call = self._open[number] = _Call(self, number, method.decode(), metadata, peer, message)
         try:
+            route = self._routes[call.method]
             if isinstance(route, UnaryRoute):
                 route.handler(call)
             else:
                 call.receiver = route.handler(call)
-                call.receiver.on_message(body)
+                call.receiver.on_message(message)
         except Exception as error:
             call.reply_error(self._failures.error_of(call.method, error))
 
@@ -196,29 +204,37 @@ class _Call:
     deadline: float | None = None
     """The front end sees to it."""
 
-    def __init__(self, calls: ForwardedCalls, number: int, head: Head, message: bytes) -> None:
+    def __init__(
+        self,
+        calls: ForwardedCalls,
+        number: int,
+        method: str,
+        metadata: Sequence[tuple[str, str]],
+        peer: str,
+        message: bytes,
+    ) -> None:
         self._calls = calls
         self._number = number
-        self.method = head.text
+        self.method = method
         self.metadata: Metadata = [
-            (key, value.encode("latin-1") if key.endswith("-bin") else value) for key, value in head.metadata
+            (key, value.encode("latin-1") if key.endswith("-bin") else value) for key, value in metadata
         ]
-        self.peer = head.peer
+        self.peer = peer
         self.message = message
         self.receiver: StreamReceiver | None = None
         """Of a stream."""
 
     def reply(self, message: bytes) -> None:
-        self._calls.tell(self._number, Head(Kind.REPLY), message)
+        self._calls.answer(entries.CALL_REPLY, self._number, message)
 
     def reply_error(self, error: ServeError) -> None:
         self.finish(error.code, error.text)
 
     def send(self, message: bytes) -> None:
-        self._calls.tell(self._number, Head(Kind.MESSAGE), message)
+        self._calls.answer(entries.CALL_MESSAGE, self._number, message)
 
     def finish(self, code: StatusCode, text: str) -> None:
-        self._calls.tell(self._number, Head(Kind.FINISH, text, int(code)))
+        self._calls.answer(entries.CALL_END, self._number, text.encode(), int(code))
 
     def request_next(self) -> None:
         """There is none."""

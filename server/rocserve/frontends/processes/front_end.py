@@ -65,15 +65,15 @@ class RemoteInference:
         plane: PlaneLoop,
         paths: PrivatePaths,
         log: logging.Logger,
+        on_message: Callable[[int, int, int, bytes], None],
         on_gone: Callable[[], None],
-        on_exit: Callable[[], None],
     ) -> None:
         """Waits for what the server shares; then to be added to the loop's sources.
 
         Args:
             paths: takes those of the server out of errors.
+            on_message: takes the kind, the number, the count and the content of what is not of inference.
             on_gone: the server has ended.
-            on_exit: the server has begun to end.
         """
         data, descriptors = receive_with_descriptors(connection, len(ATTACH), _DESCRIPTORS)
         if data != ATTACH or len(descriptors) != _DESCRIPTORS:
@@ -83,16 +83,16 @@ class RemoteInference:
         self.plane = plane
         self._connection = connection
         self._log = log
+        self._on_message = on_message
         self._on_gone = on_gone
-        self._on_exit = on_exit
         self._heap = Heap.of_file(requests)
         self._answers_heap = HeapReader(answers)
         ends = LinkEnd(own, entries.RINGS, servers, entries.RINGS)
         os.close(own)
         os.close(servers)
         self._inbox = ends.readers[entries.ANSWERS]
-        self._end = FrontLinkEnd(ends, self._heap, plane)
-        self._end.ring = SocketRinger(sleep_word(server_sleeps), connection).ring
+        self.end = FrontLinkEnd(ends, self._heap, plane)
+        self.end.ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
         sleeps = anonymous_file.open_for_reading(plane.sleeps)
         send_with_descriptors(connection, ATTACH, (sleeps,))
@@ -125,20 +125,20 @@ class RemoteInference:
             packed = places.packed(request.data) if places is not None else None
             if packed is None or places is None:
                 pieces, nbytes = framed(request.data)
-                place = self._end.place(pieces, nbytes)
+                place = self.end.place(pieces, nbytes)
             else:
                 flags, nbytes = flags | entries.PACKED, places.end
-                place = self._end.place(packed, nbytes, head.heap_number)
+                place = self.end.place(packed, nbytes, head.heap_number)
             if details or origin:
                 pieces, size = framed((details, origin))
-                self._end.post(ENTRY.pack(entries.DETAILS, 0, 0, 0, self._end.place(pieces, size), size, 0))
+                self.end.post(ENTRY.pack(entries.DETAILS, 0, 0, 0, self.end.place(pieces, size), size, 0))
         except HeapFull as error:
             client.send(error)
             return
         token = self._tokens.pop() if self._tokens else self._new_token()
         self._open[token] = (client, request.id)
         deadline_ns = int(request.deadline * 1e9) if request.deadline is not None else 0
-        self._end.post(
+        self.end.post(
             ENTRY.pack(entries.REQUEST, flags, 0, token, head.number | nbytes << 32, place, max(deadline_ns, 0))
         )
 
@@ -147,8 +147,8 @@ class RemoteInference:
         if self._tells_origins:
             told, wanted = error.text.encode(errors="replace"), find_id().encode(errors="replace")
             pieces, nbytes = framed((told, wanted))
-            place = self._end.place(pieces, nbytes)
-            self._end.post(ENTRY.pack(entries.REFUSED, 0, int(error.code), 0, place, nbytes, 0))
+            place = self.end.place(pieces, nbytes)
+            self.end.post(ENTRY.pack(entries.REFUSED, 0, int(error.code), 0, place, nbytes, 0))
 
     def _new_token(self) -> int:
         self._next_token += 1
@@ -159,11 +159,11 @@ class RemoteInference:
             forgotten = self._heads.pop(next(iter(self._heads)))
             del self._heads_by_number[forgotten.number]
         pieces, nbytes = framed((write_head(head),))
-        place = self._end.place(pieces, nbytes)
+        place = self.end.place(pieces, nbytes)
         self._told_heads += 1
         known = self._heads[head] = _Head(self._told_heads, input_places(head))
         self._heads_by_number[known.number] = known
-        self._end.post(ENTRY.pack(entries.HEAD, 0, 0, self._told_heads, place, nbytes, 0))
+        self.end.post(ENTRY.pack(entries.HEAD, 0, 0, self._told_heads, place, nbytes, 0))
         return known
 
     # What comes
@@ -189,16 +189,16 @@ class RemoteInference:
 
     def has_mail(self) -> bool:
         """See Source."""
-        return self._inbox.has_mail() or bool(self._end.to_return)
+        return self._inbox.has_mail() or bool(self.end.to_return)
 
     def poll(self) -> bool:
         """See Source."""
         mail = self._inbox.take()
         if not mail:
-            if self._end.to_return:
-                self._end.flush()
+            if self.end.to_return:
+                self.end.flush()
             return False
-        self._end.take_returns()
+        self.end.take_returns()
         for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(mail):
             try:
                 self._handle(kind, flags, count, number, a, b, c)
@@ -217,7 +217,7 @@ class RemoteInference:
             self._answer_heads[number] = told, TensorPlaces(told.head.outputs)
         elif kind == RETURN:
             for place in (a, b, c)[:count]:
-                self._end.give_back(place)
+                self.end.give_back(place)
         elif kind == entries.WATCH:
             waiting = self._open.get(number)
             if waiting is not None:
@@ -234,8 +234,8 @@ class RemoteInference:
             for head in self._heads.values():
                 if head.heap_number == number:
                     head.heap_number = 0
-            self._end.end_heap(number)
-            self._end.post(ENTRY.pack(entries.UNUSED, 0, 0, number, 0, 0, 0))
+            self.end.end_heap(number)
+            self.end.post(ENTRY.pack(entries.UNUSED, 0, 0, number, 0, 0, 0))
         elif kind == entries.OUTPUTS:
             self._take_rings()
             self._output_heaps[number] = HeapReader(self._files.popleft())
@@ -243,14 +243,17 @@ class RemoteInference:
             self._output_heaps.pop(number).close()
         elif kind == entries.ORIGINS:
             self._tells_origins = bool(flags & entries.FINAL)
-        elif kind == entries.EXIT:
-            self._on_exit()
+        elif kind in (entries.EXIT, entries.STOP):
+            self._on_message(kind, number, 0, b"")
+        else:
+            (content,) = read(self._answers_heap.view(a, b), c)
+            self._on_message(kind, number, count, bytes(content))
 
     def _put_into(self, head_number: int, heap_number: int, share: int) -> None:
         """Where inputs of requests of a head are to be put."""
         if heap_number not in self._known_heaps:
             self._take_rings()
-            self._end.add_heap(heap_number, Heap.of_file(self._files.popleft(), share, SHARES))
+            self.end.add_heap(heap_number, Heap.of_file(self._files.popleft(), share, SHARES))
             self._known_heaps.add(heap_number)
         head = self._heads_by_number.get(head_number)
         if head is not None:
@@ -283,7 +286,7 @@ class RemoteInference:
             data = PackedTensors(heap.view(place, nbytes), places)
         else:
             data = read(heap.view(place, nbytes), outputs)
-        slot = Slot(self._end.give_back, place, heap) if flags & entries.KEPT else heap
+        slot = Slot(self.end.give_back, place, heap) if flags & entries.KEPT else heap
         response = InferResponse(
             told.head, request_id, data, told.parameters, told.in_shared_memory, told.is_typed, bool(count), slot
         )
@@ -292,7 +295,7 @@ class RemoteInference:
     def _left(self, token: int, client: ClientResponder) -> None:
         waiting = self._open.get(token)
         if waiting is not None and waiting[0] is client:
-            self._end.post(ENTRY.pack(entries.LEFT, 0, 0, token, 0, 0, 0))
+            self.end.post(ENTRY.pack(entries.LEFT, 0, 0, token, 0, 0, 0))
 
 
 def _origin_text(client: ClientResponder) -> bytes:

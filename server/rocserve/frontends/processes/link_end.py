@@ -6,18 +6,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
 
 from rocserve.core.tensor_places import lay_out, padded
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes.entries import ANSWERS, HEAP_SHIFT, HELD_OUTPUTS, RETURNS
-from rocserve.plane.heap import Heap, fill
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, copy_in_steps, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
-from rocserve.workers.entries import return_entries, returned_places
+from rocserve.workers.entries import ENTRY, return_entries, returned_places
 
 _RETRY_SECONDS = 0.001
 """After a ring was full."""
@@ -55,12 +55,38 @@ class FrontLinkEnd:
         """Of these, what it need not keep for longer than it handles the entries of this turn."""
         self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
         self.ring: Callable[[], None] = _nobody
+        self._is_open = True
 
     def post(self, entry: bytes) -> None:
         """At the end of this turn, behind all that was posted before."""
+        if not self._is_open:
+            return
         if not self._posts:
             self._plane.at_end_of_turn(self.flush)
         self._posts.append(entry)
+
+    def post_contents(self, kind: int, number: int, contents: Sequence[Buffer], count: int = 0) -> None:
+        """Post an entry with contents, which the other end gives back.
+
+        Raises: HeapFull.
+        """
+        pieces, nbytes = framed(contents)
+        place, view = self.new_slot(nbytes)
+        left_out = fill(view, pieces, COPIED_AT_ONCE)
+        self.post_written(ENTRY.pack(kind, 0, count, number, place, nbytes, len(contents)), view, left_out, contents)
+
+    def post_written(
+        self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
+    ) -> None:
+        """Post an entry when all of it lies in its slot; others may go before. `source`: keeps what is copied."""
+        self._plane.work_off(self._write_and_post(entry, view, left_out, source))
+
+    def _write_and_post(
+        self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
+    ) -> Generator[None, None, None]:
+        for begin, part in left_out:
+            yield from copy_in_steps(view, begin, part)
+        self.post(entry)
 
     def add_heap(self, number: int, heap: Heap) -> None:
         self._heaps[number] = heap
@@ -135,6 +161,7 @@ class FrontLinkEnd:
 
     def drop(self) -> None:
         """Nobody takes it any more."""
+        self._is_open = False
         self._posts.clear()
         self._of_turn.clear()
         self._slots.clear()

@@ -1,7 +1,7 @@
 """A front end's process: serves clients on a port that it shares with others of its kind, and asks the server.
 
-It has one thread, its loop's, with asyncio as its guest. Inference goes to the server by a link, all other calls by the
-control socket. It has no models and no repository; what it is to do the server's own command line tells it.
+It has one thread, its loop's, with asyncio as its guest. All calls go to the server by a link. It has no models and no
+repository; what it is to do the server's own command line says.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.flags import settings_again
-from rocserve.frontends.processes.control_socket import NOBODYS, ControlSocket, Head, Kind
+from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.observability.logs import ROOT, LinesWithLevels
@@ -32,6 +33,7 @@ from rocserve.plane import anonymous_file
 from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop, default_spin
 from rocserve.settings import ServerSettings
+from rocserve.workers.entries import ENTRY
 
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They may go to the whole process group (Ctrl-C, systemd); the server says when its front ends are to end."""
@@ -40,14 +42,14 @@ _CHECK_SECONDS = 1.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """What its clients speak, "grpc" or "http"; the descriptors of the parent's pipe, of the control socket, of the
-    link, of the serving table's edition and of the table that says what is used of the memory for requests; the number
-    of this front end, its row in that table, the port, and the bytes that all may use; then the server's own flags."""
+    """What its clients speak, "grpc" or "http"; the descriptors of the parent's pipe, of the link, of the serving
+    table's edition and of the table of the memory used for requests; the number of this front end, its row in that
+    table, the port, and the bytes that all may use; then the server's own flags."""
     protocol = arguments[0]
-    parent_pipe, control, link, edition, uses, number, row, port, memory_bytes = map(int, arguments[1:10])
+    parent_pipe, link, edition, uses, number, row, port, memory_bytes = map(int, arguments[1:9])
     for each in _PASSED_OVER:
         signal.signal(each, signal.SIG_IGN)
-    for descriptor in (parent_pipe, control, link, edition, uses):
+    for descriptor in (parent_pipe, link, edition, uses):
         os.set_inheritable(descriptor, False)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(f"rocserve:{protocol}:{number}")
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     memory.share(anonymous_file.map_to_write(uses), row)
     os.close(uses)
     log = _open_log().getChild(protocol)
-    settings = settings_again(arguments[10:])
+    settings = settings_again(arguments[9:])
     # Each is spared the other's modules.
     make: Callable[[ServerSettings, int, WayToServer], Listener]
     if protocol == "grpc":
@@ -68,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
 
         make = HttpFrontEnd
     with suppress(EOFError, ConnectionError):  # The server has ended meanwhile.
-        way = WayToServer(settings, memory, log, socket.socket(fileno=control), socket.socket(fileno=link), edition)
+        way = WayToServer(settings, memory, log, socket.socket(fileno=link), edition)
         way.serve(make(settings, port, way))
     os.close(kept)
     return 0
@@ -88,14 +90,13 @@ class Listener(Protocol):
 
 
 class WayToServer:
-    """What front ends of all protocols have: their link, their control socket, and what they tell of themselves."""
+    """What front ends of all protocols have: their link, and what they say of themselves."""
 
     def __init__(
         self,
         settings: ServerSettings,
         memory: RequestMemory,
         log: logging.Logger,
-        control: socket.socket,
         link: socket.socket,
         edition: int,
     ) -> None:
@@ -118,11 +119,9 @@ class WayToServer:
         self._listener: Listener | None = None
         """Once it listens."""
         self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
-        most_bytes = settings.grpc.max_message_bytes
-        self._control = ControlSocket(self.loop, control, most_bytes, self._on_message, lambda reason: os._exit(0))
-        self.forwarding = Forwarding(memory, self._control)
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
-        self.inference = RemoteInference(link, plane, paths, log, on_gone=lambda: os._exit(0), on_exit=self._begin_exit)
+        self.inference = RemoteInference(link, plane, paths, log, self._on_message, on_gone=lambda: os._exit(0))
+        self.forwarding = Forwarding(memory, self.inference.end)
         plane.add_source(self.inference)
 
     def serve(self, listener: Listener) -> None:
@@ -132,34 +131,35 @@ class WayToServer:
         serving.cancel()
 
     async def _serve(self, listener: Listener) -> None:
-        await self._control.opening
+        end = self.inference.end
         try:
             await listener.start()
         except (OSError, RuntimeError, ValueError) as error:
             number, text = 0, str(error)
             if isinstance(error, OSError) and not error.filename:
                 number, text = error.errno or 0, error.strerror or text
-            self._control.send(NOBODYS, Head(Kind.NOT_LISTENING, text, number))
-            os._exit(0)
+            end.post_contents(entries.NOT_LISTENING, 0, (text.encode(),), number)
+            # When it has been posted.
+            self.plane.at_end_of_turn(partial(os._exit, 0))
+            return
         self._listener = listener
-        self._control.send(NOBODYS, Head(Kind.LISTENING))
+        end.post(ENTRY.pack(entries.LISTENING, 0, 0, 0, 0, 0, 0))
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             # Nothing is under way when it is time to.
             if self._trim.check():
                 self._trim.trim()
 
-    def _on_message(self, call: int, head: Head, body: bytes) -> None:
-        if call != NOBODYS:
-            self.forwarding.on_message(call, head, body)
-        elif head.kind is Kind.STOP and self._listener is not None:
-            self._listener.stop(head.seconds)
+    def _on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
+        if kind == entries.EXIT:
+            if self._listener is not None:
+                self._listener.begin_exit()
+        elif kind != entries.STOP:
+            self.forwarding.on_message(kind, number, count, content)
+        elif self._listener is not None:
+            self._listener.stop(number / 1000)
         else:
             os._exit(0)
-
-    def _begin_exit(self) -> None:
-        if self._listener is not None:
-            self._listener.begin_exit()
 
 
 def _open_log() -> logging.Logger:

@@ -1,4 +1,4 @@
-"""One process that serves gRPC or HTTP, as the server sees it: its sockets, its link, what it says and how it ends."""
+"""One process that serves gRPC or HTTP, as the server sees it: its link, what it says and how it ends."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from pathlib import Path
 
 from rocserve import workers
 from rocserve.core.request_memory import RequestMemory
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import Route
-from rocserve.frontends.processes.control_socket import NOBODYS, ControlSocket, Head, Kind
+from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.forwarding import ForwardedCalls
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane.loop import PlaneLoop
@@ -47,8 +48,6 @@ class FrontEndParts:
     """That they have together with the server."""
     tables: Sequence[int]
     """Descriptors of the serving table's edition, and of the table where the memory's use is counted; see main.py."""
-    most_body_bytes: int
-    """Of a message that is forwarded."""
 
 
 class FrontEndProcess:
@@ -86,16 +85,16 @@ class FrontEndProcess:
         self._closed: asyncio.Future[str] = loop.create_future()
         """Why nothing more comes from it."""
         with ExitStack() as peers, ExitStack() as own:
-            pairs = [socket.socketpair() for _ in range(2)]
-            for mine, peer in pairs:
-                own.callback(mine.close)
-                peers.callback(peer.close)
-            (control, peer_control), (link, peer_link) = pairs
+            link, peer_link = socket.socketpair()
+            own.callback(link.close)
+            peers.callback(peer_link.close)
             reader, writer = os.pipe2(os.O_CLOEXEC)
             peers.callback(os.close, writer)
             own.callback(os.close, reader)
-            self._link = FrontLink(link, protocol.upper(), common.plane, common.inference, self._on_link_gone, log)
-            passed = (parent_pipe, peer_control.fileno(), peer_link.fileno(), *common.tables)
+            self._link = FrontLink(
+                link, protocol.upper(), common.plane, common.inference, self._on_message, self._on_gone, log
+            )
+            passed = (parent_pipe, peer_link.fileno(), *common.tables)
             self._row = common.memory.add_front_end()
             own.callback(common.memory.forget_front_end, self._row)
             numbers = (number, self._row, port, common.memory.limit_bytes)
@@ -115,8 +114,7 @@ class FrontEndProcess:
             )
             own.pop_all()
         self._output = WorkerOutput(reader, f"front end {number} of {protocol}: ", log)
-        self._control = ControlSocket(loop, control, common.most_body_bytes, self._on_message, self._on_closed)
-        self._calls = ForwardedCalls(routes, self._control, log)
+        self._calls = ForwardedCalls(routes, self._answer_call, log)
         self._plane.call_soon(self._link.open)
         self.tell_wants()
         self.ended = loop.create_task(self._reap())
@@ -141,28 +139,37 @@ class FrontEndProcess:
             self._plane.call_soon(self._link.begin_exit)
 
     def stop(self, grace_seconds: float) -> None:
-        self._control.send(NOBODYS, Head(Kind.STOP, seconds=grace_seconds))
+        if not self._closed.done():
+            self._plane.call_soon(partial(self._link.stop, grace_seconds))
 
     def kill(self) -> None:
         self._process.kill()
 
-    def _on_message(self, call: int, head: Head, body: bytes) -> None:
-        """Raises: ValueError: it is nothing that a front end says."""
-        if call != NOBODYS:
-            self._calls.on_message(call, head, body)
-        elif head.kind is Kind.LISTENING and not self.listening.done():
+    def _on_message(self, kind: int, number: int, count: int, contents: Sequence[Buffer], place: int) -> None:
+        self._loop.call_soon_threadsafe(self._take, kind, number, count, contents, place)
+
+    def _take(self, kind: int, number: int, count: int, contents: Sequence[Buffer], place: int) -> None:
+        texts = [bytes(content) for content in contents]
+        if contents:
+            self._link.give_back(place)
+        if kind == entries.CALL:
+            self._calls.begin(number, *texts)
+        elif kind == entries.CALL_LEFT:
+            self._calls.cancel(number)
+        elif self.listening.done():
+            pass  # Nobody waits any more.
+        elif kind == entries.LISTENING:
             self.listening.set_result(None)
-        elif head.kind is Kind.NOT_LISTENING and not self.listening.done():
-            self.listening.set_exception(OSError(head.number, head.text) if head.number else RuntimeError(head.text))
         else:
-            raise ValueError(f"a message of kind '{head.kind.value}'")
+            text = texts[0].decode()
+            self.listening.set_exception(OSError(count, text) if count else RuntimeError(text))
 
-    def _on_link_gone(self, reason: str) -> None:
-        self._loop.call_soon_threadsafe(self._on_closed, reason)
-
-    def _on_closed(self, reason: str) -> None:
+    def _answer_call(self, kind: int, number: int, count: int, content: bytes) -> None:
         if not self._closed.done():
-            self._closed.set_result(reason)
+            self._plane.call_soon(partial(self._link.answer_call, kind, number, count, content))
+
+    def _on_gone(self, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self._closed.set_result, reason)
 
     async def _reap(self) -> str:
         self._log.debug("front end %d of %s: %s", self.number, self.protocol, await self._closed)
@@ -174,7 +181,6 @@ class FrontEndProcess:
         self._plane.call_soon(self._link.close)
         # It knows this object, and its memory is to go with it.
         del self._link
-        self._control.close()
         self._calls.cancel_all()
         self._common.memory.forget_front_end(self._row)
         self._output.close()

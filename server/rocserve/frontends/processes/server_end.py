@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
@@ -24,7 +24,7 @@ from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, 
 from rocserve.frontends.processes.remote_responder import RemoteResponder
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, Slot, copy_in_steps, fill
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, Slot, fill
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import HeapShare, SharedHeap
@@ -32,12 +32,20 @@ from rocserve.services.inference import InferenceService
 from rocserve.workers.entries import ENTRY
 from rocserve.workers.request_details import NO_DETAILS, read_details
 
+_LONGEST_GRACE_MS = (1 << 32) - 1
+"""49 days."""
 ATTACH = b"F"
 """With descriptors."""
 _OFFSET = (1 << entries.HEAP_SHIFT) - 1
+_OF_CALLS = frozenset((entries.CALL, entries.CALL_LEFT, entries.LISTENING, entries.NOT_LISTENING))
 _FOR_THE_FRONT = 5
 """Descriptors: its file of the link and the server's, its heap and the server's, and the page where the server says
 that it sleeps."""
+
+
+OnMessage = Callable[[int, int, int, Sequence[Buffer], int], None]
+"""Takes the kind, the number, the count and the contents of an entry, and their place, which is to be given back where
+there are some. On the plane's thread."""
 
 
 class FrontLink:
@@ -53,6 +61,7 @@ class FrontLink:
         protocol: str,
         plane: PlaneLoop,
         service: InferenceService,
+        on_message: OnMessage,
         on_gone: Callable[[str], None],
         log: logging.Logger,
     ) -> None:
@@ -60,12 +69,14 @@ class FrontLink:
 
         Args:
             protocol: what its clients speak, as in RequestOrigin.
+            on_message: takes what is not of inference.
             on_gone: called once when the front's end is closed, or talks nonsense.
         """
         self.protocol = protocol
         self._connection = connection
         self._plane = plane
         self._service = service
+        self._on_message = on_message
         self._on_gone = on_gone
         self._log = log
         own, fronts = (link.create_file("rocserve:front", entries.RINGS) for _ in range(2))
@@ -144,13 +155,13 @@ class FrontLink:
                 if kind == entries.REQUEST:
                     self._begin(flags, number, a & 0xFFFFFFFF, b, a >> 32, c)
                 else:
-                    self._handle(kind, count, number, a, b)
+                    self._handle(kind, count, number, a, b, c)
         except Exception as error:
             self._log.exception("a front's message could not be handled")
             self._gone(f"it sent what cannot be read: {error}")
         return True
 
-    def _handle(self, kind: int, count: int, number: int, a: int, b: int) -> None:
+    def _handle(self, kind: int, count: int, number: int, a: int, b: int, c: int) -> None:
         if kind == entries.HEAD:
             if len(self._heads) >= 2 * entries.REMEMBERED_HEADS:
                 del self._heads[next(iter(self._heads))]
@@ -172,6 +183,8 @@ class FrontLink:
             told, wanted = map(bytes, read(self._requests_heap.view(a, b), 2))
             self.give_back(a)
             self._service.refuse(ServeError(StatusCode(count), told.decode(errors="replace")), wanted.decode)
+        elif kind in _OF_CALLS:
+            self._on_message(kind, number, count, read(self._requests_heap.view(a, b), c), a)
         else:
             raise ValueError(f"a message of kind {kind}")
 
@@ -278,18 +291,9 @@ class FrontLink:
             place, view = self._end.new_slot(nbytes)
             left_out = fill(view, packed, COPIED_AT_ONCE if response.is_large else nbytes)
             entry = ENTRY.pack(entries.ANSWER, flags | entries.KEPT, large, token, number, place, nbytes)
-            self._plane.work_off(self._post_written(entry, view, left_out, response))
+            self._end.post_written(entry, view, left_out, response)
         if final:
             self._open.pop(token, None)
-
-    def _post_written(
-        self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], response: InferResponse
-    ) -> Generator[None, None, None]:
-        """Tell of an answer when all of it lies in its slot. `response`: keeps what is copied."""
-        for begin, part in left_out:
-            yield from copy_in_steps(view, begin, part)
-        if self._is_open:
-            self._end.post(entry)
 
     def _outputs_in_heap(self, response: InferResponse) -> tuple[int, bytes] | None:
         """The number of the heap that the outputs lie in, and where; None: they do not, or the front cannot read it."""
@@ -356,6 +360,22 @@ class FrontLink:
 
     def begin_exit(self) -> None:
         self.tell(entries.EXIT)
+
+    def stop(self, grace_seconds: float) -> None:
+        """Have the front end."""
+        self.tell(entries.STOP, min(round(1000 * grace_seconds), _LONGEST_GRACE_MS))
+
+    def answer_call(self, kind: int, number: int, count: int, content: bytes) -> None:
+        """See entries."""
+        if not self._is_open:
+            return
+        pieces, nbytes = framed((content,))
+        try:
+            place = self._end.place_in_turn(pieces, nbytes)
+        except HeapFull as error:
+            self.answer_call(entries.CALL_END, number, int(error.code), error.text.encode())
+            return
+        self._end.post(ENTRY.pack(kind, 0, count, number, place, nbytes, 1))
 
     # The end
 

@@ -7,8 +7,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -21,7 +21,8 @@ from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHea
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.core.tensor_places import PlacedTensors
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Buffer, Tensor
+from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane import loop
@@ -133,14 +134,23 @@ class Ends:
         servers, fronts = socket.socketpair()
         self.reasons: list[str] = []
         self.server_gone = threading.Event()
-        self.exits = threading.Event()
-        self.link = FrontLink(servers, "GRPC", self.server, self.service, self.reasons.append, LOG)  # type: ignore[arg-type]
-        self.remote = RemoteInference(fronts, self.front, PrivatePaths(()), LOG, self.server_gone.set, self.exits.set)
+        self.to_server: list[tuple[int, int, int, list[bytes]]] = []
+        """Kind, number, count and contents of what is not of inference."""
+        self.to_front: list[tuple[int, int, int, bytes]] = []
+        self.link = FrontLink(servers, "GRPC", self.server, self.service, self.take, self.reasons.append, LOG)  # type: ignore[arg-type]
+        self.remote = RemoteInference(
+            fronts, self.front, PrivatePaths(()), LOG, lambda *told: self.to_front.append(told), self.server_gone.set
+        )
         self.connection = fronts
         self.front.add_source(self.remote)
         self.link.open()
         self.server.start()
         self.front.start()
+
+    def take(self, kind: int, number: int, count: int, contents: Sequence[Buffer], place: int) -> None:
+        self.to_server.append((kind, number, count, [bytes(content) for content in contents]))
+        if contents:
+            self.link.give_back(place)
 
     def ask(self, request: InferRequest) -> Client:
         client = Client(not request.in_turn)
@@ -178,6 +188,29 @@ def test_requests_and_answers_travel_whole(ends: Ends) -> None:
         assert tensor.numpy().tolist() == array.tolist()
 
 
+def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends) -> None:
+    large = bytes(range(256)) * (1 << 19)
+
+    def call() -> None:
+        ends.remote.end.post_contents(entries.CALL, 1, (b"/a/B", b"[]", large))
+        ends.remote.end.post_contents(entries.CALL, 2, (b"/a/C", b"[]", b""))
+        ends.remote.end.post_contents(entries.NOT_LISTENING, 0, ("why \N{SNOWMAN}".encode(),), 98)
+
+    ends.front.call_soon(call)
+    wait_until(lambda: len(ends.to_server) == 3)
+    assert ends.to_server == [
+        (entries.CALL, 2, 0, [b"/a/C", b"[]", b""]),
+        (entries.NOT_LISTENING, 0, 98, ["why \N{SNOWMAN}".encode()]),
+        (entries.CALL, 1, 0, [b"/a/B", b"[]", large]),
+    ]
+    answers = [(entries.CALL_REPLY, 1, 0, large), (entries.CALL_MESSAGE, 2, 0, b""), (entries.CALL_END, 2, 5, b"no")]
+    for answer in answers:
+        ends.server.call_soon(partial(ends.link.answer_call, *answer))
+    ends.server.call_soon(partial(ends.link.stop, 1.5))
+    wait_until(lambda: len(ends.to_front) == 4)
+    assert ends.to_front == [*answers, (entries.STOP, 1500, 0, b"")]
+
+
 @pytest.mark.parametrize("inputs", [(), (InputHead("I", "INT32", (0,), {}),)], ids=["no tensors", "an empty tensor"])
 def test_nothing_travels_too(ends: Ends, inputs: tuple[InputHead, ...]) -> None:
     """The second time nothing has to be told of its head either."""
@@ -205,10 +238,10 @@ def test_thousands_at_once_are_all_answered_and_leave_nothing(ends: Ends) -> Non
         assert client.responses[0].outputs[0].numpy().tolist() == [i] * 7
     gc.collect()
     end = time.monotonic() + 10
-    while ends.remote._end._slots or ends.link._end._slots:
+    while ends.remote.end._slots or ends.link._end._slots:
         # They are taken with the next messages, or when the heaps are trimmed.
         assert time.monotonic() < end, "memory was not given back"
-        ends.front.call_soon(ends.remote._end.take_returns)
+        ends.front.call_soon(ends.remote.end.take_returns)
         ends.server.call_soon(ends.link._end.take_returns)
         time.sleep(0.01)
 
@@ -255,7 +288,7 @@ def test_origins_and_refusals_come_when_they_are_asked_for(ends: Ends) -> None:
     assert ends.service.origins[-1].address == ""
     ends.server.call_soon(lambda: ends.link.want_origins(True))
     ends.server.call_soon(ends.link.begin_exit)
-    assert ends.exits.wait(10)
+    wait_until(lambda: ends.to_front == [(entries.EXIT, 0, 0, b"")])
     assert ends.ask(request_of("echo")).ended.wait(10)
     assert ends.service.origins[-1] == RequestOrigin("GRPC", (1, 2), {"a": "b"}, "10.0.0.1")
     ends.front.call_soon(lambda: ends.remote.refuse(invalid_argument("bad é"), lambda: "id7"))
@@ -303,7 +336,7 @@ def test_a_share_of_a_version_that_has_gone_is_used_no_more(ends: Ends) -> None:
     ends.server.call_soon(heap.close)
     # What was under way is still read; then there is nothing of it left, on either side.
     end = time.monotonic() + 10
-    while ends.link._shares or len(ends.remote._end._heaps) > 1:
+    while ends.link._shares or len(ends.remote.end._heaps) > 1:
         assert time.monotonic() < end, "the share was not given up"
         time.sleep(0.01)
     assert not isinstance(asked_and_held(ends, array).data, PlacedTensors)
