@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import os
 import pickle
-import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,12 +25,8 @@ LARGE_JSON = 256 << 10
 _MOST_PROCESSES = 2
 """Each may take some 30 times as much memory as the largest body."""
 _IDLE_SECONDS = 60.0
-_LEAST_APART = 64 << 10
-"""Bytes of a tensor that is handed over beside what is said of it, so that it is not copied once more."""
 _NICENESS = 10
 """Small requests go before."""
-_LENGTHS = struct.Struct("<QQ")
-"""Of what is said, and of the bytes behind it."""
 
 
 class LargeBodies:
@@ -43,7 +37,7 @@ class LargeBodies:
         self._idle: dict[_Process, asyncio.TimerHandle] = {}
 
     async def parse(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:
-        """What the function, which can be pickled, makes of the body. Where that has `data`, those are buffers.
+        """The function's result for the body; both can be pickled.
 
         Raises:
             ServeError: the function's; UNAVAILABLE where the process has ended.
@@ -55,8 +49,8 @@ class LargeBodies:
             else:
                 process = _Process()
             try:
-                outcome = await process.call(function, body)
-            except (OSError, EOFError):
+                outcome = await asyncio.to_thread(process.call, function, body)
+            except (OSError, EOFError, pickle.UnpicklingError):
                 process.end()
                 raise ServeError(
                     StatusCode.UNAVAILABLE,
@@ -85,81 +79,53 @@ class _Refusal:
 
 class _Process:
     def __init__(self) -> None:
-        self._connection, other = socket.socketpair()
-        self._connection.setblocking(False)
         parent_pipe, self._parent_pipe = os.pipe2(os.O_CLOEXEC)
-        with other:
-            given = other.fileno(), parent_pipe
-            # A process group of its own: Ctrl-C reaches the server alone.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from {__name__} import serve; serve{given}"],
-                stdin=subprocess.DEVNULL,
-                pass_fds=given,
-                process_group=0,
-            )
+        # A process group of its own: Ctrl-C reaches the server alone.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({parent_pipe})"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(parent_pipe,),
+            process_group=0,
+        )
         os.close(parent_pipe)
 
-    async def call(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:
-        loop = asyncio.get_running_loop()
-        said = pickle.dumps(function)
-        await loop.sock_sendall(self._connection, _LENGTHS.pack(len(said), len(body)) + said)
-        await loop.sock_sendall(self._connection, body)
-        said_bytes, count = _LENGTHS.unpack(await self._receive(_LENGTHS.size))
-        answer = await self._receive(said_bytes)
-        sizes = struct.unpack(f"<{count}Q", await self._receive(8 * count))
-        return pickle.loads(answer, buffers=[await self._receive(size) for size in sizes])
-
-    async def _receive(self, nbytes: int) -> bytearray:
-        loop, data = asyncio.get_running_loop(), bytearray(nbytes)
-        view = memoryview(data)
-        while view:
-            come = await loop.sock_recv_into(self._connection, view)
-            if not come:
-                raise EOFError
-            view = view[come:]
-        return data
+    def call(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:
+        """Blocks. Raises: OSError, EOFError, pickle.UnpicklingError: it has ended."""
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None and answers is not None
+        pickle.dump((function, pickle.PickleBuffer(body)), requests, pickle.HIGHEST_PROTOCOL)
+        requests.flush()
+        return pickle.load(answers)
 
     def end(self) -> None:
-        self._connection.close()
         self._process.kill()
         os.close(self._parent_pipe)
         # A large one takes a while to go.
-        asyncio.get_running_loop().run_in_executor(None, self._process.wait)
+        asyncio.get_running_loop().run_in_executor(None, self._reap)
+
+    def _reap(self) -> None:
+        # What has not been written goes nowhere.
+        with contextlib.suppress(BrokenPipeError), self._process:
+            pass
 
 
-def serve(descriptor: int, parent_pipe: int) -> None:
+def serve(parent_pipe: int) -> None:
     """What such a process does: parse what comes until the server is gone."""
     exit_with_parent(parent_pipe)
-    connection = socket.socket(fileno=descriptor)
     os.nice(_NICENESS)
     with contextlib.suppress(OSError):
         # Where memory is short the system ends this process before others.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with connection.makefile("rb") as received, contextlib.suppress(OSError):
-        while lengths := received.read(_LENGTHS.size):
-            said_bytes, body_bytes = _LENGTHS.unpack(lengths)
-            function = pickle.loads(received.read(said_bytes))
-            body = bytearray(body_bytes)
-            received.readinto(body)
-            buffers: list[pickle.PickleBuffer] = []
-            answer = pickle.dumps(_outcome(function, body), 5, buffer_callback=buffers.append)
-            views = [buffer.raw() for buffer in buffers]
-            connection.sendall(_LENGTHS.pack(len(answer), len(views)))
-            connection.sendall(answer)
-            connection.sendall(struct.pack(f"<{len(views)}Q", *map(len, views)))
-            for view in views:
-                connection.sendall(view)
-            del body, buffers, views, answer
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            pickle.dump(_outcome(*pickle.load(requests)), answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
 
 
-def _outcome(function: Callable[[Buffer], Any], body: bytearray) -> Any:
+def _outcome(function: Callable[[Buffer], Any], body: Buffer) -> Any:
     try:
-        parsed = function(body)
+        return function(body)
     except ServeError as error:
         return _Refusal(error)
-    if data := getattr(parsed, "data", None):
-        parsed.data[:] = [
-            pickle.PickleBuffer(entry) if not isinstance(entry, slice) and len(entry) >= _LEAST_APART else entry
-            for entry in data
-        ]
-    return parsed

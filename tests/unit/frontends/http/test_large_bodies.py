@@ -23,7 +23,7 @@ from rocserve.frontends.http.large_bodies import LargeBodies
 @pytest.fixture(autouse=True)
 def found_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions below, by those processes."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]), prepend=os.pathsep)
 
 
 def process_of(body: Buffer) -> int:
