@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import logging
 import math
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import to_json
 from rocserve.core.request_memory import MemoryFull
-from rocserve.core.requests import InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.entries import AnswerHead, input_places, read_head
 from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, numbers, read
-from rocserve.frontends.processes.remote_responder import RemoteResponder
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
 from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, Slot, fill
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import HeapShare, SharedHeap
-from rocserve.services.inference import InferenceService
+from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
+from rocserve.services.observation import RequestOrigin
 from rocserve.workers.entries import ENTRY
 from rocserve.workers.request_details import NO_DETAILS, read_details
 
 _LONGEST_GRACE_MS = (1 << 32) - 1
 """49 days."""
+
 ATTACH = b"F"
 """With descriptors."""
 _OFFSET = (1 << entries.HEAP_SHIFT) - 1
@@ -41,7 +44,6 @@ _OF_CALLS = frozenset((entries.CALL, entries.CALL_LEFT, entries.LISTENING, entri
 _FOR_THE_FRONT = 5
 """Descriptors: its file of the link and the server's, its heap and the server's, and the page where the server says
 that it sleeps."""
-
 
 OnMessage = Callable[[int, int, int, Sequence[Buffer], int], None]
 """Takes the kind, the number, the count and the contents of an entry, and their place, which is to be given back where
@@ -418,3 +420,68 @@ class _Head:
         self.places = places
         self.lent_heap: SharedHeap | None = None
         """Where the front has been told to put their inputs."""
+
+
+class RemoteResponder:
+    """Implements observation.ClientResponder for a request of a front, whose slot the front gets back when nobody holds
+    this any more."""
+
+    _callbacks: list[Callable[[], None]] | None = None
+    _has_left = False
+    held_bytes = 0
+    is_accepted = False
+    """An error before is the request's own, one after is an answer of the model."""
+
+    def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
+        """`flags`, `place`: of the request's entry."""
+        self._link = link
+        self._token = token
+        self.takes_one = bool(flags & entries.SINGLE)
+        self._place = place
+        self._origin = origin
+
+    def __del__(self) -> None:
+        self._link.give_back(self._place)
+
+    def origin(self) -> RequestOrigin:
+        """See ClientResponder. A request that came before the server asked for origins has none."""
+        if not self._origin:
+            now_ns = time.monotonic_ns()
+            return RequestOrigin(self._link.protocol, (now_ns, now_ns), {}, "")
+        protocol, received_ns, headers, address = json.loads(bytes(self._origin))
+        return RequestOrigin(protocol, tuple(received_ns), headers, address)
+
+    def expect_many(self) -> None:
+        """See Responder."""
+        if self.takes_one:
+            raise unimplemented(NOT_FOR_DECOUPLED[self._link.protocol])
+        self._link.tell(entries.MANY, self._token)
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        """See Responder."""
+        if answer is None:
+            self._link.end(self._token)
+        elif isinstance(answer, ServeError):
+            self._link.fail(self._token, answer, final, not self.is_accepted)
+        else:
+            try:
+                self._link.answer(self._token, answer, final)
+            except HeapFull as error:
+                self._link.fail(self._token, error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """See Responder."""
+        if self._has_left:
+            callback()
+            return
+        if self._callbacks is None:
+            self._callbacks = []
+            self._link.tell(entries.WATCH, self._token)
+        self._callbacks.append(callback)
+
+    def left(self) -> None:
+        """Its client has gone."""
+        self._has_left = True
+        callbacks, self._callbacks = self._callbacks or (), None
+        for callback in callbacks:
+            callback()
