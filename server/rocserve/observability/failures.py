@@ -14,7 +14,7 @@ from typing import Any
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.observability.rate_limits import LogRateLimit
+from rocserve.observability.rate_limits import Allowance
 
 _SECONDS_BETWEEN_TRACEBACKS = 10.0
 """Of one line of code; clients can repeat the same request as fast as they like."""
@@ -29,7 +29,7 @@ class RequestFailures:
         self._paths = PrivatePaths()
         self._lock = threading.Lock()
         # As many as the program has lines that raise.
-        self._rate_limits: dict[tuple[CodeType, int] | None, LogRateLimit] = {}
+        self._allowances: dict[tuple[CodeType, int] | None, Allowance] = {}
         self._left_out: Counter[tuple[CodeType, int] | None] = Counter()
 
     def error_of(self, what: str, error: Exception) -> ServeError:
@@ -43,7 +43,7 @@ class RequestFailures:
     def report(self, text: str, error: Exception) -> None:
         line = _line(error)
         with self._lock:
-            if not self._rate_limits.setdefault(line, LogRateLimit(_SECONDS_BETWEEN_TRACEBACKS)).is_due():
+            if not self._allowances.setdefault(line, Allowance(1, 1 / _SECONDS_BETWEEN_TRACEBACKS)).take():
                 self._left_out[line] += 1
                 return
             left_out = self._left_out.pop(line, 0)
@@ -69,7 +69,7 @@ class LoopErrors:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._rate_limit = LogRateLimit(_SECONDS_BETWEEN_ERRORS)
+        self._allowance = Allowance(1, 1 / _SECONDS_BETWEEN_ERRORS)
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -79,7 +79,7 @@ class LoopErrors:
         self._log.error("%s", context.get("message", "error in the event loop"), exc_info=error)
 
     def _log_exhausted(self, number: int) -> None:
-        if self._rate_limit.is_due():
+        if self._allowance.take():
             self._log.error(
                 "connections cannot be accepted: %s; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or"
                 " let fewer clients connect",

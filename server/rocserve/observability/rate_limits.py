@@ -6,7 +6,10 @@ import time
 
 
 class Allowance:
-    """Lets so many through at once, and from then on so many a second. For one thread."""
+    """Lets so many through at once, and from then on so many a second. For one thread.
+
+    With a burst of 1 a message is logged at once, and then at most one in 1 / `per_second` seconds.
+    """
 
     def __init__(self, burst: int, per_second: float) -> None:
         self._burst = float(burst)
@@ -28,19 +31,3 @@ class Allowance:
         self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
         self._counted_at = now
         return int(self._left)
-
-
-class LogRateLimit:
-    """Lets the first message through, and then one in so many seconds. For one thread."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._next = 0.0
-
-    def is_due(self) -> bool:
-        """Whether it is to be logged now; whoever asks and hears yes logs it."""
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + self._seconds
-        return True

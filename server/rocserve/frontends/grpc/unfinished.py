@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes
-from rocserve.observability.rate_limits import LogRateLimit
+from rocserve.observability.rate_limits import Allowance
 
 if TYPE_CHECKING:
     from rocserve.frontends.grpc.server_calls import ServerCall
@@ -52,7 +52,7 @@ class WaitingCalls:
         """All that are open, with the time of the check before they were."""
         self._limits = limits
         self._log = log
-        self._pace = LogRateLimit(_SECONDS_BETWEEN_WARNINGS)
+        self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
         self.since: dict[ServerCall, float] = {}
         """In the order of their beginnings, with the time of the check before it. The hot path's unary calls are put in
         and taken out without a call of `begin` and `remove`, which is all that these do."""
@@ -172,5 +172,5 @@ class WaitingCalls:
     def _end(self, call: ServerCall, error: ServeError) -> None:
         self.remove(call)
         call.end_waiting(error)
-        if self._pace.is_due():
+        if self._warnings.take():
             self._log.warning("%s, of %s, is ended: %s", call.method, call.peer, error.text)

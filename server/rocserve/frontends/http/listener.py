@@ -15,7 +15,7 @@ from typing import Any
 from rocserve.frontends.grpc.transport import file_limit
 from rocserve.frontends.http.protocol import Connection, ConnectionLimits, Connections, Request, Response
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.observability.rate_limits import LogRateLimit
+from rocserve.observability.rate_limits import Allowance
 
 _PENDING_CONNECTIONS = 1024
 """That the kernel keeps until they are taken."""
@@ -35,7 +35,7 @@ _CLOSE_SECONDS = 1.0
 """What connections and tasks have to end."""
 _WATCH_SECONDS = 1.0
 """How often connections are looked at whose clients keep them waiting."""
-_SECONDS_BETWEEN_REMARKS = 10.0
+_SECONDS_BETWEEN_WARNINGS = 10.0
 _KEPT_DESCRIPTORS = 256
 """For the process itself, of the files that may be open: workers take some, and so do files that are read."""
 
@@ -65,7 +65,7 @@ class HttpListener:
         self._fitting: int | None = None
         """How many connections there may be while one has a descriptor above the limit: those that closed ones leave
         are lower, and tell nothing."""
-        self._remarks = LogRateLimit(_SECONDS_BETWEEN_REMARKS)
+        self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
 
     async def start(self, what: str, flags: str, address: str, port: int, reuse_port: bool = False) -> int:
         """Listen; returns the port.
@@ -237,7 +237,7 @@ class HttpListener:
             waiting.abort()
         else:
             self._close_oldest_arriving()
-        if self._remarks.is_due():
+        if self._warnings.take():
             self._log.warning("%s", self._full())
 
     def _longest(self, since: Callable[[Connection], float | None]) -> Connection | None:

@@ -23,7 +23,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace import SpanContext as SdkContext
 
 from rocserve.core.trace import COMPUTE_END, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_START
-from rocserve.observability.rate_limits import LogRateLimit
+from rocserve.observability.rate_limits import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
 from rocserve.observability.tracing.options import SpanOptions, TraceSetting
 from rocserve.observability.tracing.record import Moment, TraceGroup, TraceRecord, random_id
@@ -173,14 +173,14 @@ class _ExporterWarnings(logging.Handler):
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
-        self._rate_limit = LogRateLimit(_SECONDS_BETWEEN_WARNINGS)
+        self._allowance = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
         self._is_silent = False
 
     def silence(self) -> None:
         self._is_silent = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self._is_silent and self._rate_limit.is_due():
+        if not self._is_silent and self._allowance.take():
             self._log.warning("spans cannot be sent: %s", record.getMessage())
 
 
