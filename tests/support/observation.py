@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from rocserve.core.serving import ServingTableHolder
+from rocserve.core.trace import TraceGroup
 from rocserve.observability.tracing.options import TraceSetting
-from rocserve.observability.tracing.record import TraceGroup
 from rocserve.observability.tracing.tracing import create_tracing
 from rocserve.services.observation import RequestObserver
 

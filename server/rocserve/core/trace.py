@@ -1,9 +1,13 @@
-"""What a traced request carries along."""
+"""Traces of requests and of those that they led to, while they run; all on the data plane's thread."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import enum
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rocserve.core.tensors import Tensor
 
@@ -19,16 +23,123 @@ TENSOR_QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
 TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
 
 
-class Trace(Protocol):
-    """One request's trace, on the data plane's thread; only requests that were chosen for tracing have one."""
+class TraceLevel(enum.IntFlag):
+    """What is written down of a request."""
+
+    OFF = 0
+    TIMESTAMPS = 1
+    TENSORS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpanContext:
+    """Where a span stands among those of other processes (W3C Trace Context)."""
+
+    trace_id: int
+    """128 bits."""
+    span_id: int
+    """64 bits."""
+    state: str = ""
+    """The header `tracestate`, which goes on as it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened, or a tensor that passed."""
+
+    activity: str
+    ns: int
+    """time.monotonic_ns()"""
+    tensor: Tensor | None = None
+
+
+class TraceGroup:
+    """A request of a client and those that came of it, all on the data plane's thread. It is handed on when all have
+    ended."""
+
+    def __init__(
+        self,
+        level: TraceLevel,
+        numbers: Iterator[int],
+        on_done: Callable[[TraceGroup], None],
+        parent: SpanContext | None = None,
+        makes_spans: bool = False,
+    ) -> None:
+        """
+        Args:
+            numbers: gives each trace of the server its number.
+            parent: the client's own span, which this one belongs to.
+            makes_spans: each trace has a number in the world beside that in this server.
+        """
+        self.level = level
+        self.parent = parent
+        self.makes_spans = makes_spans
+        self.trace_id = parent.trace_id if parent is not None else random_id(128) if makes_spans else 0
+        self.span_id = random_id(64) if makes_spans else 0
+        """Of the span around all of the request."""
+        self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        """What makes of a time of the monotonic clock one of the calendar."""
+        self.records: list[Trace] = []
+        """The client's own request first."""
+        self.front_end: list[Moment] = []
+        """What the front end did; other models know nothing of it."""
+        self._numbers = numbers
+        self._on_done = on_done
+        self._open = 0
+        self._done = False
 
     @property
-    def wants_tensors(self) -> bool:
+    def nbytes(self) -> int:
+        """About how much memory it takes."""
+        return sum(record.nbytes for record in self.records)
+
+    def begin(self, model_name: str, model_version: str, request_id: str, parent_id: int, now_ns: int) -> Trace:
+        self._open += 1
+        record = Trace(self, next(self._numbers), model_name, model_version, request_id, parent_id)
+        self.records.append(record)
+        record.note(REQUEST_START, now_ns)
+        return record
+
+    def keep_open(self) -> None:
+        self._open += 1
+
+    def end_one(self) -> None:
+        self._open -= 1
+        if not self._open and not self._done:
+            self._done = True
+            self._on_done(self)
+
+
+class Trace:
+    """One request's trace; only requests that were chosen for tracing have one."""
+
+    def __init__(
+        self, group: TraceGroup, number: int, model_name: str, model_version: str, request_id: str, parent_id: int
+    ) -> None:
+        self.number = number
+        self.model_name = model_name
+        self.model_version = model_version
+        self.request_id = request_id
+        self.parent_id = parent_id
+        """The number of the request that made this one; 0 = a client did."""
+        self.span_id = random_id(64) if group.makes_spans else 0
+        self.moments: list[Moment] = []
+        self.nbytes = 2000
+        self._group = group
+        self._notes_times = bool(group.level & TraceLevel.TIMESTAMPS)
+        self.wants_tensors = bool(group.level & TraceLevel.TENSORS) and not group.makes_spans
         """Whether `note_tensors` has an effect."""
 
     @property
     def context(self) -> str:
         """The W3C trace context that a model may hand on, in JSON; empty: there is none."""
+        group = self._group
+        if not group.makes_spans:
+            return ""
+        context = {"traceparent": f"00-{group.trace_id:032x}-{self.span_id:016x}-01"}
+        if group.parent is not None and group.parent.state:
+            context["tracestate"] = group.parent.state
+        return json.dumps(context, separators=(",", ":"))
 
     def note(self, activity: str, ns: int) -> None:
         """Something happened, e.g. QUEUE_START.
@@ -37,6 +148,8 @@ class Trace(Protocol):
             activity: Triton's name for it.
             ns: time.monotonic_ns() when it did.
         """
+        if self._notes_times:
+            self.moments.append(Moment(activity, ns))
 
     def note_run(self, queue_start: int, times: tuple[int, int, int, int]) -> None:
         """The request has been run.
@@ -45,15 +158,36 @@ class Trace(Protocol):
             queue_start: when it came into the queue.
             times: when its execution began, the engine began, the engine ended, the outputs were there.
         """
+        names = (QUEUE_START, COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
+        for name, ns in zip(names, (queue_start, *times), strict=True):
+            self.note(name, ns)
 
     def note_tensors(self, activity: str, tensors: Sequence[Tensor]) -> None:
         """Tensors passed by; their data are copied."""
+        if not self.wants_tensors:
+            return
+        now_ns = time.monotonic_ns()
+        for tensor in tensors:
+            self.nbytes += len(tensor.data)
+            self.moments.append(Moment(activity, now_ns, tensor.copied()))
+
+    def note_front_end(self, activity: str, ns: int) -> None:
+        """What the front end did for this request."""
+        if self._notes_times:
+            self._group.front_end.append(Moment(activity, ns))
 
     def child(self, model_name: str, model_version: str, request_id: str) -> Trace:
         """The trace of a request that this one makes, a step of an ensemble or a call by a model; it begins now."""
+        return self._group.begin(model_name, model_version, request_id, self.number, time.monotonic_ns())
 
     def keep_open(self) -> None:
         """One more `end` is to come: somebody beside the one who answers has something to note, perhaps later."""
+        self._group.keep_open()
 
     def end(self) -> None:
-        """Nothing follows from the caller. When all have said so, of this trace and of its relatives, it is written."""
+        """Nothing follows from the caller. After the last call, of this trace and its relatives, it is written."""
+        self._group.end_one()
+
+
+def random_id(bits: int) -> int:
+    return secrets.randbits(bits) or 1

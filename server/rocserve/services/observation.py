@@ -14,7 +14,6 @@ from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
-from rocserve.observability.tracing.record import TraceRecord
 from rocserve.observability.tracing.tracing import Tracing
 
 
@@ -128,7 +127,7 @@ class _ClientTracedResponder(ForwardingResponder):
 
     __slots__ = ("_is_complete", "_protocol", "_trace")
 
-    def __init__(self, responder: Responder, trace: TraceRecord, protocol: str) -> None:
+    def __init__(self, responder: Responder, trace: Trace, protocol: str) -> None:
         super().__init__(responder)
         self._trace = trace
         self._protocol = protocol

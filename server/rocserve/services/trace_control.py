@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
 from rocserve.core.serving import ServingTableHolder
-from rocserve.observability.tracing.options import TraceLevel
+from rocserve.core.trace import TraceLevel
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.protocol import grpc_service_pb2 as pb
 

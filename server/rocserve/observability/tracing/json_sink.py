@@ -20,8 +20,8 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.tensors import Tensor
+from rocserve.core.trace import Moment, Trace, TraceGroup
 from rocserve.observability.tracing.options import TraceSetting
-from rocserve.observability.tracing.record import Moment, TraceGroup, TraceRecord
 
 Item = TypeVar("Item")
 
@@ -255,7 +255,7 @@ def group_json(group: TraceGroup) -> str:
     return ",".join(json.dumps(entry, separators=(",", ":"), ensure_ascii=False) for entry in entries)
 
 
-def _head(record: TraceRecord) -> dict[str, Any]:
+def _head(record: Trace) -> dict[str, Any]:
     head: dict[str, Any] = {
         "id": record.number,
         "model_name": record.model_name,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from rocserve.core.trace import TraceLevel
 
 TraceConfig = Sequence[tuple[str, str, str]]
 """Mode ("" = of all modes), setting, value."""
@@ -29,15 +30,6 @@ _BATCH_DEFAULTS = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _LARGEST_COUNT = (1 << 31) - 1
 _LARGEST = (1 << 32) - 1
-
-
-class TraceLevel(enum.IntFlag):
-    """What is written down of a request."""
-
-    OFF = 0
-    TIMESTAMPS = 1
-    TENSORS = 2
-
 
 _LEVELS = {
     "false": TraceLevel.OFF,

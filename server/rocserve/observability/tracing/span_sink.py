@@ -22,11 +22,19 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import SpanContext as SdkContext
 
-from rocserve.core.trace import COMPUTE_END, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_START
+from rocserve.core.trace import (
+    COMPUTE_END,
+    COMPUTE_INPUT_END,
+    COMPUTE_OUTPUT_START,
+    COMPUTE_START,
+    Moment,
+    Trace,
+    TraceGroup,
+    random_id,
+)
 from rocserve.observability.rate_limits import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
 from rocserve.observability.tracing.options import SpanOptions, TraceSetting
-from rocserve.observability.tracing.record import Moment, TraceGroup, TraceRecord, random_id
 
 _TRACER = "rocserve"
 _COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
@@ -110,7 +118,7 @@ class SpanSink:
             by_number[record.number] = self._send_record(group, record, outer)
         _end(root, group, moments)
 
-    def _send_record(self, group: TraceGroup, record: TraceRecord, outer: Span) -> Span:
+    def _send_record(self, group: TraceGroup, record: Trace, outer: Span) -> Span:
         if not record.moments:
             return outer
         attributes: dict[str, str | int] = {

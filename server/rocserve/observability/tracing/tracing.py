@@ -13,16 +13,15 @@ from functools import partial
 from typing import Any, Protocol
 
 from rocserve.core.errors import invalid_argument
+from rocserve.core.trace import SpanContext, TraceGroup, TraceLevel
 from rocserve.observability.tracing.json_sink import JsonSink, why_unwritable
 from rocserve.observability.tracing.options import (
     TraceConfig,
-    TraceLevel,
     TraceOptions,
     TraceSetting,
     TraceValues,
     trace_options,
 )
-from rocserve.observability.tracing.record import TraceGroup, client_context
 
 TraceChange = Mapping[str, int | None]
 """New values by the fields of TraceValues; None = that of the setting above again."""
@@ -147,6 +146,24 @@ class Tracing:
         changed, self.is_on = is_on != self.is_on, is_on
         if changed and self.on_switched is not None:
             self.on_switched()
+
+
+def client_context(headers: Mapping[str, str]) -> SpanContext | None:
+    """The client's span as the headers `traceparent` and `tracestate` tell it; None = none that is valid.
+
+    `headers`: names in lower case.
+    """
+    parts = headers.get("traceparent", "").strip().split("-")
+    if len(parts) < 4 or [len(part) for part in parts[:4]] != [2, 32, 16, 2] or parts[0] == "ff":
+        return None
+    if parts[0] == "00" and len(parts) != 4:
+        return None
+    if not all(set(part) <= set("0123456789abcdef") for part in parts[:4]):
+        return None
+    trace_id, span_id = int(parts[1], 16), int(parts[2], 16)
+    if not trace_id or not span_id:
+        return None
+    return SpanContext(trace_id, span_id, headers.get("tracestate", "").strip())
 
 
 def _changed(values: TraceValues, change: TraceChange) -> TraceValues:

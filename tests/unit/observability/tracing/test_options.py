@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from rocserve.observability.tracing.options import TraceLevel, TraceOptions, TraceValues, trace_options
+from rocserve.core.trace import TraceLevel
+from rocserve.observability.tracing.options import TraceOptions, TraceValues, trace_options
 
 
 def test_nothing_asked_for() -> None:

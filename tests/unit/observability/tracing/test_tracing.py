@@ -10,9 +10,9 @@ import pytest
 from support.observation import HeldSink
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.observability.tracing.options import TraceConfig, TraceLevel, trace_options
-from rocserve.observability.tracing.record import SpanContext, client_context
-from rocserve.observability.tracing.tracing import Tracing, create_tracing
+from rocserve.core.trace import SpanContext, TraceLevel
+from rocserve.observability.tracing.options import TraceConfig, trace_options
+from rocserve.observability.tracing.tracing import Tracing, client_context, create_tracing
 
 ON: TraceConfig = (("", "level", "TIMESTAMPS"), ("", "rate", "1"), ("triton", "file", "/nowhere"))
 SPANS: TraceConfig = (("", "mode", "opentelemetry"), ("", "level", "TIMESTAMPS"))
