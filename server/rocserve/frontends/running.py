@@ -212,7 +212,7 @@ class FrontEnds:
         access = Access.of(self._settings, settings, log)
         if self._counts.http:
             loop = asyncio.get_running_loop()
-            routes = MethodRoutes(loop, loop.call_soon, served.memory, log)
+            routes = MethodRoutes(loop, self._plane.call_soon, served.memory, log)
             port = await self._start_processes(
                 where,
                 self._counts.http,
@@ -252,7 +252,7 @@ class FrontEnds:
             served.readiness,
             served.subscribe,
             access,
-            MethodRoutes(loop, loop.call_soon if count else self._plane.call_soon, served.memory, log),
+            MethodRoutes(loop, self._plane.call_soon, served.memory, log),
         )
         if count:
             port = await self._start_processes(listen_address(settings), count, service.routes(), log)

@@ -7,12 +7,13 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from rocserve.core.errors import invalid_argument
+from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import WireError, field_spans
 
 _Kind = TypeVar("_Kind", bound=Message)
 
 
-def parse_message(data: bytes, kind: type[_Kind]) -> _Kind:
+def parse_message(data: Buffer, kind: type[_Kind]) -> _Kind:
     """A client's bytes as the message that they shall be. Whatever a client sends is parsed here.
 
     Raises:
@@ -26,7 +27,7 @@ def parse_message(data: bytes, kind: type[_Kind]) -> _Kind:
         ) from None
 
 
-def describe_fault(data: bytes, message: type[Message]) -> str:
+def describe_fault(data: Buffer, message: type[Message]) -> str:
     """What is wrong with bytes that do not parse as `message`, for the client to read."""
     fields = message.DESCRIPTOR.fields_by_number
     try:

@@ -121,9 +121,9 @@ class WorkerGroup:
 
     @property
     def models_of_workers(self) -> Mapping[int, int]:
-        """How many models are in each worker, by its process id."""
+        """How many models are in each worker, by its process id; one that has ended has none."""
         processes = (supervisor.process for supervisor in self._supervisors)
-        return {process.pid: len(process.sessions) for process in processes if process is not None}
+        return {process.pid: len(process.sessions) for process in processes if process is not None and process.sessions}
 
     async def load(self) -> Signature:
         """Start all workers beside each other. After a failure, or when cancelled, none is left running.

@@ -11,6 +11,7 @@ from functools import partial
 from rocserve.core.errors import ServeError, StatusCode, not_found
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.guards import admin_guarded, guarded_routes
 from rocserve.frontends.grpc.transport import SERVER_EXITING, Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
 from rocserve.observability.failures import RequestFailures
@@ -33,7 +34,7 @@ class HealthHandlers:
         self._readiness = readiness
         self._watches: set[HealthWatch] = set()
 
-    def check(self, message: bytes) -> bytes:
+    def check(self, message: Buffer) -> bytes:
         service = parse_message(message, pb.HealthCheckRequest).service
         status = self.status(service)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
@@ -126,7 +127,7 @@ class MethodRoutes:
     def of(self, method: Method) -> UnaryRoute:
         return self._slow(method) if isinstance(method, SlowMethod) else self.quick(_on_bytes(method))
 
-    def quick(self, answer: Callable[[bytes], bytes]) -> UnaryRoute:
+    def quick(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
         """A handler that answers in place."""
 
         def handle(call: UnaryCall) -> None:
@@ -170,7 +171,7 @@ class MethodRoutes:
         call.reply_error(self._failures.error_of(call.method, error))
 
 
-def _on_bytes(method: QuickMethod) -> Callable[[bytes], bytes]:
+def _on_bytes(method: QuickMethod) -> Callable[[Buffer], bytes]:
     return lambda message: method.answer(parse_message(message, method.request)).SerializeToString()
 
 

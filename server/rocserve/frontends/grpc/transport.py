@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.certificates import CertificateFiles
 from rocserve.frontends.grpc.unfinished import WaitingLimits
 from rocserve.frontends.listen_address import ListenAddress
@@ -67,7 +68,7 @@ class UnaryCall(_Call, Protocol):
     """Of its request, as RequestMemory has noted them; given back when the call is answered."""
 
     @property
-    def message(self) -> bytes: ...
+    def message(self) -> Buffer: ...
 
     def reply(self, message: bytes) -> None:
         """Answer with status OK. Raises: TypeError: the message is not bytes; the call stays open."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import Holding, RequestMemory
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.guards import full_name
 from rocserve.frontends.grpc.transport import (
     Metadata,
@@ -71,7 +72,7 @@ class Forwarding:
     def begin(
         self,
         method: str,
-        message: bytes,
+        message: Buffer,
         take: Callable[[bytes], None],
         fail: Callable[[ServeError], None],
         metadata: Metadata = (),
@@ -152,14 +153,23 @@ class _ForwardedStream:
 
 
 class ForwardedCalls:
-    """The server's side: the calls of one front end. On the asyncio loop's thread, and so are all answers."""
+    """The server's side: the calls of one front end. On the plane's thread."""
 
     def __init__(
-        self, routes: Mapping[str, Route], answer: Callable[[int, int, int, bytes], None], log: logging.Logger
+        self,
+        routes: Mapping[str, Route],
+        answer: Callable[[int, int, int, bytes], None],
+        on_end: Callable[[int], None],
+        log: logging.Logger,
     ) -> None:
-        """`answer`: takes an entry's kind, number and count, and its content."""
+        """
+        Args:
+            answer: takes an entry's kind, number and count, and its content.
+            on_end: takes the place of a CALL that is over; called from any thread.
+        """
         self._routes = routes
         self._answer = answer
+        self.on_end = on_end
         self._failures = RequestFailures(log)
         self._open: dict[int, _Call] = {}
 
@@ -177,22 +187,21 @@ class ForwardedCalls:
 
     def answer(self, kind: int, number: int, content: bytes, count: int = 0) -> None:
         """Of a call that is open: anything but a stream's message ends it."""
-        if number in self._open:
-            if kind != entries.CALL_MESSAGE:
-                del self._open[number]
+        call = self._open.get(number) if kind == entries.CALL_MESSAGE else self._open.pop(number, None)
+        if call is not None:
             self._answer(kind, number, count, content)
 
-    def begin(self, number: int, method: bytes, origin: bytes, message: bytes) -> None:
-        """The texts of a CALL."""
-        metadata, peer = json.loads(origin)
-        call = self._open[number] = _Call(self, number, method.decode(), metadata, peer, message)
+    def begin(self, number: int, place: int, contents: Sequence[Buffer]) -> None:
+        """See CALL."""
+        method, origin, message = contents
+        call = self._open[number] = _Call(self, number, place, bytes(method).decode(), bytes(origin), message)
         try:
             route = self._routes[call.method]
             if isinstance(route, UnaryRoute):
                 route.handler(call)
             else:
                 call.receiver = route.handler(call)
-                call.receiver.on_message(message)
+                call.receiver.on_message(bytes(message))
         except Exception as error:
             call.reply_error(self._failures.error_of(call.method, error))
 
@@ -205,24 +214,23 @@ class _Call:
     """The front end sees to it."""
 
     def __init__(
-        self,
-        calls: ForwardedCalls,
-        number: int,
-        method: str,
-        metadata: Sequence[tuple[str, str]],
-        peer: str,
-        message: bytes,
+        self, calls: ForwardedCalls, number: int, place: int, method: str, origin: bytes, message: Buffer
     ) -> None:
+        """`message`: lies at the place, which is given back when nobody holds this any more."""
         self._calls = calls
         self._number = number
+        self._place = place
         self.method = method
+        metadata, self.peer = json.loads(origin)
         self.metadata: Metadata = [
             (key, value.encode("latin-1") if key.endswith("-bin") else value) for key, value in metadata
         ]
-        self.peer = peer
         self.message = message
         self.receiver: StreamReceiver | None = None
         """Of a stream."""
+
+    def __del__(self) -> None:
+        self._calls.on_end(self._place)
 
     def reply(self, message: bytes) -> None:
         self._calls.answer(entries.CALL_REPLY, self._number, message)

@@ -18,10 +18,7 @@ from pathlib import Path
 
 from rocserve import workers
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import Route
-from rocserve.frontends.processes import entries
-from rocserve.frontends.processes.forwarding import ForwardedCalls
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
@@ -66,7 +63,7 @@ class FrontEndProcess:
         """
         Args:
             protocol: gRPC or HTTP.
-            routes: of the calls that it forwards; called on the loop.
+            routes: of the calls that it forwards; called on the plane's thread.
             parent_pipe: the reading end of a pipe; when its writing end is gone, the process ends.
 
         Raises:
@@ -92,7 +89,7 @@ class FrontEndProcess:
             peers.callback(os.close, writer)
             own.callback(os.close, reader)
             self._link = FrontLink(
-                link, protocol.upper(), common.plane, common.inference, self._on_message, self._on_gone, log
+                link, protocol.upper(), common.plane, common.inference, routes, self._on_listening, self._on_gone, log
             )
             passed = (parent_pipe, peer_link.fileno(), *common.tables)
             self._row = common.memory.add_front_end()
@@ -114,7 +111,6 @@ class FrontEndProcess:
             )
             own.pop_all()
         self._output = WorkerOutput(reader, f"front end {number} of {protocol}: ", log)
-        self._calls = ForwardedCalls(routes, self._answer_call, log)
         self._plane.call_soon(self._link.open)
         self.tell_wants()
         self.ended = loop.create_task(self._reap())
@@ -145,28 +141,16 @@ class FrontEndProcess:
     def kill(self) -> None:
         self._process.kill()
 
-    def _on_message(self, kind: int, number: int, count: int, contents: Sequence[Buffer], place: int) -> None:
-        self._loop.call_soon_threadsafe(self._take, kind, number, count, contents, place)
+    def _on_listening(self, number: int, text: str) -> None:
+        self._loop.call_soon_threadsafe(self._end_start, number, text)
 
-    def _take(self, kind: int, number: int, count: int, contents: Sequence[Buffer], place: int) -> None:
-        texts = [bytes(content) for content in contents]
-        if contents:
-            self._link.give_back(place)
-        if kind == entries.CALL:
-            self._calls.begin(number, *texts)
-        elif kind == entries.CALL_LEFT:
-            self._calls.cancel(number)
-        elif self.listening.done():
-            pass  # Nobody waits any more.
-        elif kind == entries.LISTENING:
-            self.listening.set_result(None)
+    def _end_start(self, number: int, text: str) -> None:
+        if self.listening.done():
+            return  # Nobody waits any more.
+        if text:
+            self.listening.set_exception(OSError(number, text) if number else RuntimeError(text))
         else:
-            text = texts[0].decode()
-            self.listening.set_exception(OSError(count, text) if count else RuntimeError(text))
-
-    def _answer_call(self, kind: int, number: int, count: int, content: bytes) -> None:
-        if not self._closed.done():
-            self._plane.call_soon(partial(self._link.answer_call, kind, number, count, content))
+            self.listening.set_result(None)
 
     def _on_gone(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._closed.set_result, reason)
@@ -181,7 +165,6 @@ class FrontEndProcess:
         self._plane.call_soon(self._link.close)
         # It knows this object, and its memory is to go with it.
         del self._link
-        self._calls.cancel_all()
         self._common.memory.forget_front_end(self._row)
         self._output.close()
         how = _ending(status)

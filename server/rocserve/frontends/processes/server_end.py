@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
@@ -20,8 +20,10 @@ from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestH
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
+from rocserve.frontends.grpc.transport import Route
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.entries import AnswerHead, input_places, read_head
+from rocserve.frontends.processes.forwarding import ForwardedCalls
 from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, numbers, read
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
@@ -40,14 +42,9 @@ _LONGEST_GRACE_MS = (1 << 32) - 1
 ATTACH = b"F"
 """With descriptors."""
 _OFFSET = (1 << entries.HEAP_SHIFT) - 1
-_OF_CALLS = frozenset((entries.CALL, entries.CALL_LEFT, entries.LISTENING, entries.NOT_LISTENING))
 _FOR_THE_FRONT = 5
 """Descriptors: its file of the link and the server's, its heap and the server's, and the page where the server says
 that it sleeps."""
-
-OnMessage = Callable[[int, int, int, Sequence[Buffer], int], None]
-"""Takes the kind, the number, the count and the contents of an entry, and their place, which is to be given back where
-there are some. On the plane's thread."""
 
 
 class FrontLink:
@@ -63,7 +60,8 @@ class FrontLink:
         protocol: str,
         plane: PlaneLoop,
         service: InferenceService,
-        on_message: OnMessage,
+        routes: Mapping[str, Route],
+        on_listening: Callable[[int, str], None],
         on_gone: Callable[[str], None],
         log: logging.Logger,
     ) -> None:
@@ -71,14 +69,15 @@ class FrontLink:
 
         Args:
             protocol: what its clients speak, as in RequestOrigin.
-            on_message: takes what is not of inference.
+            routes: of all calls but inference.
+            on_listening: takes 0 and no text, or the system's error and the reason why the front cannot listen.
             on_gone: called once when the front's end is closed, or talks nonsense.
         """
         self.protocol = protocol
         self._connection = connection
         self._plane = plane
         self._service = service
-        self._on_message = on_message
+        self._on_listening = on_listening
         self._on_gone = on_gone
         self._log = log
         own, fronts = (link.create_file("rocserve:front", entries.RINGS) for _ in range(2))
@@ -103,6 +102,7 @@ class FrontLink:
         self._end = FrontLinkEnd(ends, self._heap, plane)
         self.give_back = self._end.give_back
         """A place in the front's heap that nobody reads any more. From any thread."""
+        self._calls = ForwardedCalls(routes, self._post_answer, self._end_call, log)
         self._heads: dict[int, _Head] = {}
         self._shares: dict[int, HeapShare] = {}
         """By the numbers that the front knows the heaps by."""
@@ -185,8 +185,16 @@ class FrontLink:
             told, wanted = map(bytes, read(self._requests_heap.view(a, b), 2))
             self.give_back(a)
             self._service.refuse(ServeError(StatusCode(count), told.decode(errors="replace")), wanted.decode)
-        elif kind in _OF_CALLS:
-            self._on_message(kind, number, count, read(self._requests_heap.view(a, b), c), a)
+        elif kind == entries.CALL:
+            self._calls.begin(number, a, read(self._requests_heap.view(a, b), c))
+        elif kind == entries.CALL_LEFT:
+            self._calls.cancel(number)
+        elif kind == entries.LISTENING:
+            self._on_listening(0, "")
+        elif kind == entries.NOT_LISTENING:
+            (text,) = map(bytes, read(self._requests_heap.view(a, b), c))
+            self.give_back(a)
+            self._on_listening(count, text.decode())
         else:
             raise ValueError(f"a message of kind {kind}")
 
@@ -367,15 +375,19 @@ class FrontLink:
         """Have the front end."""
         self.tell(entries.STOP, min(round(1000 * grace_seconds), _LONGEST_GRACE_MS))
 
-    def answer_call(self, kind: int, number: int, count: int, content: bytes) -> None:
-        """See entries."""
+    def _end_call(self, place: int) -> None:
+        """From any thread: nothing else need come that wakes the plane's."""
+        self.give_back(place)
+        self._plane.wake()
+
+    def _post_answer(self, kind: int, number: int, count: int, content: bytes) -> None:
         if not self._is_open:
             return
         pieces, nbytes = framed((content,))
         try:
             place = self._end.place_in_turn(pieces, nbytes)
         except HeapFull as error:
-            self.answer_call(entries.CALL_END, number, int(error.code), error.text.encode())
+            self._post_answer(entries.CALL_END, number, int(error.code), error.text.encode())
             return
         self._end.post(ENTRY.pack(kind, 0, count, number, place, nbytes, 1))
 
@@ -396,6 +408,7 @@ class FrontLink:
     def close(self) -> None:
         """The front has ended: nobody waits for its requests any more."""
         self._stop_listening()
+        self._calls.cancel_all()
         responders, self._open = self._open, {}
         for responder in responders.values():
             responder.left()

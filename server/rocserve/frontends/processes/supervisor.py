@@ -42,7 +42,7 @@ class FrontEndProcesses:
         """
         Args:
             where: what all of them serve; they share its port.
-            routes: of all that the front ends forward; called on the loop.
+            routes: of all that the front ends forward; called on the plane's thread.
         """
         self.protocol = where.protocol
         self._where = where

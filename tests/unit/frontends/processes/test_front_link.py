@@ -7,8 +7,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,7 +21,8 @@ from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHea
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.core.tensor_places import PlacedTensors
-from rocserve.core.tensors import Buffer, Tensor
+from rocserve.core.tensors import Tensor
+from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
@@ -134,10 +135,20 @@ class Ends:
         servers, fronts = socket.socketpair()
         self.reasons: list[str] = []
         self.server_gone = threading.Event()
-        self.to_server: list[tuple[int, int, int, list[bytes]]] = []
-        """Kind, number, count and contents of what is not of inference."""
+        self.calls: list[UnaryCall] = []
+        self.listening: list[tuple[int, str]] = []
         self.to_front: list[tuple[int, int, int, bytes]] = []
-        self.link = FrontLink(servers, "GRPC", self.server, self.service, self.take, self.reasons.append, LOG)  # type: ignore[arg-type]
+        """Kind, number, count and content of what is not of inference."""
+        self.link = FrontLink(
+            servers,
+            "GRPC",
+            self.server,
+            self.service,  # type: ignore[arg-type]
+            {"/a/B": UnaryRoute(self.calls.append)},
+            lambda number, text: self.listening.append((number, text)),
+            self.reasons.append,
+            LOG,
+        )
         self.remote = RemoteInference(
             fronts, self.front, PrivatePaths(()), LOG, lambda *told: self.to_front.append(told), self.server_gone.set
         )
@@ -146,11 +157,6 @@ class Ends:
         self.link.open()
         self.server.start()
         self.front.start()
-
-    def take(self, kind: int, number: int, count: int, contents: Sequence[Buffer], place: int) -> None:
-        self.to_server.append((kind, number, count, [bytes(content) for content in contents]))
-        if contents:
-            self.link.give_back(place)
 
     def ask(self, request: InferRequest) -> Client:
         client = Client(not request.in_turn)
@@ -190,25 +196,44 @@ def test_requests_and_answers_travel_whole(ends: Ends) -> None:
 
 def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends) -> None:
     large = bytes(range(256)) * (1 << 19)
+    origin = b'[[["a", "1"], ["b-bin", "\\u00ff"]], "ipv4:127.0.0.1:1"]'
 
     def call() -> None:
-        ends.remote.end.post_contents(entries.CALL, 1, (b"/a/B", b"[]", large))
-        ends.remote.end.post_contents(entries.CALL, 2, (b"/a/C", b"[]", b""))
+        for number, message in enumerate((large, b"", b"bad"), 1):
+            ends.remote.end.post_contents(entries.CALL, number, (b"/a/B", origin, message))
         ends.remote.end.post_contents(entries.NOT_LISTENING, 0, ("why \N{SNOWMAN}".encode(),), 98)
 
     ends.front.call_soon(call)
-    wait_until(lambda: len(ends.to_server) == 3)
-    assert ends.to_server == [
-        (entries.CALL, 2, 0, [b"/a/C", b"[]", b""]),
-        (entries.NOT_LISTENING, 0, 98, ["why \N{SNOWMAN}".encode()]),
-        (entries.CALL, 1, 0, [b"/a/B", b"[]", large]),
-    ]
-    answers = [(entries.CALL_REPLY, 1, 0, large), (entries.CALL_MESSAGE, 2, 0, b""), (entries.CALL_END, 2, 5, b"no")]
-    for answer in answers:
-        ends.server.call_soon(partial(ends.link.answer_call, *answer))
-    ends.server.call_soon(partial(ends.link.stop, 1.5))
+    wait_until(lambda: len(ends.calls) == 3)
+    assert ends.listening == [(98, "why \N{SNOWMAN}")]
+    assert [bytes(each.message) for each in ends.calls] == [b"", b"bad", large]
+    assert ends.calls[0].metadata == [("a", "1"), ("b-bin", b"\xff")]
+    assert ends.calls[0].peer == "ipv4:127.0.0.1:1"
+
+    def answer() -> None:
+        first, second, last = ends.calls
+        last.reply(large)
+        last.reply(b"after its end")
+        second.reply_error(invalid_argument("no"))
+        first.reply(b"")
+        ends.link.stop(1.5)
+
+    ends.server.call_soon(answer)
     wait_until(lambda: len(ends.to_front) == 4)
-    assert ends.to_front == [*answers, (entries.STOP, 1500, 0, b"")]
+    assert ends.to_front == [
+        (entries.CALL_REPLY, 1, 0, large),
+        (entries.CALL_END, 3, int(StatusCode.INVALID_ARGUMENT), b"no"),
+        (entries.CALL_REPLY, 2, 0, b""),
+        (entries.STOP, 1500, 0, b""),
+    ]
+    ends.calls.clear()
+    wait_until(lambda: not _slots_of_calls(ends))
+
+
+def _slots_of_calls(ends: Ends) -> object:
+    """What the front keeps, once what has come back is known."""
+    ends.front.call_soon(ends.remote.end.take_returns)
+    return ends.remote.end._slots
 
 
 @pytest.mark.parametrize("inputs", [(), (InputHead("I", "INT32", (0,), {}),)], ids=["no tensors", "an empty tensor"])
