@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from rocserve.plane.guest_loop import GuestLoop
 
 
+_PROTOCOLS = 2
+"""That processes serve."""
 _ANY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -82,7 +84,10 @@ class FrontEnds:
         self._grpc: GrpcService | None = None
         self._handlers: InferenceHandlers | None = None
         self._transport: GrpcServer | None = None
-        self._counts = _Counts.of(settings)
+        cpus, asked = usable_cpus(), settings.front_ends
+        self._count = default_front_ends(cpus) if asked is None else asked
+        """Of the processes that serve each protocol; 0 = the server's own does."""
+        self._why_so_many = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
         self._processes: list[FrontEndProcesses] = []
         self._common: FrontEndParts | None = None
 
@@ -210,15 +215,10 @@ class FrontEnds:
         served, log = self._served, self._log.getChild("http")
         where = ListenAddress("HTTP", "http", settings.address, settings.port, settings.reuse_port)
         access = Access.of(self._settings, settings, log)
-        if self._counts.http:
-            loop = asyncio.get_running_loop()
-            routes = MethodRoutes(loop, self._plane.call_soon, served.memory, log)
-            port = await self._start_processes(
-                where,
-                self._counts.http,
-                {full_name(name): routes.of(method) for name, method in served.methods.items()},
-                log,
-            )
+        if self._count:
+            routes = MethodRoutes(asyncio.get_running_loop(), self._plane.call_soon, served.memory, log)
+            forwarded = {full_name(name): routes.of(method) for name, method in served.methods.items()}
+            port = await self._start_processes(where, forwarded, log)
         else:
             from rocserve.frontends.http.large_bodies import LargeBodies
             from rocserve.frontends.http.responders import HttpParts, ServedModels
@@ -233,7 +233,7 @@ class FrontEnds:
             self._http, port = await self._guest.run(start_http(self._settings, where, parts, log))
         self.ports["http"] = port
         return (
-            self._counts.tell("HTTP", self._counts.http),
+            self._who_serves("HTTP"),
             f"HTTP: {access.describe()}",
             f"Started HTTPService at {settings.address}:{port}",
         )
@@ -243,7 +243,7 @@ class FrontEnds:
         settings = self._settings.grpc
         if not settings.allow:
             return ()
-        served, log, count = self._served, self._log.getChild("grpc"), self._counts.grpc
+        served, log = self._served, self._log.getChild("grpc")
         loop = asyncio.get_running_loop()
         access = Access.of(self._settings, settings, log)
         service = self._grpc = GrpcService(
@@ -254,20 +254,22 @@ class FrontEnds:
             access,
             MethodRoutes(loop, self._plane.call_soon, served.memory, log),
         )
-        if count:
-            port = await self._start_processes(listen_address(settings), count, service.routes(), log)
+        if self._count:
+            port = await self._start_processes(listen_address(settings), service.routes(), log)
         else:
             port = self._start_transport(access, service.routes(), log)
         self.ports["grpc"] = port
         return (
-            self._counts.tell("gRPC", count),
+            self._who_serves("gRPC"),
             f"gRPC: {access.describe()}",
             f"Started GRPCInferenceService at {settings.address}:{port}",
         )
 
-    async def _start_processes(
-        self, where: ListenAddress, count: int, routes: Mapping[str, Route], log: logging.Logger
-    ) -> int:
+    def _who_serves(self, protocol: str) -> str:
+        who = f"{self._count} processes" if self._count else "this process"
+        return f"{protocol} is served by {who}, {self._why_so_many}"
+
+    async def _start_processes(self, where: ListenAddress, routes: Mapping[str, Route], log: logging.Logger) -> int:
         from rocserve.frontends.processes.process import FrontEndParts
         from rocserve.frontends.processes.supervisor import FrontEndProcesses
 
@@ -275,7 +277,7 @@ class FrontEnds:
         if self._common is None:
             edition = anonymous_file.create("rocserve:edition", mmap.PAGESIZE)
             served.subscribe(partial(_count, anonymous_file.map_to_write(edition).cast("Q")))
-            uses = anonymous_file.create("rocserve:uses", table_bytes(1 + self._counts.grpc + self._counts.http))
+            uses = anonymous_file.create("rocserve:uses", table_bytes(1 + _PROTOCOLS * self._count))
             served.memory.share(anonymous_file.map_to_write(uses), 0)
             self._common = FrontEndParts(
                 self._command,
@@ -285,7 +287,7 @@ class FrontEnds:
                 (anonymous_file.open_for_reading(edition), uses),
             )
             served.inference.watch_wants(lambda: loop.call_soon_threadsafe(self._tell_wants))
-        processes = FrontEndProcesses(where, count, routes, self._common, log)
+        processes = FrontEndProcesses(where, self._count, routes, self._common, log)
         port = await processes.start()
         self._processes.append(processes)
         return port
@@ -317,26 +319,3 @@ def _count(edition: memoryview) -> None:
 def _host(part: GrpcSettings | HttpSettings) -> str:
     """As clients on this machine call the one that is listened on."""
     return "localhost" if part.address in _ANY_ADDRESS else part.address
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """How many processes serve each protocol; 0 = the server's own does."""
-
-    grpc: int
-    http: int
-    why: str
-
-    @classmethod
-    def of(cls, settings: ServerSettings) -> _Counts:
-        cpus = usable_cpus()
-        asked = settings.front_ends
-        count = default_front_ends(cpus) if asked is None else asked
-        return cls(
-            count if settings.grpc.allow else 0,
-            count if settings.http.allow else 0,
-            f"by default with {cpus} CPUs" if asked is None else "as --front-ends says",
-        )
-
-    def tell(self, protocol: str, count: int) -> str:
-        return f"{protocol} is served by {f'{count} processes' if count else 'this process'}, {self.why}"
