@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +124,6 @@ class GpuGauges:
         return found
 
 
-@dataclass(slots=True)
-class _Kept:
-    families: Sequence[MetricFamily]
-    until: float
-
-
 class MachineMetrics:
     """Gauges that are read at most once an interval, however often they are asked for. Safe on any thread."""
 
@@ -141,15 +134,16 @@ class MachineMetrics:
         self._interval_seconds = interval_seconds
         self._log = log
         self._lock = threading.Lock()
-        self._kept = _Kept((), 0.0)
+        self._families: Sequence[MetricFamily] = ()
+        self._read_again_at = 0.0
 
     def families(self) -> Sequence[MetricFamily]:
         with self._lock:
             now = time.monotonic()
-            if now >= self._kept.until:
-                found = [family for source in self._sources for family in self._read(source)]
-                self._kept = _Kept(found, now + self._interval_seconds)
-            return self._kept.families
+            if now >= self._read_again_at:
+                self._families = [family for source in self._sources for family in self._read(source)]
+                self._read_again_at = now + self._interval_seconds
+            return self._families
 
     def _read(self, source: Callable[[], Sequence[MetricFamily]]) -> Sequence[MetricFamily]:
         try:

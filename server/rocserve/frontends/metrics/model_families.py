@@ -20,18 +20,11 @@ class VersionReading:
     numbers: StatisticsSnapshot
 
 
-_Value = Callable[[VersionReading], int | float]
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
     name: str
     help: str
-    value: _Value
-    of_latency: bool = False
-    """Left out with counter_latencies=false."""
-    of_cache: bool = False
-    """Only of versions that use the response cache."""
+    value: Callable[[VersionReading], int | float]
 
 
 _COUNTERS = (
@@ -50,63 +43,54 @@ _COUNTERS = (
         "Number of model executions performed (does not include cached requests)",
         lambda reading: reading.numbers.execution_count,
     ),
+)
+_LATENCY_COUNTERS = (
     _Row(
         "nv_inference_request_duration_us",
         "Cumulative inference request duration in microseconds (includes cached requests)",
         lambda reading: reading.numbers.success.ns // 1000,
-        of_latency=True,
     ),
     _Row(
         "nv_inference_queue_duration_us",
         "Cumulative inference queuing duration in microseconds (includes cached requests)",
         lambda reading: reading.numbers.queue.ns // 1000,
-        of_latency=True,
     ),
     _Row(
         "nv_inference_compute_input_duration_us",
         "Cumulative compute input duration in microseconds (does not include cached requests)",
         lambda reading: reading.numbers.compute_input.ns // 1000,
-        of_latency=True,
     ),
     _Row(
         "nv_inference_compute_infer_duration_us",
         "Cumulative compute inference duration in microseconds (does not include cached requests)",
         lambda reading: reading.numbers.compute_infer.ns // 1000,
-        of_latency=True,
     ),
     _Row(
         "nv_inference_compute_output_duration_us",
         "Cumulative inference compute output duration in microseconds (does not include cached requests)",
         lambda reading: reading.numbers.compute_output.ns // 1000,
-        of_latency=True,
     ),
+)
+_CACHE_COUNTERS = (
     _Row(
         "nv_cache_num_hits_per_model",
         "Number of cache hits per model",
         lambda reading: reading.numbers.cache_hit.count,
-        of_latency=True,
-        of_cache=True,
     ),
     _Row(
         "nv_cache_hit_duration_per_model",
         "Total cache hit duration per model, in microseconds",
         lambda reading: reading.numbers.cache_hit.ns // 1000,
-        of_latency=True,
-        of_cache=True,
     ),
     _Row(
         "nv_cache_num_misses_per_model",
         "Number of cache misses per model",
         lambda reading: reading.numbers.cache_miss.count,
-        of_latency=True,
-        of_cache=True,
     ),
     _Row(
         "nv_cache_miss_duration_per_model",
         "Total cache miss (insert+lookup) duration per model, in microseconds",
         lambda reading: reading.numbers.cache_miss.ns // 1000,
-        of_latency=True,
-        of_cache=True,
     ),
 )
 
@@ -154,11 +138,12 @@ def read_version(version: ServedVersion, namespace: str) -> VersionReading:
 
 
 def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
-    """What all versions have; `with_latency_counters`: the sums of latencies too."""
-    for row in _COUNTERS:
-        told = [reading for reading in readings if reading.version.config.response_cache or not row.of_cache]
-        if (with_latency_counters or not row.of_latency) and (told or not row.of_cache):
-            yield _family(row, "counter", told)
+    """Of all versions; `with_latency_counters`: the sums of latencies and the response cache's numbers too."""
+    for row in (*_COUNTERS, *(_LATENCY_COUNTERS if with_latency_counters else ())):
+        yield _family(row, "counter", readings)
+    caching = [reading for reading in readings if reading.version.config.response_cache]
+    for row in _CACHE_COUNTERS if with_latency_counters and caching else ():
+        yield _family(row, "counter", caching)
     yield MetricFamily(
         "nv_inference_request_failure",
         "counter",
