@@ -107,7 +107,7 @@ def read_toml(path: Path, name: str) -> WrittenConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A TOML table, and where it stands in the document, for errors."""
+    """A TOML table, and its place in the document, for errors."""
 
     values: Mapping[str, Any]
     source: str

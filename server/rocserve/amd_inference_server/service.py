@@ -69,7 +69,7 @@ class AmdInferenceServerService:
         return pb.ModelListResponse(models=self._repository.endpoints.listed_models())
 
     def has_hardware(self, request: pb.HasHardwareRequest) -> pb.HasHardwareResponse:
-        """Of "GPU", of an architecture such as "gfx90a", and of "CPU"; there are none of what is unknown here."""
+        """Of "GPU", of an architecture such as "gfx90a", and of "CPU"; there is none of any other."""
         name = request.name.lower()
         gpus = self._machine.architectures
         if name == "cpu":

@@ -1,4 +1,4 @@
-"""The PEM files of TLS, and the look at them that lets a renewed certificate take effect without a restart."""
+"""The PEM files of TLS, which are read again when they change: a renewed certificate needs no restart."""
 
 from __future__ import annotations
 

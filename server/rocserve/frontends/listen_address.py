@@ -11,7 +11,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
     protocol: str
-    """What is served there, e.g. "metrics"."""
+    """Served there, e.g. "metrics"."""
     flags: str
     """The part of the name that the flags for it have in common."""
     address: str

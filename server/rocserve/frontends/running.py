@@ -46,7 +46,7 @@ _ANY_ADDRESS = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is served, whatever it is asked by."""
+    """What all front ends serve."""
 
     inference: InferenceService
     methods: Mapping[str, Method]
@@ -94,7 +94,7 @@ class FrontEnds:
     async def start(self) -> Sequence[Exception]:
         """Listen on all ports; returns why some cannot be served, and then has stopped what had been started."""
         starts = (self._start_metrics(), self._start_http(), self._start_grpc())
-        # At once: processes take their time to come up, and of several ports in use all are told.
+        # At once: processes take their time to come up, and of several ports in use all are reported.
         outcomes = await asyncio.gather(*starts, return_exceptions=True)
         refusals = []
         for outcome in outcomes:
@@ -128,12 +128,12 @@ class FrontEnds:
         }
 
     def begin_drain(self) -> None:
-        """The server is going to end: tell who watches, and have clients of HTTP connect anew."""
+        """The server is going to end: tell those that watch, and have clients of HTTP connect anew."""
         if self._grpc is not None:
             self._grpc.publish()
         if self._http is not None:
             self._plane.call_soon(self._http.close_after_answers)
-        self._tell_exit("HTTP")
+        self._begin_exit_of("HTTP")
 
     def begin_exit(self) -> None:
         """The server has begun to end: end streams that wait for nothing."""
@@ -141,9 +141,9 @@ class FrontEnds:
             self._grpc.end_watches()
         if self._handlers is not None:
             self._plane.call_soon(self._handlers.begin_exit)
-        self._tell_exit("gRPC")
+        self._begin_exit_of("gRPC")
 
-    def _tell_exit(self, protocol: str) -> None:
+    def _begin_exit_of(self, protocol: str) -> None:
         for processes in self._processes:
             if processes.protocol == protocol:
                 processes.begin_exit()
@@ -167,7 +167,7 @@ class FrontEnds:
                 return_exceptions=True,
             )
         except asyncio.CancelledError:
-            # The thread goes on waiting for the grace time, unless it is told that there is none.
+            # The thread goes on waiting for the grace time, unless it is called again with none.
             if transport is not None:
                 await asyncio.to_thread(transport.stop, 0.0)
             raise
@@ -286,15 +286,15 @@ class FrontEnds:
                 served.memory,
                 (anonymous_file.open_for_reading(edition), uses),
             )
-            served.inference.watch_wants(lambda: loop.call_soon_threadsafe(self._tell_wants))
+            served.inference.watch_wants(lambda: loop.call_soon_threadsafe(self._send_wants))
         processes = FrontEndProcesses(where, self._count, routes, self._common, log)
         port = await processes.start()
         self._processes.append(processes)
         return port
 
-    def _tell_wants(self) -> None:
+    def _send_wants(self) -> None:
         for processes in self._processes:
-            processes.tell_wants()
+            processes.send_wants()
 
     def _start_transport(self, access: Access, routes: Mapping[str, Route], log: logging.Logger) -> int:
         from rocserve.frontends.grpc.inference import InferenceHandlers

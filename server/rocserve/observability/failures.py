@@ -33,7 +33,7 @@ class RequestFailures:
         self._left_out: Counter[tuple[CodeType, int] | None] = Counter()
 
     def error_of(self, what: str, error: Exception) -> ServeError:
-        """What the client of a failed request is told. An error that is no ServeError is the server's own fault, and
+        """The error for the client of a failed request. An error that is no ServeError is the server's own fault, and
         `what`, the request, is reported with it."""
         if isinstance(error, ServeError):
             return error
@@ -65,7 +65,7 @@ _SECONDS_BETWEEN_ERRORS = 10.0
 
 class LoopErrors:
     """An exception handler for asyncio's loops. That connections cannot be accepted is said in one line, now and then:
-    asyncio tells of it for each one that waits, again every second, with a traceback."""
+    asyncio reports it for each one that waits, again every second, with a traceback."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

@@ -101,7 +101,7 @@ class _LineFormatter(logging.Formatter):
 
 
 def _without_controls(text: str) -> str:
-    """What JSON lets stand but a terminal would obey, and what has no form in UTF-8."""
+    """The text without what JSON leaves but a terminal would obey, and what has no form in UTF-8."""
     return printable(text.encode(errors="backslashreplace").decode())
 
 
@@ -109,7 +109,7 @@ class LinesWithLevels(logging.Formatter):
     """Of a process whose lines the server's log takes in: the level before each, also those of a traceback."""
 
     def __init__(self, prefix: Callable[[], str] = str) -> None:
-        """`prefix`: what stands between the level and the line."""
+        """`prefix`: between the level and the line."""
         super().__init__()
         self._prefix = prefix
 

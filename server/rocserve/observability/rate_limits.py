@@ -6,7 +6,7 @@ import time
 
 
 class Allowance:
-    """Lets so many through at once, and from then on so many a second. For one thread.
+    """Lets `burst` through at once, and from then on `per_second`. For one thread.
 
     With a burst of 1 a message is logged at once, and then at most one in 1 / `per_second` seconds.
     """
@@ -18,7 +18,7 @@ class Allowance:
         self._counted_at = time.monotonic()
 
     def take(self, amount: int = 1) -> bool:
-        """Whether so many more may pass now."""
+        """Whether `amount` more may pass now."""
         if self.left < amount:
             return False
         self._left -= amount

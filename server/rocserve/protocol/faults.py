@@ -1,4 +1,4 @@
-"""Parses clients' messages, and says what is wrong with those that protobuf refuses without a word."""
+"""Parses clients' messages, and describes the fault of those that protobuf refuses without a word."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parse_message(data: Buffer, kind: type[_Kind]) -> _Kind:
 
 
 def describe_fault(data: Buffer, message: type[Message]) -> str:
-    """What is wrong with bytes that do not parse as `message`, for the client to read."""
+    """The fault of bytes that do not parse as `message`, for the client to read."""
     fields = message.DESCRIPTOR.fields_by_number
     try:
         for span in field_spans(data):

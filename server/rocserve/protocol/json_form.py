@@ -1,6 +1,6 @@
 """Messages as plain values for JSON, in Triton's style.
 
-The fields have their names in the .proto; those that are not set stand there with their defaults, except messages;
+The fields have their names in the .proto; those that are not set have their defaults, except messages;
 64-bit integers are numbers, where protobuf's own JSON has strings.
 """
 

@@ -33,7 +33,7 @@ def _with_nested_classes(descriptor: Descriptor) -> type[Message]:
     message: type[Message] = message_factory.GetMessageClass(descriptor)
     for nested in descriptor.nested_types:
         nested_class = _with_nested_classes(nested)
-        # The C runtime finds nested classes by itself; the pure Python one must be told.
+        # The C runtime finds nested classes by itself; the pure Python one does not.
         if not hasattr(message, nested.name):
             setattr(message, nested.name, nested_class)
     return message

@@ -1,4 +1,4 @@
-"""The parameters of a request that tell of its sequence, from the wire."""
+"""The parameters of a request about its sequence, from the wire."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
 
 
 def _key(entry: bytes) -> bytes:
-    """The key of a map's entry; b"" where it does not stand first, or is long."""
+    """The key of a map's entry; b"" where it is not first, or is long."""
     if len(entry) < 2 or entry[0] != _KEY_TAG or entry[1] > 0x7F:
         return b""
     return entry[2 : 2 + entry[1]]

@@ -87,8 +87,8 @@ _LONG_TO_DECOMPRESS = 1 << 10
 
 
 class BodyReader:
-    """Reads what a client sends. The holder of a request counts the bytes as they come; whoever made it gives them
-    back, also when nothing comes of the request."""
+    """Reads what a client sends. The holder of a request counts the bytes as they come; the one that made it gives
+    them back, also when no request comes of it."""
 
     def __init__(self, max_input_size: int, memory: RequestMemory, body_seconds: float = _BODY_SECONDS) -> None:
         """`max_input_size`: bytes of JSON, and of what comes out of compressed bodies. `body_seconds`: what a client
@@ -108,14 +108,14 @@ class BodyReader:
         return plain
 
     def json_length(self, header: str | None, body_length: int) -> int:
-        """How many bytes of an inference request's body are its JSON. What stands behind it is not bound here; a body
-        without JSON is.
+        """How many bytes of an inference request's body are its JSON. The tensors behind it are not bound here;
+        a body without JSON is.
 
         Args:
             header: HEADER_LENGTH as the client has sent it; None = all are.
 
         Raises:
-            ServeError, HttpError: the header does not say, or so many bytes are too many.
+            ServeError, HttpError: the header is no number, or there are too many bytes.
         """
         length, limit = body_length, self.max_input_size
         if header is not None:
@@ -135,7 +135,7 @@ class BodyReader:
         return length
 
     async def read(self, request: Request, holder: Holder, limit: int | None = None) -> Buffer:
-        """A body of at most so many bytes; None = as JSON may have.
+        """A body of at most `limit` bytes; None = as many as JSON may have.
 
         Raises:
             ServeError: INVALID_ARGUMENT, it is too large; RESOURCE_EXHAUSTED, there is no memory for it.

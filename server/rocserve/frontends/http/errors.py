@@ -1,4 +1,4 @@
-"""Errors as HTTP tells them."""
+"""Errors as responses of HTTP."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def error_body(text: str) -> bytes:
 
 
 def error_response(error: ServeError | HttpError, content_type: str = JSON) -> Response:
-    """The answer that tells an error.
+    """The response for an error.
 
     Args:
         content_type: of a ServeError; an HttpError has its own.

@@ -115,11 +115,11 @@ def generate_body(response: InferResponse) -> bytes:
     Raises:
         ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape.
     """
-    told: dict[str, Any] = {"id": response.id} if response.id else {}
-    told |= {"model_name": response.head.model_name, "model_version": response.head.model_version}
-    _add(told, response.parameters)
-    _add(told, {tensor.name: _plain(json_elements(tensor)) for tensor in response.outputs})
-    return json_bytes({name: told[name] for name in sorted(told)})
+    fields: dict[str, Any] = {"id": response.id} if response.id else {}
+    fields |= {"model_name": response.head.model_name, "model_version": response.head.model_version}
+    _add(fields, response.parameters)
+    _add(fields, {tensor.name: _plain(json_elements(tensor)) for tensor in response.outputs})
+    return json_bytes({name: fields[name] for name in sorted(fields)})
 
 
 def event(body: bytes) -> bytes:
@@ -127,10 +127,10 @@ def event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def _add(told: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Names that are taken stay as they are."""
+def _add(fields: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Names that are taken keep their values."""
     for name, value in more.items():
-        told.setdefault(name, value)
+        fields.setdefault(name, value)
 
 
 def _plain(elements: list[Any]) -> Any:
@@ -204,24 +204,24 @@ async def _only_response(first: Answer, responder: AnswerStream, paths: PrivateP
         return error_response(deadline_exceeded())
     if count != 1 or first is None:
         return error_response(internal(NOT_ONE_RESPONSE))
-    status, body = _told(first, paths)
+    status, body = _status_and_body(first, paths)
     return Response(status, body, JSON)
 
 
 async def _send_events(request: Request, first: Answer, responder: AnswerStream, paths: PrivatePaths) -> None:
     """The first one decides about the status; what fails later is an event of the stream."""
-    status, body = (200, b"") if first is None else _told(first, paths)
+    status, body = (200, b"") if first is None else _status_and_body(first, paths)
     request.begin_stream(status, EVENT_STREAM, {"Cache-Control": "no-cache"})
     outcome = first
     while outcome is not None:
         await request.send(event(body))
         outcome = await responder.next()
         if outcome is not None:
-            _, body = _told(outcome, paths)
+            _, body = _status_and_body(outcome, paths)
     request.end_stream()
 
 
-def _told(outcome: InferResponse | ServeError, paths: PrivatePaths) -> tuple[int, bytes]:
+def _status_and_body(outcome: InferResponse | ServeError, paths: PrivatePaths) -> tuple[int, bytes]:
     """Status and body of one response or error."""
     if not isinstance(outcome, ServeError):
         try:

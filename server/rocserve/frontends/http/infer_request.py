@@ -147,17 +147,17 @@ def _key(parameters: Parameters) -> _Key:
 
 
 def _is_small(head: RequestHead) -> bool:
-    told = [
+    parameters = [
         head.parameters,
         *(entry.parameters for entry in head.inputs),
         *(entry.parameters for entry in head.outputs),
     ]
-    sizes = [len(head.inputs), len(head.outputs), *map(len, told), *(len(entry.shape) for entry in head.inputs)]
+    sizes = [len(head.inputs), len(head.outputs), *map(len, parameters), *(len(entry.shape) for entry in head.inputs)]
     if sum(sizes) > MOST_ENTRIES:
         return False
     names = [head.model_name, head.model_version]
     names += [entry.name for entry in head.inputs] + [entry.name for entry in head.outputs]
-    names += [text for parameters in told for pair in parameters.items() for text in pair if isinstance(text, str)]
+    names += [text for each in parameters for pair in each.items() for text in pair if isinstance(text, str)]
     return all(len(text) <= LONGEST_TEXT for text in names)
 
 
@@ -208,7 +208,7 @@ class _RememberedText:
 
 
 class InferRequestReader:
-    """Reads the JSON and what stands behind it. Clients send the same JSON again and again, with other tensors: all but
+    """Reads the JSON and the tensors behind it. Clients send the same JSON again and again, with other tensors: all but
     their elements is parsed once. Called on the event loop."""
 
     def __init__(self, heads: RequestHeads) -> None:
@@ -218,7 +218,7 @@ class InferRequestReader:
     def read(
         self, body: Buffer, header_length: int, model_name: str, model_version: str
     ) -> tuple[InferRequest, AnswerForm]:
-        """The request, and how its answer is to be told.
+        """The request, and the form of its response.
 
         Args:
             header_length: how many bytes of the body are its JSON.
@@ -241,7 +241,7 @@ class InferRequestReader:
             try:
                 return known.request(elements, binary), known.form
             except ServeError:
-                pass  # What is wrong is found below, and told as of the whole.
+                pass  # The fault is found below, and reported as one of the whole.
         text = parse_infer_text(model_name, len(binary), json)
         request = self.request(text, binary, model_name, model_version)
         parts = [part if isinstance(part, slice) else _IN_JSON for part in text.data]
@@ -296,9 +296,9 @@ def read_id(head: Any) -> str:
     value = find(head, "id")
     if value is MISSING:
         return ""
-    told = text(value, "Unable to parse 'id'")
-    check_id(len(told))
-    return told
+    request_id = text(value, "Unable to parse 'id'")
+    check_id(len(request_id))
+    return request_id
 
 
 def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[InputHead], list[Buffer | slice]]:
@@ -310,8 +310,7 @@ def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[I
         size, region = find(parameters, "binary_data_size"), find(parameters, "shared_memory_region")
         _check_one_source(find(entry, "data") is not MISSING, size is not MISSING, region is not MISSING)
         name, datatype, shape = _input_head(entry)
-        told = NO_PARAMETERS if region is MISSING else _shared_memory(parameters)
-        given = InputHead(name, datatype, shape, told)
+        given = InputHead(name, datatype, shape, NO_PARAMETERS if region is MISSING else _shared_memory(parameters))
         if size is not MISSING:
             end = position + unsigned(size, "Unable to parse 'binary_data_size'")
             if end > binary_length:
@@ -358,14 +357,14 @@ def _check_one_source(has_data: bool, has_binary: bool, has_shared_memory: bool)
 
 
 def _shared_memory(parameters: Any) -> dict[str, ParameterValue]:
-    """Where a tensor lies in a client's shared memory, as gRPC's parameters tell it."""
-    told: dict[str, ParameterValue] = {
+    """Where a tensor lies in a client's shared memory, in gRPC's parameters."""
+    found: dict[str, ParameterValue] = {
         "shared_memory_region": text(parameters["shared_memory_region"], "Unable to parse 'shared_memory_region'")
     }
     for name in _SHARED_MEMORY_NUMBERS:
         value = find(parameters, name)
-        told[name] = 0 if value is MISSING else unsigned(value, f"Unable to parse '{name}'")
-    return told
+        found[name] = 0 if value is MISSING else unsigned(value, f"Unable to parse '{name}'")
+    return found
 
 
 def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutput], AnswerForm]:
@@ -377,17 +376,17 @@ def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutp
         parameters = find(entry, "parameters")
         _check_output(parameters)
         name = text(member(entry, "name", "Unable to parse 'name'"), "Unable to parse 'name'")
-        told: dict[str, ParameterValue] = {}
+        kept: dict[str, ParameterValue] = {}
         classes = find(parameters, "classification")
         if classes is not MISSING and unsigned(classes, "Unable to set 'classification'"):
-            told["classification"] = classes
+            kept["classification"] = classes
         if find(parameters, "shared_memory_region") is not MISSING:
-            told.update(_shared_memory(parameters))
+            kept.update(_shared_memory(parameters))
             shared.add(name)
         as_binary = find(parameters, "binary_data")
         is_binary = as_binary is not MISSING and boolean(as_binary, "Unable to parse 'binary_data'")
         binary.setdefault(name, is_binary)
-        outputs.append(RequestedOutput(name, told or NO_PARAMETERS))
+        outputs.append(RequestedOutput(name, kept or NO_PARAMETERS))
     return outputs, AnswerForm(binary, otherwise_binary, shared)
 
 

@@ -16,14 +16,14 @@ from rocserve.frontends.http.tensor_json import SLICE, element_slices, json_elem
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """Binary data stands behind the JSON, all else in it."""
+    """Which outputs are binary, behind the JSON, and which are in it."""
 
     binary: Mapping[str, bool] = field(default_factory=dict)
     """By the outputs that the request names."""
     otherwise_binary: bool = False
     """Outputs that it does not name."""
     shared: Set[str] = frozenset()
-    """Outputs that lie in the client's shared memory, so that only their heads are told."""
+    """Outputs that lie in the client's shared memory, so that the response has only their heads."""
 
     is_all_binary: bool = field(init=False)
     """Whatever outputs there are."""
@@ -88,21 +88,21 @@ def infer_body(response: InferResponse, form: AnswerForm) -> list[Buffer]:
     large: dict[int, Tensor] = {}
     tensors: list[Buffer] = []
     for tensor in response.outputs:
-        told: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
+        fields: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
         if tensor.name in form.shared:
             pass  # The client finds it where it asked for it.
         elif form.is_binary(tensor.name):
-            told["parameters"] = {"binary_data_size": len(tensor.data)}
+            fields["parameters"] = {"binary_data_size": len(tensor.data)}
             if len(tensor.data):
                 tensors.append(tensor.data)
         elif tensor.element_count > SLICE:
             large[len(outputs)] = tensor
         else:
-            told["data"] = json_elements(tensor)
-        outputs.append(told)
+            fields["data"] = json_elements(tensor)
+        outputs.append(fields)
     if not large:
         return [json_bytes(head | {"outputs": outputs}), *tensors]
-    texts = [json_bytes(told) for told in outputs]
+    texts = [json_bytes(fields) for fields in outputs]
     for index, tensor in large.items():
         # The object ends with its elements.
         texts[index] = b'%b,"data":[%b]}' % (texts[index][:-1], _elements(tensor))
@@ -111,8 +111,8 @@ def infer_body(response: InferResponse, form: AnswerForm) -> list[Buffer]:
 
 def takes_long(response: InferResponse, form: AnswerForm) -> bool:
     """Whether so much has to be written as JSON that it is better done beside the event loop."""
-    told = (head for head in response.head.outputs if not (head.name in form.shared or form.is_binary(head.name)))
-    return sum(math.prod(head.shape) for head in told) > MANY_ELEMENTS
+    in_json = (head for head in response.head.outputs if not (head.name in form.shared or form.is_binary(head.name)))
+    return sum(math.prod(head.shape) for head in in_json) > MANY_ELEMENTS
 
 
 def _elements(tensor: Tensor) -> bytes:

@@ -162,7 +162,7 @@ class InferCall(HttpResponder):
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
-        """Raises: what is no ServeError."""
+        """Raises: any error but a ServeError."""
         self._end()
         self._parts.memory.release(self)
         if not isinstance(error, ServeError):
@@ -236,7 +236,7 @@ class InferCall(HttpResponder):
 
     def _answer(self, outcome: InferResponse | ServeError) -> None:
         if self._is_answered:
-            return  # The client has gone, or been told that its deadline has passed.
+            return  # The client has gone, or has the answer that its deadline has passed.
         self._end()
         request, parts = self.request, self._parts
         try:

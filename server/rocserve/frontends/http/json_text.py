@@ -30,10 +30,10 @@ _FAULTS = {
 
 
 def parse_json(data: Buffer) -> Any:
-    """The value that the bytes tell.
+    """The value of a text in JSON.
 
     Raises:
-        ServeError: INTERNAL, as Triton answers what is no JSON; INVALID_ARGUMENT when it is nested too deeply.
+        ServeError: INTERNAL, as Triton answers a text that is not JSON; INVALID_ARGUMENT when it is nested too deeply.
     """
     source = str(data, "utf-8", "surrogateescape")
     try:
@@ -64,7 +64,7 @@ def nested_too_deeply() -> ServeError:
 
 
 def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
-    """What is wrong, and where."""
+    """The fault, and where it is."""
     position = error.pos
     if not source.strip(" \t\r\n"):
         return "The document is empty.", len(source)
@@ -82,7 +82,7 @@ def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
     elif message in ("Expecting value", "Illegal trailing comma before end of array", "Unexpected UTF-8 BOM"):
         word = _BEGUN_VALUE.match(source, position)
         return "Invalid value.", word.end() if word else _after_comma(source, position)
-    known = next((told for found, told in _FAULTS.items() if message.startswith(found)), "Invalid value.")
+    known = next((text for found, text in _FAULTS.items() if message.startswith(found)), "Invalid value.")
     return known, position
 
 

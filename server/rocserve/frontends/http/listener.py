@@ -25,16 +25,16 @@ moment: fewer than the descriptors that the server keeps for itself."""
 _TAKING_PAUSE_SECONDS = 1.0
 """Where none can be taken, as no file may be opened any more."""
 _ARRIVING_SHARE = 4
-"""One part in so many of the connections may be arriving, which is in their handshake of TLS: so many leave a client
-time for its own while others begin theirs without end, and those that have had a request keep the rest."""
+"""One in four connections may be arriving, its handshake of TLS included: that leaves a client time for its own while
+others begin theirs without end, and those that have had a request keep the rest."""
 _FIRST_REQUEST_SECONDS = 1.0
 """What a client that has just connected, or begun a request, has for the rest of it when the server ends."""
 _POLL_SECONDS = 0.02
-"""Between two looks whether there is still such a client, or a request in hand."""
+"""Between two checks whether there is still such a client, or a request in progress."""
 _CLOSE_SECONDS = 1.0
 """What connections and tasks have to end."""
 _WATCH_SECONDS = 1.0
-"""How often connections are looked at whose clients keep them waiting."""
+"""Between two checks for connections whose clients keep them waiting."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
 _KEPT_DESCRIPTORS = 256
 """For the process itself, of the files that may be open: workers take some, and so do files that are read."""
@@ -64,7 +64,7 @@ class HttpListener:
         """In the order in which they were taken."""
         self._fitting: int | None = None
         """How many connections there may be while one has a descriptor above the limit: those that closed ones leave
-        are lower, and tell nothing."""
+        are lower, and do not show it."""
         self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
 
     async def start(self, what: str, flags: str, address: str, port: int, reuse_port: bool = False) -> int:
@@ -80,7 +80,7 @@ class HttpListener:
         loop = self._loop = asyncio.get_running_loop()
         self._watch = loop.create_task(self._close_overdue())
         try:
-            # asyncio binds, but takes none: of one with TLS it would tell only after the handshake.
+            # asyncio binds, but takes none: it would report one with TLS only after the handshake.
             bound = await loop.create_server(
                 asyncio.Protocol, address, port, reuse_port=reuse_port or None, start_serving=False
             )
@@ -120,7 +120,7 @@ class HttpListener:
             pass
         try:
             async with asyncio.timeout(grace_seconds):
-                while any(each.is_in_hand for each in connections.open):  # noqa: ASYNC110 - rare
+                while any(each.has_request for each in connections.open):  # noqa: ASYNC110 - rare
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             pass
@@ -128,7 +128,7 @@ class HttpListener:
         while self._arriving:
             self._close_oldest_arriving()
         for connection in connections.open:
-            if connection.is_in_hand:
+            if connection.has_request:
                 connection.abort()
             else:
                 connection.close()

@@ -60,11 +60,11 @@ def read_trace_settings(message: pb.TraceSettingRequest, body: Buffer) -> None:
 
 
 def trace_settings_json(response: pb.TraceSettingResponse) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for name in _ordered(_TRACE_ORDER, response.settings):
         values = list(response.settings[name].value)
-        told[name] = values if name == "trace_level" else "".join(values[:1])
-    return told
+        shown[name] = values if name == "trace_level" else "".join(values[:1])
+    return shown
 
 
 def read_log_settings(message: pb.LogSettingsRequest, body: Buffer) -> None:
@@ -99,7 +99,7 @@ def _ordered(first: Any, found: Any) -> list[str]:
     return [name for name in first if name in found] + sorted(name for name in found if name not in first)
 
 
-# Answers: what is told as JSON, or as it is when it is bytes.
+# Responses: to values for JSON, or to bytes that are sent as they are.
 
 
 def no_json(response: Any) -> None: ...
@@ -111,10 +111,10 @@ def health_json(response: Any) -> dict[str, bool]:
 
 
 def metadata_json(response: pb.ModelMetadataResponse) -> Any:
-    told = plain_values(response)
-    if not told["properties"]:
-        del told["properties"]
-    return told
+    values = plain_values(response)
+    if not values["properties"]:
+        del values["properties"]
+    return values
 
 
 def index_json(response: pb.RepositoryIndexResponse) -> Any:
@@ -190,7 +190,7 @@ def _check_region(region: str, kind: str) -> None:
 
 def _decoded(name: str, value: str) -> bytes:
     try:
-        # What should stand at the end may be missing.
+        # The padding at the end may be missing.
         return base64.b64decode(value + "===")
     except (binascii.Error, ValueError) as error:
         raise invalid_argument(f"the value of '{name}' is not valid base64: {error}") from None
@@ -205,9 +205,9 @@ def read_parameters(message: pb.ModelLoadRequest | pb.WorkerLoadRequest, body: B
     for name, value in given.items():
         if not isinstance(value, bool | int | float | str):
             raise invalid_argument(f"parameter '{name}' must be a boolean, a number or a text, got {value!r}")
-        for told in (name, value):
-            if isinstance(told, str):
-                checked_text(told)
+        for part in (name, value):
+            if isinstance(part, str):
+                checked_text(part)
     write_parameters(dict(given), message.parameters)
 
 

@@ -45,7 +45,7 @@ class PageFile:
 
 
 class Overview:
-    """Tells what all models do. What is told of hundreds of them takes a while to write, beside requests."""
+    """Answers with what all models do: of hundreds of them that takes a while to write, beside requests."""
 
     shows = ("RepositoryIndex", "ModelStatistics", "ModelMetadata")
 
@@ -101,9 +101,9 @@ class EventStreams:
             while True:
                 response = await method.answer(page_pb2.RepositoryEventsRequest(after=after))
                 assert isinstance(response, page_pb2.RepositoryEventsResponse)
-                told = [b"id: %d\n" % one.number + event(json_bytes(plain_values(one))) for one in response.events]
+                events = [b"id: %d\n" % one.number + event(json_bytes(plain_values(one))) for one in response.events]
                 # A comment where there is none: a client that has gone is noticed.
-                await request.send(b"".join(told) or b":\n\n")
+                await request.send(b"".join(events) or b":\n\n")
                 after = response.events[-1].number if response.events else after
                 if response.is_last:
                     break

@@ -54,7 +54,7 @@ def path_of(target: bytes) -> str:
 class ConnectionLimits:
     head_seconds: float = 10.0
     """What a client has for the head of a request from its first byte on; of its first one from the connection on. TLS
-    has as long before it. What is left of a body when its request has been answered has as long too."""
+    has as long before it. The rest of a body whose request has been answered has as long too."""
     idle_seconds: float = 75.0
     """How long a connection may stay without a request: a little longer than proxies keep theirs, a minute mostly, so
     that it is they who close."""
@@ -144,7 +144,7 @@ class Request:
 
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
         """Have a task answer, which is cancelled when the client goes; None = it has been sent. A ConnectionError of it
-        ends the connection; of another error the client is told."""
+        ends the connection; another error is answered."""
         self._task = self._connection.loop.create_task(self._run(answering))
         self._connection.common.tasks.add(self._task)
         self._task.add_done_callback(self._connection.common.tasks.discard)
@@ -304,10 +304,10 @@ class Connection(asyncio.Protocol):
         self._arriving: Request | None = None
         """Whose head or body is being parsed."""
         self._waiting: deque[Request] = deque()
-        """Requests behind the one in hand; their heads are there."""
-        self._in_hand: Request | None = None
+        """Requests behind the one in progress; their heads are there."""
+        self._current: Request | None = None
         self._fault: str | None = None
-        """Why nothing more is parsed, which the client is told behind the answers before it."""
+        """Why nothing more is parsed, which is answered behind the requests before it."""
         self._is_last = False
         """Nothing more is parsed: the client or the server wants no further request in this connection."""
         self._is_in_head = False
@@ -345,9 +345,9 @@ class Connection(asyncio.Protocol):
             self.common.none_open.set()
         self._is_last = self.is_closing = True
         self._waiting.clear()
-        if self._in_hand is not None:
-            self._in_hand.leave()
-            self._in_hand = None
+        if self._current is not None:
+            self._current.leave()
+            self._current = None
         del self._parser  # It knows this: the two would stay until the next collection.
 
     def pause_writing(self) -> None:
@@ -432,7 +432,7 @@ class Connection(asyncio.Protocol):
             self._is_last = True
         if request.has_answer:
             self._wait_for_request()
-        elif request is self._in_hand:
+        elif request is self._current:
             request.wake()
 
     def _refuse(self, fault: str) -> None:
@@ -445,7 +445,7 @@ class Connection(asyncio.Protocol):
         elif request.has_answer:
             self.close()
         else:
-            request.fault = fault  # Its answer tells so.
+            request.fault = fault  # Its answer says so.
             request.wake()
 
     # What requests and the listener call.
@@ -456,9 +456,9 @@ class Connection(asyncio.Protocol):
         self._is_beginning = True
         for _ in range(_BEGUN_AT_ONCE):
             # Answers to a client that asks on and on without reading would pile up.
-            if self._in_hand is not None or not self._waiting or self._unread_since is not None or self.is_closing:
+            if self._current is not None or not self._waiting or self._unread_since is not None or self.is_closing:
                 break
-            request = self._in_hand = self._waiting.popleft()
+            request = self._current = self._waiting.popleft()
             self._idle_since = self._head_since = None
             self._begun_at = time.monotonic()
             try:
@@ -468,16 +468,16 @@ class Connection(asyncio.Protocol):
         else:
             self.loop.call_soon(self._begin_requests)
         self._is_beginning = False
-        if self._fault is not None and self._in_hand is None and not self._waiting:
+        if self._fault is not None and self._current is None and not self._waiting:
             refused = Request(self)
-            refused.is_whole, self._in_hand = True, refused
+            refused.is_whole, self._current = True, refused
             text, self._fault = self._fault, None
             refused.respond(Response(400, f"400 Bad Request: {text}\n".encode(), "text/plain; charset=utf-8"))
 
     def end_request(self, request: Request) -> None:
-        if self._in_hand is not request:
+        if self._current is not request:
             return  # The connection has ended before.
-        self._in_hand = None
+        self._current = None
         if not request.keeps_alive:
             self._is_last = True
             self._waiting.clear()
@@ -498,7 +498,7 @@ class Connection(asyncio.Protocol):
         self._head_since = self._idle_since if self._is_in_head else None
 
     def _close(self, request: Request) -> None:
-        """Once all is sent. Closed with something unread, the client would be told of a reset instead of its answer."""
+        """Once all is sent. Closed with something unread, the client would get a reset instead of its answer."""
         if (request.is_whole and request.method) or not self._transport.can_write_eof():
             self.close()
         else:
@@ -543,8 +543,8 @@ class Connection(asyncio.Protocol):
         return -1 if connection is None else int(connection.fileno())
 
     @property
-    def is_in_hand(self) -> bool:
-        return self._in_hand is not None
+    def has_request(self) -> bool:
+        return self._current is not None
 
     @property
     def awaits_head(self) -> bool:
@@ -553,16 +553,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def waits_since(self) -> float | None:
-        """Since when (the loop's time) it waits for its client to read or to ask; None = a request is in hand, or it
-        has been closed."""
+        """Since when (the loop's time) it waits for its client to read or to ask; None = it has a request, or has been
+        closed."""
         if self.is_closing:
             return None
         return self._idle_since if self._unread_since is None else self._unread_since
 
     @property
     def body_since(self) -> float | None:
-        """Since when it waits for the whole body of the request in hand; None = it does not, or it has been closed."""
-        return None if self.is_closing or self._in_hand is None or self._in_hand.is_whole else self._begun_at
+        """Since when it waits for the whole body of its request; None = it does not, or it has been closed."""
+        return None if self.is_closing or self._current is None or self._current.is_whole else self._begun_at
 
     def is_overdue(self, limits: ConnectionLimits, now: float) -> bool:
         return (

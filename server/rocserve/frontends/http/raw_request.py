@@ -24,10 +24,10 @@ _NAME = re.compile(rb';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
 
 
 def form_boundary(content_type: str) -> bytes | None:
-    """What stands between the parts of a form; None = the body is no form.
+    """The delimiter between the parts of a form; None = the body is no form.
 
     Raises:
-        ServeError: INVALID_ARGUMENT, the header does not tell it.
+        ServeError: INVALID_ARGUMENT, the header has none.
     """
     if not content_type.lower().startswith(_KIND):
         return None
@@ -48,7 +48,7 @@ def form_parts(body: Buffer, boundary: bytes) -> list[tuple[str, Buffer]]:
     delimiter = re.compile(b"\r\n--" + re.escape(boundary))
     parts: list[tuple[str, Buffer]] = []
     first = b"--" + boundary
-    # The first one stands at the beginning, without the line's end.
+    # The first one is at the beginning, without the line's end.
     position = len(first) if view[: len(first)] == first else _next(delimiter, view, 0).end()
     while bytes(view[position : position + 2]) != b"--":
         head_end = _HEAD_END.search(view, position, position + LARGEST_HEAD_LINE)

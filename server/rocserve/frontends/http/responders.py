@@ -75,7 +75,7 @@ class HttpParts:
 
 OWN_HEADER = "X-Request-Timeout-Ms"
 ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
-"""Envoy tells those behind it so how long it waits for them."""
+"""Envoy sends it to servers behind it: how long it waits for them."""
 _HEADERS = tuple((name, name.lower()) for name in (OWN_HEADER, ENVOY_HEADER))
 _MOST_DIGITS = 15
 """Of milliseconds: thirty thousand years."""
@@ -106,8 +106,8 @@ class HttpResponder(ClientResponder):
     memory its body takes. All is called on the plane's thread."""
 
     def __init__(self, request: Request, parts: HttpParts, deadline: float | None) -> None:
-        """`deadline`: time.monotonic() seconds, after which the client is told that it has passed, whatever becomes of
-        the request."""
+        """`deadline`: time.monotonic() seconds, when it passes the client is answered so, whatever becomes of the
+        request."""
         self.request = request
         self.held_bytes = 0
         self._parts = parts
@@ -120,7 +120,7 @@ class HttpResponder(ClientResponder):
         """Whether it failed before it was scheduled."""
 
     def hand_over(self, request: InferRequest) -> None:
-        """Have the request, whose body is there now, scheduled. What is raised is the answer: no other follows."""
+        """Have the request, whose body is there now, scheduled. An error that is raised is its only answer."""
         self._came_ns = time.monotonic_ns()
         request.deadline = self._deadline
         self._parts.inference.infer(request, self)
@@ -139,18 +139,18 @@ class HttpResponder(ClientResponder):
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
         if self._is_gone:
-            self._tell_gone()
+            self._on_gone()
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more. Who says so may be in the middle of it."""
         self._is_gone = True
-        self._parts.inference.plane.call_soon(self._tell_gone)
+        self._parts.inference.plane.call_soon(self._on_gone)
 
     def _copy(self, response: InferResponse, final: bool) -> None:
         """A large response, for clients may read slowly; it will be sent once more."""
         self._parts.inference.plane.work_off(send_copied(response, final, self))
 
-    def _tell_gone(self) -> None:
+    def _on_gone(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
@@ -173,7 +173,7 @@ class AnswerStream(HttpResponder):
         self._taken_bytes = 0
         self._is_closed = False
         self.is_overdue = False
-        """The deadline has passed, which has been told."""
+        """The deadline has passed, and the answer says so."""
 
     async def next(self) -> Answer:
         """The next response or error; None when no further one comes."""

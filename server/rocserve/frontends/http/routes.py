@@ -27,14 +27,14 @@ class Route:
     """A method of gRPC under its URL."""
 
     url: str
-    """In brackets: what may be left out; in braces: the method's fields that stand there, `{}` of none."""
+    """In brackets: what may be left out; in braces: a field of the method's request, `{}` of none."""
     method: str
     verbs: frozenset[str] = GET
     to_json: Callable[[Any], Any] = plain_values
-    """From the method's response to what is told as JSON, or as it is when it is bytes; None = nothing is told.
+    """From the method's response to a value for JSON, or to bytes that are sent as they are; None = no body.
 
     Raises:
-        HttpError: the response is told by an HTTP status.
+        HttpError: the response is an HTTP status.
     """
     read: Callable[[Any, Buffer], None] | None = None
     """Completes the method's request by a POST's body; None = the URL says all. Raises: ServeError."""

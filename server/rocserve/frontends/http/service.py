@@ -1,5 +1,5 @@
-"""HTTP as the settings ask for it: the listener, and all behind it: what is asked, whether the client may, and the
-answer."""
+"""HTTP as the settings ask for it: the listener, and behind it the methods, whether the client may call them, and the
+responses."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class HttpService:
     def _forget(self, task: asyncio.Task[object]) -> None:
         self._parts.memory.release(self._tasks.pop(task))
         if not task.cancelled():
-            # Looked at, so that asyncio does not complain of an error that nobody waited for.
+            # Read, so that asyncio does not complain of an error that nobody waited for.
             task.exception()
 
 

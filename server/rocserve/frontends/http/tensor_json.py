@@ -33,7 +33,7 @@ DATATYPES = {datatype.value: datatype for datatype in DataType}
 
 def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, is_base64: bool = False) -> bytes:
     """The elements of an array, however it is nested, as raw contents; integers that are too wide keep their low bytes.
-    In place of an element of BYTES, and of all those of UINT8, may stand `{"b64": "..."}`, as in TensorFlow Serving.
+    In place of an element of BYTES, and of all those of UINT8, may be `{"b64": "..."}`, as in TensorFlow Serving.
 
     Args:
         data: an array, or one element.
@@ -54,7 +54,7 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, 
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input"
             f" {input_name}"
         )
-    # Only those that fit are looked at, and then their number is told.
+    # Only those that fit are converted; then their number is checked.
     if known is DataType.UINT8 and len(elements) == 1 and type(elements[0]) is dict:
         raw = _decoded(elements[0], input_name)
         count = len(raw)
@@ -67,7 +67,7 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, 
 
 
 def element_slices(tensor: Tensor) -> Iterator[list[Any]]:
-    """The elements of a tensor, one after the other, as JSON has them; so many at a time that it takes little.
+    """The elements of a tensor, one after the other, as JSON has them; few enough at a time that it takes little.
 
     Raises:
         ServeError: INVALID_ARGUMENT for a datatype that has no JSON, INTERNAL when the data does not fit the shape.
@@ -154,7 +154,7 @@ def _bytes_contents(elements: list[Any], input_name: str) -> bytes:
 
 
 def _decoded(value: Any, input_name: str) -> bytes:
-    """What `{"b64": "..."}` stands for."""
+    """The bytes of `{"b64": "..."}`."""
     text = find(value, "b64")
     if type(text) is not str or len(value) != 1:
         raise invalid_argument(f"input '{input_name}': bytes in base64 are given as a text, or as {{\"b64\": text}}")

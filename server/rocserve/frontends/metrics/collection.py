@@ -27,7 +27,7 @@ class ServerMetrics:
         options: LatencyOptions,
         further: Sequence[Source] = (),
     ) -> None:
-        """`further`: what else there is to tell: of the machine, and what models themselves tell."""
+        """`further`: other sources: the machine's gauges, and the metrics that models define."""
         self._tables = tables
         self._fallbacks = fallbacks
         self._options = options
@@ -35,7 +35,7 @@ class ServerMetrics:
 
     def families(self) -> Iterable[MetricFamily]:
         """Of the versions that are ready, and of what happened since the server started. Of thousands that are only
-        registered, those that were never asked have nothing to tell."""
+        registered, those that were never asked have no numbers."""
         table = self._tables.table
         readings = [
             read_version(version, model.namespace)
@@ -83,7 +83,7 @@ def assemble_metrics(
     further: Sequence[Source],
     log: logging.Logger,
 ) -> ServerMetrics:
-    """`further`: what else there is to tell beside the machine's."""
+    """`further`: other sources beside the machine's gauges."""
     gauges: list[Callable[[], Sequence[MetricFamily]]] = []
     if settings.allow and settings.gpu:
         gauges.append(GpuGauges(log).families)

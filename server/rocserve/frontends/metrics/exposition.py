@@ -20,7 +20,7 @@ class Sample:
     labels: Mapping[str, str]
     value: float
     suffix: str = ""
-    """What stands behind the family's name, such as _bucket."""
+    """Behind the family's name, such as _bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def _lines(family: MetricFamily) -> Iterable[str]:
     yield f"# TYPE {family.name} {family.kind}\n"
     for sample in family.samples:
         labels = ",".join(f'{name}="{_quoted(text)}"' for name, text in sample.labels.items())
-        # Of the whole server's numbers there are no labels to tell.
+        # The whole server's numbers have no labels.
         shown = f"{{{labels}}}" if labels else ""
         yield f"{family.name}{sample.suffix}{shown} {_number(sample.value)}\n"
 
@@ -56,7 +56,7 @@ def _number(value: float) -> str:
 
 
 def bound_text(bound: float) -> str:
-    """A bucket's bound as it stands in the label `le`."""
+    """A bucket's bound as in the label `le`."""
     return str(int(bound)) if bound == int(bound) else repr(bound)
 
 

@@ -1,5 +1,5 @@
-"""Gauges of the machine, read at most once an interval: its processors, its memory, its AMD GPUs; and what is of
-no one served model: models not served or not loaded, requests' memory, what models define themselves."""
+"""Gauges of the machine, read at most once an interval: its processors, its memory, its AMD GPUs; and the
+server's own: models not served or not loaded, requests' memory, metrics that models define."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GPU_HELP = {
     "nv_gpu_power_limit": "GPU power management limit in watts",
 }
 _MICROWATTS_FROM = 10_000
-"""A limit of so many watts there is not: newer versions of the library tell microwatts."""
+"""No GPU has a limit of as many watts: newer versions of the library give microwatts."""
 
 
 class ProcessorGauges:
@@ -74,16 +74,18 @@ class GpuGauges:
         self._import_module = import_module
         self._library: Any = None
         self._gpus: Sequence[tuple[str, Any]] | None = None
-        """Identity and handle; None = not looked for yet."""
+        """Identity and handle; None = not searched for yet."""
 
     def families(self) -> Sequence[MetricFamily]:
         if self._gpus is None:
             self._gpus = self._find()
-        told: dict[str, list[Sample]] = {name: [] for name in _GPU_HELP}
+        found: dict[str, list[Sample]] = {name: [] for name in _GPU_HELP}
         for uuid, handle in self._gpus:
             for name, value in self._read(handle).items():
-                told[name].append(Sample({"gpu_uuid": uuid}, value))
-        return [MetricFamily(name, "gauge", text, tuple(told[name])) for name, text in _GPU_HELP.items() if told[name]]
+                found[name].append(Sample({"gpu_uuid": uuid}, value))
+        return [
+            MetricFamily(name, "gauge", text, tuple(found[name])) for name, text in _GPU_HELP.items() if found[name]
+        ]
 
     def _find(self) -> Sequence[tuple[str, Any]]:
         try:
@@ -99,7 +101,7 @@ class GpuGauges:
             return []
 
     def _read(self, handle: Any) -> Mapping[str, float]:
-        """What the GPU tells; some tell no power, or no activity."""
+        """The GPU's values; some have no power, or no activity."""
         library = self._library
         readers: Mapping[str, Callable[[], float | None]] = {
             "nv_gpu_utilization": lambda: _percent(library.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
@@ -117,7 +119,7 @@ class GpuGauges:
             try:
                 value = read()
             except Exception as error:
-                self._log.debug("amdsmi does not tell %s: %s: %s", name, type(error).__name__, error)
+                self._log.debug("amdsmi has no %s: %s: %s", name, type(error).__name__, error)
                 continue
             if value is not None:
                 found[name] = value
@@ -158,7 +160,7 @@ def _single(name: str, text: str, value: float, kind: str = "gauge") -> MetricFa
 
 
 def _number(value: Any) -> float | None:
-    """What amdsmi tells; text, such as N/A, where it tells nothing."""
+    """A value of amdsmi, which gives text, such as N/A, where it has none."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -168,9 +170,9 @@ def _percent(value: Any) -> float | None:
 
 
 def _power(info: Mapping[str, Any]) -> float | None:
-    """By versions and GPUs, one or another of these is told."""
-    told = (_number(info.get(f"{kind}socket_power")) for kind in ("", "current_", "average_"))
-    return next((value for value in told if value is not None), None)
+    """By versions and GPUs, the library has one or another of these."""
+    values = (_number(info.get(f"{kind}socket_power")) for kind in ("", "current_", "average_"))
+    return next((value for value in values if value is not None), None)
 
 
 def _limit(info: Mapping[str, Any]) -> float | None:

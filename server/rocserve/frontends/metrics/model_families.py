@@ -155,14 +155,14 @@ def model_families(readings: Sequence[VersionReading], with_latency_counters: bo
         yield _family(row, "gauge", readings)
     kept = [(reading.labels, reading.numbers.latencies) for reading in readings if reading.numbers.latencies]
     for name, text in _SUMMARIES.items():
-        summaries = [(labels, told.summaries[name]) for labels, told in kept if name in told.summaries]
+        summaries = [(labels, known.summaries[name]) for labels, known in kept if name in known.summaries]
         if summaries:
-            samples = tuple(sample for labels, told in summaries for sample in summary_samples(labels, told))
+            samples = tuple(sample for labels, known in summaries for sample in summary_samples(labels, known))
             yield MetricFamily(name, "summary", text, samples)
     for name, text in _HISTOGRAMS.items():
-        histograms = [(labels, told.histograms[name]) for labels, told in kept if name in told.histograms]
+        histograms = [(labels, known.histograms[name]) for labels, known in kept if name in known.histograms]
         if histograms:
-            samples = tuple(sample for labels, told in histograms for sample in histogram_samples(labels, told))
+            samples = tuple(sample for labels, known in histograms for sample in histogram_samples(labels, known))
             yield MetricFamily(name, "histogram", text, samples)
 
 

@@ -1,1 +1,1 @@
-"""Front ends in processes of their own: what they and the server tell each other, and who starts and ends them."""
+"""Front ends in processes of their own: their link to the server, and their supervision."""

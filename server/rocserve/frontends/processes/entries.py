@@ -1,12 +1,12 @@
 """Messages between a front and the server: entries of 32 bytes (`workers/entries.py`), in the rings of a link.
 
-Tensors and texts lie in the sender's heap; at a (place) stand first the sizes (u64 each) of what lies there, then
-these, each at a multiple of 64; flags PACKED: tensors alone, of the sizes that follow from their head. A token names a
-request until its last answer, a number a call until its end.
+Tensors and texts lie in the sender's heap; at a (place) are first the sizes (u64 each) of its contents, then these,
+each at a multiple of 64; flags PACKED: tensors alone, of the sizes that follow from their head. A token names a request
+until its last answer, a number a call until its end.
 
 From the front, on the ring REQUESTS:
 
-- HEAD: number; a = place, b = bytes: a RequestHead in JSON. It stands for that number from here on.
+- HEAD: number; a = place, b = bytes: a RequestHead in JSON. The number means it from here on.
 - DETAILS: a = place, b = bytes: the details (`workers/request_details.py`) and the origin of the REQUEST that follows.
 - REQUEST: number = its token; a = the number of its head, and in the upper half how many bytes its slot has; b = place
   of its inputs; c = its deadline in time.monotonic_ns(), 0 = it has none. flags IN_TURN: it is one of a stream. SINGLE:
@@ -14,7 +14,7 @@ From the front, on the ring REQUESTS:
 - LEFT: number = the token of a request whose client has gone.
 - UNUSED: number = that of a heap of which the server has said that it has ENDED, and into which nothing more is put.
 - REFUSED: count = a status code; a = place, b = bytes: two texts, the error's and the id that the request was to have.
-  No request could be made of what had come; its client has been told.
+  No request could be made of what had come; its client has its answer.
 - CALL: number = the call's; a = place, b = bytes: c = three texts, the method's full name, in JSON the metadata and the
   client's address, and the client's message. Of any method but those of inference.
 - CALL_LEFT: number = that of a call whose client has gone.
@@ -28,24 +28,24 @@ From the server, on the ring ANSWERS:
   FINAL; NONE: there is no further answer; ERROR: count = a status code, a text lies there, a = after how many ms to ask
   again, 0 where nobody knows; REFUSAL with it: no model has had the request; FULL: there is no memory for it
   (MemoryFull). KEPT: the front returns the place once it is done with the outputs; else it need not. PLACED with it:
-  they lie in the heap of outputs whose number stands in the upper half of a, b is what the front returns, and at place
-  c stand the offset and the bytes of each (u64).
-- RETURN: as below, of places in the server's own heap: what has been told before lies there, and nothing else will.
+  they lie in the heap of outputs whose number is the upper half of a, b is what the front returns, and at place
+  c are the offset and the bytes of each (u64).
+- RETURN: as below, of places in the server's own heap: entries before have their contents there, and no others will.
 - MANY: number = a token: any number of answers will come.
-- WATCH: number = a token: tell when its client goes.
+- WATCH: number = a token: send LEFT when its client goes.
 - LENT: number = that of a head: inputs of its requests are to be put into heap a, of which the front has share b; a
   descriptor has come by the socket where it has not heard of that heap before.
 - OUTPUTS: number = that of a heap of outputs, of which a descriptor has come by the socket. OUTPUTS_ENDED: none will
   lie there any more.
 - ENDED: number = that of a heap, into which nothing is to be put any more.
-- ORIGINS: flags FINAL: from now on requests are to tell where they come from; without: no more.
+- ORIGINS: flags FINAL: from now on requests come with their origin; without: no more.
 - CALL_MESSAGE, CALL_REPLY, CALL_END: number = a call's; a = place, b = bytes: a stream's message, a unary call's reply
   or, with count = a status code, the text of a call's end.
-- EXIT: clients are to be told that the server ends.
+- EXIT: the server ends, which clients are to hear.
 - STOP: number = milliseconds within which calls in flight are answered; new ones are refused, and the front ends.
 
 A (place) of a request is an offset in the front's own heap, or in a share of a version's (`plane/shared_heap.py`), the
-number of which stands in the upper 16 bits then.
+number of which is in the upper 16 bits then.
 
 On either side's ring RETURNS: RETURN, count = how many of a, b and c are places in the other's heap that nobody reads
 any more.
@@ -73,18 +73,18 @@ ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED, OUTPUTS, OUTPUTS_E
 CALL_MESSAGE, CALL_REPLY, CALL_END, STOP = range(26, 30)
 
 HEAP_SHIFT = 48
-"""Of a place: in the bits above it stands the number of the heap."""
+"""Of a place: the bits above it are the number of the heap."""
 MOST_HEAPS = (1 << 64 - HEAP_SHIFT) - 1
 HELD_OUTPUTS = MOST_HEAPS << HEAP_SHIFT
-"""In the place of a heap's number, above a number that stands for outputs which lie elsewhere."""
+"""In the place of a heap's number, above the number of outputs that lie elsewhere."""
 
 IN_TURN, SINGLE = 1, 2
 FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
 PACKED, KEPT, PLACED = 32, 64, 128
 
 REMEMBERED_HEADS = 1024
-"""Of a kind: whoever tells of heads refers to the last so many, and the other end keeps twice as many. Numbers are not
-used again."""
+"""Of a kind: the sender refers to as many of its last ones, and the other end keeps twice as many. Numbers are not used
+again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ def input_places(head: RequestHead) -> TensorPlaces | None:
 def write_head(head: RequestHead) -> bytes:
     inputs = [(each.name, each.datatype, each.shape, dict(each.parameters)) for each in head.inputs]
     outputs = [(each.name, dict(each.parameters)) for each in head.outputs]
-    told = (head.model_name, head.model_version, inputs, outputs, dict(head.parameters), head.is_typed)
-    return json.dumps(told).encode()
+    fields = (head.model_name, head.model_version, inputs, outputs, dict(head.parameters), head.is_typed)
+    return json.dumps(fields).encode()
 
 
 def read_head(text: bytes) -> RequestHead:

@@ -72,7 +72,7 @@ class RemoteInference:
 
         Args:
             paths: takes those of the server out of errors.
-            on_message: takes the kind, the number, the count and the content of what is not of inference.
+            on_message: takes the kind, the number, the count and the content of entries that are not of inference.
             on_gone: the server has ended.
         """
         data, descriptors = receive_with_descriptors(connection, len(ATTACH), _DESCRIPTORS)
@@ -101,25 +101,25 @@ class RemoteInference:
         self._heads_by_number: dict[int, _Head] = {}
         self._known_heaps: set[int] = set()
         self._files: deque[int] = deque()
-        """Of heaps, that have come by the socket and are still to be told of."""
+        """Of heaps, that have come by the socket whose entries are still to come."""
         self._output_heaps: dict[int, HeapReader] = {}
         """Of workers, by their numbers."""
-        self._told_heads = 0
+        self._sent_heads = 0
         self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces]] = {}
         self._open: dict[int, tuple[ClientResponder, str]] = {}
         """By token: who waits, and the request's id."""
         self._tokens: list[int] = []
         """Those that are free."""
         self._next_token = 0
-        self._tells_origins = False
+        self._sends_origins = False
         plane.register(connection.fileno(), self._on_readable)
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
         """Hand a request to the server; every error goes to the responder."""
         try:
-            head = self._heads.get(request.head) or self._tell_head(request.head)
+            head = self._heads.get(request.head) or self._send_head(request.head)
             details = write_details(request)
-            origin = _origin_text(client) if self._tells_origins else b""
+            origin = _origin_text(client) if self._sends_origins else b""
             flags = (entries.IN_TURN if request.in_turn else 0) | (entries.SINGLE if client.takes_one else 0)
             places = head.places
             packed = places.packed(request.data) if places is not None else None
@@ -143,10 +143,10 @@ class RemoteInference:
         )
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
-        """No request could be made of what has come; its client has been told."""
-        if self._tells_origins:
-            told, wanted = error.text.encode(errors="replace"), find_id().encode(errors="replace")
-            pieces, nbytes = framed((told, wanted))
+        """No request could be made of what has come; its client has its answer."""
+        if self._sends_origins:
+            text, request_id = error.text.encode(errors="replace"), find_id().encode(errors="replace")
+            pieces, nbytes = framed((text, request_id))
             place = self.end.place(pieces, nbytes)
             self.end.post(ENTRY.pack(entries.REFUSED, 0, int(error.code), 0, place, nbytes, 0))
 
@@ -154,16 +154,16 @@ class RemoteInference:
         self._next_token += 1
         return self._next_token
 
-    def _tell_head(self, head: RequestHead) -> _Head:
+    def _send_head(self, head: RequestHead) -> _Head:
         if len(self._heads) >= entries.REMEMBERED_HEADS:
             forgotten = self._heads.pop(next(iter(self._heads)))
             del self._heads_by_number[forgotten.number]
         pieces, nbytes = framed((write_head(head),))
         place = self.end.place(pieces, nbytes)
-        self._told_heads += 1
-        known = self._heads[head] = _Head(self._told_heads, input_places(head))
+        self._sent_heads += 1
+        known = self._heads[head] = _Head(self._sent_heads, input_places(head))
         self._heads_by_number[known.number] = known
-        self.end.post(ENTRY.pack(entries.HEAD, 0, 0, self._told_heads, place, nbytes, 0))
+        self.end.post(ENTRY.pack(entries.HEAD, 0, 0, self._sent_heads, place, nbytes, 0))
         return known
 
     # What comes
@@ -213,8 +213,8 @@ class RemoteInference:
             if len(self._answer_heads) >= 2 * entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
             (text,) = read(self._answers_heap.view(a, b), 1)
-            told = from_json(AnswerHead, bytes(text))
-            self._answer_heads[number] = told, TensorPlaces(told.head.outputs)
+            known = from_json(AnswerHead, bytes(text))
+            self._answer_heads[number] = known, TensorPlaces(known.head.outputs)
         elif kind == RETURN:
             for place in (a, b, c)[:count]:
                 self.end.give_back(place)
@@ -242,7 +242,7 @@ class RemoteInference:
         elif kind == entries.OUTPUTS_ENDED:
             self._output_heaps.pop(number).close()
         elif kind == entries.ORIGINS:
-            self._tells_origins = bool(flags & entries.FINAL)
+            self._sends_origins = bool(flags & entries.FINAL)
         elif kind in (entries.EXIT, entries.STOP):
             self._on_message(kind, number, 0, b"")
         else:
@@ -275,9 +275,9 @@ class RemoteInference:
             error.retry_seconds = head_number / 1000
             client.send(error, final)
             return
-        told, places = self._answer_heads[head_number & 0xFFFFFFFF]
+        known, places = self._answer_heads[head_number & 0xFFFFFFFF]
         data: Sequence[Buffer]
-        heap, outputs = self._answers_heap, len(told.head.outputs)
+        heap, outputs = self._answers_heap, len(known.head.outputs)
         if flags & entries.PLACED:
             heap = self._output_heaps[head_number >> 32]
             where = iter(numbers(2 * outputs).unpack(self._answers_heap.view(nbytes, 16 * outputs)))
@@ -288,7 +288,7 @@ class RemoteInference:
             data = read(heap.view(place, nbytes), outputs)
         slot = Slot(self.end.give_back, place, heap) if flags & entries.KEPT else heap
         response = InferResponse(
-            told.head, request_id, data, told.parameters, told.in_shared_memory, told.is_typed, bool(count), slot
+            known.head, request_id, data, known.parameters, known.in_shared_memory, known.is_typed, bool(count), slot
         )
         client.send(response, final)
 

@@ -27,7 +27,7 @@ _PAGE_BYTES = 64 << 10
 LARGEST_SHARED = _PAGE_BYTES // 8
 """Bytes up to which something shares a page: copying it costs less than a slot of its own."""
 _RETURNED_AT_ONCE = 24
-"""Places that may wait to be returned while there is more to tell: each message is worth so many."""
+"""Places that may wait to be returned while there is more to post: a message of their own costs as much as they do."""
 _NO_PAGE = memoryview(bytearray())
 """An answer without outputs fits into it."""
 
@@ -44,7 +44,7 @@ class FrontLinkEnd:
         self._plane = plane
         self._posts: deque[bytes] = deque()
         self.to_return: list[int] = []
-        """Places that the other end is to be told of; it is with what is posted next, or by `flush`."""
+        """Places to return to the other end, with what is posted next, or by `flush`."""
         self.give_back: Callable[[int], None] = self.to_return.append
         """Takes a place in the other's heap that nobody reads any more. From any thread."""
         self._trimmer = HeapTrimmer(plane)
@@ -92,7 +92,7 @@ class FrontLinkEnd:
         self._heaps[number] = heap
 
     def end_heap(self, number: int) -> None:
-        """Nothing more is put there; its memory goes when what is there has been returned."""
+        """Put nothing more there; its memory goes when all places in it have been returned."""
         heap = self._heaps.pop(number)
         self._trimmer.forget(heap)
         heap.close()
@@ -125,7 +125,7 @@ class FrontLinkEnd:
         return self._page_place + begin
 
     def new_slot(self, nbytes: int, heap_number: int = 0) -> tuple[int, memoryview]:
-        """The place of so many bytes, which is kept until the other end has returned it, and its memory.
+        """The place of `nbytes` bytes, which is kept until the other end has returned it, and its memory.
 
         Raises: HeapFull.
         """
@@ -182,7 +182,7 @@ class FrontLinkEnd:
 
 @lru_cache(256)
 def numbers(count: int) -> Struct:
-    """The form of so many numbers (u64 each)."""
+    """The form of `count` numbers (u64 each)."""
     return Struct(f"<{count}Q")
 
 
@@ -193,7 +193,7 @@ def framed(contents: Sequence[Buffer]) -> tuple[list[Buffer], int]:
 
 
 def read(view: memoryview, count: int) -> list[Buffer]:
-    """Of so many contents, framed."""
+    """The contents of a place, `count` of them."""
     return [view[begin:end] for begin, end in _bounds(bytes(view[: 8 * count]))]
 
 

@@ -38,7 +38,7 @@ from rocserve.workers.entries import ENTRY
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They may go to the whole process group (Ctrl-C, systemd); the server says when its front ends are to end."""
 _CHECK_SECONDS = 1.0
-"""Between two looks whether memory can be given back."""
+"""Between two checks whether memory can be given back."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,10 +83,10 @@ class Listener(Protocol):
         """Raises: OSError, RuntimeError, ValueError: it cannot listen."""
 
     def begin_exit(self) -> None:
-        """Clients are to be told that the server ends."""
+        """Have clients hear that the server ends."""
 
     def stop(self, grace_seconds: float) -> None:
-        """Refuse new calls, answer those in flight within so many seconds, and then end the process."""
+        """Refuse new calls, answer those in flight within the grace time, and then end the process."""
 
 
 class WayToServer:
@@ -102,8 +102,8 @@ class WayToServer:
     ) -> None:
         """
         Args:
-            edition: the file of a number (u64) that is another with each serving table. It is written before anybody is
-                told that a model has been loaded: while it is the same, what the server has told of its models holds.
+            edition: the file of a number (u64) that is another with each serving table. It is written before a load is
+                answered: while it is the same, what the server has answered of its models holds.
 
         Raises:
             EOFError, ConnectionError: the server is gone.

@@ -25,9 +25,9 @@ from rocserve.services.inference import InferenceService
 from rocserve.workers.worker_output import WorkerOutput
 
 _BOOTSTRAP = Path(workers.__file__).with_name("bootstrap.py")
-"""Not `python -m`: that would look for modules in the folder that the server happens to run in."""
+"""Not `python -m`: that would search for modules in the folder that the server happens to run in."""
 _REAP_SECONDS = 0.01
-"""Between two looks whether a process that has closed its sockets has ended."""
+"""Between two checks whether a process that has closed its sockets has ended."""
 _CLOSED_SECONDS = 0.5
 """How long it may live on without them."""
 
@@ -112,7 +112,7 @@ class FrontEndProcess:
             own.pop_all()
         self._output = WorkerOutput(reader, f"front end {number} of {protocol}: ", log)
         self._plane.call_soon(self._link.open)
-        self.tell_wants()
+        self.send_wants()
         self.ended = loop.create_task(self._reap())
         """How it has ended."""
 
@@ -125,7 +125,7 @@ class FrontEndProcess:
     def has_listened(self) -> bool:
         return self.listening.done() and self.listening.exception() is None
 
-    def tell_wants(self) -> None:
+    def send_wants(self) -> None:
         """Whether its requests are to say where they come from."""
         if not self._closed.done():
             self._plane.call_soon(partial(self._link.want_origins, self._common.inference.wants_origins))

@@ -113,7 +113,7 @@ class FrontLink:
         self._origin = b""
         """Of the request that comes next."""
         self._answer_heads: dict[object, tuple[int, TensorPlaces]] = {}
-        self._told_heads = 0
+        self._sent_heads = 0
         self._open: dict[int, RemoteResponder] = {}
         self._is_open = True
         self._is_attached = False
@@ -182,9 +182,9 @@ class FrontLink:
             if responder is not None:
                 responder.left()
         elif kind == entries.REFUSED:
-            told, wanted = map(bytes, read(self._requests_heap.view(a, b), 2))
+            text, request_id = map(bytes, read(self._requests_heap.view(a, b), 2))
             self.give_back(a)
-            self._service.refuse(ServeError(StatusCode(count), told.decode(errors="replace")), wanted.decode)
+            self._service.refuse(ServeError(StatusCode(count), text.decode(errors="replace")), request_id.decode)
         elif kind == entries.CALL:
             self._calls.begin(number, a, read(self._requests_heap.view(a, b), c))
         elif kind == entries.CALL_LEFT:
@@ -268,7 +268,7 @@ class FrontLink:
             if known.lent_heap is heap:
                 known.lent_heap = None
         # Requests may be on their way whose inputs lie there.
-        self.tell(entries.ENDED, number)
+        self.post(entries.ENDED, number)
 
     # Answers. Those that come when the front has ended go nowhere.
 
@@ -280,7 +280,7 @@ class FrontLink:
         if response.in_shared_memory or response.is_typed:
             key = (response.head, tuple(response.in_shared_memory), response.is_typed)
         known = self._answer_heads.get(key) if not response.parameters else None
-        number, places = known or self._tell_head(key, response)
+        number, places = known or self._send_head(key, response)
         flags, large = entries.FINAL if final else 0, int(response.is_large)
         packed = places.packed(response.data)
         if packed is None:
@@ -324,15 +324,15 @@ class FrontLink:
                 return None
             self._output_heaps[heap] = number
             heap.on_closed[self] = functools.partial(self._outputs_ended, heap)
-            self.tell(entries.OUTPUTS, number)
+            self.post(entries.OUTPUTS, number)
         return number, numbers(len(found)).pack(*found)
 
     def _outputs_ended(self, heap: HeapReader) -> None:
-        self.tell(entries.OUTPUTS_ENDED, self._output_heaps.pop(heap))
+        self.post(entries.OUTPUTS_ENDED, self._output_heaps.pop(heap))
 
-    def _tell_head(self, key: object, response: InferResponse) -> tuple[int, TensorPlaces]:
-        self._told_heads += 1
-        known = self._told_heads, TensorPlaces(response.head.outputs)
+    def _send_head(self, key: object, response: InferResponse) -> tuple[int, TensorPlaces]:
+        self._sent_heads += 1
+        known = self._sent_heads, TensorPlaces(response.head.outputs)
         if not response.parameters:
             if len(self._answer_heads) >= entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
@@ -341,7 +341,7 @@ class FrontLink:
         text = to_json(AnswerHead(response.head, response.parameters, shared, response.is_typed))
         pieces, nbytes = framed((text,))
         place = self._end.place_in_turn(pieces, nbytes)
-        self._end.post(ENTRY.pack(entries.ANSWER_HEAD, 0, 0, self._told_heads, place, nbytes, 0))
+        self._end.post(ENTRY.pack(entries.ANSWER_HEAD, 0, 0, self._sent_heads, place, nbytes, 0))
         return known
 
     def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:
@@ -357,23 +357,23 @@ class FrontLink:
             self._open.pop(token, None)
 
     def end(self, token: int) -> None:
-        self.tell(entries.ANSWER, token, entries.NONE | entries.FINAL)
+        self.post(entries.ANSWER, token, entries.NONE | entries.FINAL)
         self._open.pop(token, None)
 
-    def tell(self, kind: int, token: int = 0, flags: int = 0) -> None:
+    def post(self, kind: int, token: int = 0, flags: int = 0) -> None:
         if self._is_open:
             self._end.post(ENTRY.pack(kind, flags, 0, token, 0, 0, 0))
 
     def want_origins(self, wanted: bool) -> None:
-        """Whether requests are to tell where they come from."""
-        self.tell(entries.ORIGINS, flags=entries.FINAL if wanted else 0)
+        """Whether requests are to come with their origin."""
+        self.post(entries.ORIGINS, flags=entries.FINAL if wanted else 0)
 
     def begin_exit(self) -> None:
-        self.tell(entries.EXIT)
+        self.post(entries.EXIT)
 
     def stop(self, grace_seconds: float) -> None:
         """Have the front end."""
-        self.tell(entries.STOP, min(round(1000 * grace_seconds), _LONGEST_GRACE_MS))
+        self.post(entries.STOP, min(round(1000 * grace_seconds), _LONGEST_GRACE_MS))
 
     def _end_call(self, place: int) -> None:
         """From any thread: nothing else need come that wakes the plane's."""
@@ -432,7 +432,7 @@ class _Head:
         self.head = head
         self.places = places
         self.lent_heap: SharedHeap | None = None
-        """Where the front has been told to put their inputs."""
+        """Where the front is to put their inputs."""
 
 
 class RemoteResponder:
@@ -468,7 +468,7 @@ class RemoteResponder:
         """See Responder."""
         if self.takes_one:
             raise unimplemented(NOT_FOR_DECOUPLED[self._link.protocol])
-        self._link.tell(entries.MANY, self._token)
+        self._link.post(entries.MANY, self._token)
 
     def send(self, answer: Answer, final: bool = True) -> None:
         """See Responder."""
@@ -489,7 +489,7 @@ class RemoteResponder:
             return
         if self._callbacks is None:
             self._callbacks = []
-            self._link.tell(entries.WATCH, self._token)
+            self._link.post(entries.WATCH, self._token)
         self._callbacks.append(callback)
 
     def left(self) -> None:

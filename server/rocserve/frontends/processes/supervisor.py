@@ -1,7 +1,7 @@
 """Supervisor of a protocol's processes: starts them on one port, starts those again that die, and ends them.
 
 They are started by exec: a fork of a process with threads, and with gRPC in it, is no sound process. Each end knows of
-the other's by its sockets: what is left behind by either is let go at once.
+the other's by its sockets: what either leaves behind is let go at once.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class FrontEndProcesses:
                     "front end %d of %s cannot be started (%s); it is tried again", number, self.protocol, error
                 )
 
-    def tell_wants(self) -> None:
+    def send_wants(self) -> None:
         """Whether requests are to say where they come from may have changed."""
         for front_end in self._running.values():
-            front_end.tell_wants()
+            front_end.send_wants()

@@ -1,1 +1,1 @@
-"""Traces of single requests: which are chosen, what is written down of them, and where it goes."""
+"""Traces of single requests: which are chosen, and where they are written."""

@@ -58,7 +58,7 @@ class WriterThread(Generic[Item]):
             self._condition.notify()
 
     def close(self) -> None:
-        """Handle what is there, and end; for a bounded time."""
+        """Handle the items that are there, and end; for a bounded time."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -97,7 +97,7 @@ class TraceFile:
         self._log = log
         self._file: FileIO | None = None
         self._end = 0
-        """Where the array's last bracket stands; 0 = nothing has been written."""
+        """Where the array's last bracket is; 0 = nothing has been written."""
         self._next_index = 0
         self._is_failing = False
 
@@ -105,7 +105,7 @@ class TraceFile:
         """Add to the array. `entries`: JSON values with commas between them."""
         try:
             if self._file is None:
-                # Unbuffered: a byte that cannot be written is told now, not at the end.
+                # Unbuffered: a byte that cannot be written is an error now, not at the end.
                 self._file = FileIO(self._path, "w")
             self._file.seek(self._end)
             data = (("," if self._end else "[") + entries + "]").encode()
@@ -151,7 +151,7 @@ class TraceFile:
 
 
 def why_unwritable(path: str) -> str:
-    """Why a file cannot be written there, as far as can be told without making it; empty = it seems that it can."""
+    """Why a file cannot be written there, as far as it shows without making it; empty = it seems that it can."""
     file = Path(path)
     folder = file.parent
     if file.is_dir():
@@ -262,7 +262,7 @@ def _head(record: Trace) -> dict[str, Any]:
         "model_version": int(record.model_version),
     }
     if record.request_id:
-        # What is no text in UTF-8 could not be written.
+        # A text that has no form in UTF-8 could not be written.
         head["request_id"] = record.request_id.encode(errors="replace").decode()
     if record.parent_id:
         head["parent_id"] = record.parent_id

@@ -76,14 +76,14 @@ class TraceOptions:
     values: TraceValues = field(default_factory=TraceValues)
     spans: SpanOptions = field(default_factory=SpanOptions)
     shown: tuple[tuple[str, str], ...] = ()
-    """Further settings of the mode, as clients are told them."""
+    """Further settings of the mode, as clients see them."""
 
 
 def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.environ) -> TraceOptions:
     """What the settings ask for.
 
     Raises:
-        ValueError: a mode or a setting that there is not, or a value that it cannot have.
+        ValueError: an unknown mode or setting, or a value that it cannot have.
     """
     mode, levels, numbers = "triton", [], {"rate": 1000, "count": -1, "log-frequency": 0}
     file = ""
@@ -198,7 +198,7 @@ class TraceSetting:
 
     @property
     def values(self) -> TraceValues:
-        """As they are now: `count` is what is left."""
+        """As they are now: `count` is how many are left."""
         return replace(self._values, count=self._remaining)
 
     @property
@@ -215,7 +215,7 @@ class TraceSetting:
         return self._values.count > 0
 
     def has_all(self, collected: int) -> bool:
-        """Whether so many finished traces are all that there will be."""
+        """Whether no more traces will follow `collected` finished ones."""
         with self._lock:
             return self._remaining == 0 and collected >= self._begun
 

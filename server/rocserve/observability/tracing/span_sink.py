@@ -39,7 +39,7 @@ from rocserve.observability.tracing.options import SpanOptions, TraceSetting
 _TRACER = "rocserve"
 _COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
 _CLOSE_SECONDS = 2.0
-"""How long the end waits for a collector to take what is left."""
+"""How long the end waits for a collector to take the spans that are left."""
 _EXPORTER_LOG = "opentelemetry"
 _SECONDS_BETWEEN_WARNINGS = 60.0
 

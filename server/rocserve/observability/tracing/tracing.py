@@ -36,7 +36,7 @@ class TraceSink(Protocol):
         """The setting has been replaced; of its traces only those come that have begun."""
 
     def close(self) -> None:
-        """Write what is there, and end. Blocks."""
+        """Write the traces that are there, and end. Blocks."""
 
 
 class Tracing:
@@ -93,7 +93,7 @@ class Tracing:
         return TraceGroup(setting.level, self._numbers, partial(self._sink.take, setting), parent, makes_spans)
 
     def close(self) -> None:
-        """Write what is there. Blocks."""
+        """Write the traces that are there. Blocks."""
         self.is_on = False
         for setting in (self._global, *self._models.values()):
             self._sink.retire(setting)
@@ -149,7 +149,7 @@ class Tracing:
 
 
 def client_context(headers: Mapping[str, str]) -> SpanContext | None:
-    """The client's span as the headers `traceparent` and `tracestate` tell it; None = none that is valid.
+    """The client's span, by the headers `traceparent` and `tracestate`; None = none that is valid.
 
     `headers`: names in lower case.
     """
