@@ -60,7 +60,7 @@ def _wrong_type(name: str, tensor: str, expected: str) -> ServeError:
     return invalid_argument(f"invalid value type for '{name}' parameter for tensor '{tensor}', expected {expected}.")
 
 
-_Region = TypeVar("_Region", ClientRegion, DeviceRegion)
+RegionKind = TypeVar("RegionKind", ClientRegion, DeviceRegion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class ClientRegions:
                 if isinstance(region, kind):
                     self._leave(region)
 
-    def registered(self, kind: type[_Region]) -> list[_Region]:
+    def registered(self, kind: type[RegionKind]) -> list[RegionKind]:
         """In the order of their names."""
         with self._lock:
             found = [region for region in self._regions.values() if isinstance(region, kind)]

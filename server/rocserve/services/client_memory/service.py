@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from rocserve.core.errors import not_found, unimplemented
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.client_memory.device_memory import DeviceRegion, Devices
 from rocserve.services.client_memory.region import ClientRegion
-from rocserve.services.client_memory.regions import ClientRegions, taken
+from rocserve.services.client_memory.regions import ClientRegions, RegionKind, taken
 
 
 class ClientMemoryService:
@@ -28,17 +29,7 @@ class ClientMemoryService:
 
     def system_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
         response = pb.SystemSharedMemoryStatusResponse()
-        shown = self._regions.registered(ClientRegion)
-        if request.name:
-            region = self._regions.find(request.name)
-            if isinstance(region, DeviceRegion):
-                raise not_found(
-                    f"The region named '{request.name}' is registered as CUDA shared memory, not system shared memory"
-                )
-            if region is None:
-                raise not_found(f"Unable to find system shared memory region: '{request.name}'")
-            shown = [region]
-        for region in shown:
+        for region in self._shown(request.name, ClientRegion):
             status = response.regions[region.name]
             status.name = region.name
             status.key = region.key
@@ -60,17 +51,7 @@ class ClientMemoryService:
 
     def cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
         response = pb.CudaSharedMemoryStatusResponse()
-        shown = self._regions.registered(DeviceRegion)
-        if request.name:
-            region = self._regions.find(request.name)
-            if isinstance(region, ClientRegion):
-                raise not_found(
-                    f"The region named '{request.name}' is registered as system shared memory, not CUDA shared memory"
-                )
-            if region is None:
-                raise not_found(f"Unable to find cuda shared memory region: '{request.name}'")
-            shown = [region]
-        for region in shown:
+        for region in self._shown(request.name, DeviceRegion):
             status = response.regions[region.name]
             status.name = region.name
             status.device_id = region.device
@@ -92,6 +73,18 @@ class ClientMemoryService:
         self._check_allowed()
         self._regions.unregister(request.name, DeviceRegion)
         return pb.CudaSharedMemoryUnregisterResponse()
+
+    def _shown(self, name: str, kind: type[RegionKind]) -> Sequence[RegionKind]:
+        """The regions of a kind; with a name that one. Raises: ServeError: NOT_FOUND."""
+        if not name:
+            return self._regions.registered(kind)
+        region = self._regions.find(name)
+        if isinstance(region, kind):
+            return [region]
+        asked, other = ("system", "CUDA") if kind is ClientRegion else ("CUDA", "system")
+        if region is None:
+            raise not_found(f"Unable to find {asked.lower()} shared memory region: '{name}'")
+        raise not_found(f"The region named '{name}' is registered as {other} shared memory, not {asked} shared memory")
 
     def _check_allowed(self) -> None:
         if not self._allowed:
