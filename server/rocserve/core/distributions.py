@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW_NS = 60_000_000_000
-"""What quantiles look back on, as Triton's do."""
+"""The past that quantiles are of, as Triton's."""
 _SECTIONS = 5
 _SECTION_NS = WINDOW_NS // _SECTIONS
 _DIGITS = 7

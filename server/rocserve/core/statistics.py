@@ -123,7 +123,7 @@ class ModelStatistics:
         self._numbers = StatisticsSnapshot()
         self._failures: deque[FailureNote] = deque(maxlen=_FAILURES_KEPT)
         self._watched: SlidingSummary | None = None
-        """Of whole requests, in microseconds, while somebody looks."""
+        """Of whole requests, in microseconds, while somebody reads it."""
         self._watched_ns = 0
         """When somebody has looked last."""
         # A deque because its append and popleft are atomic: batches are noted without the lock.

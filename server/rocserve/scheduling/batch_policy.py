@@ -13,10 +13,10 @@ from rocserve.scheduling.queue import RequestQueue
 
 
 class BatchDecision(NamedTuple):
-    """How many requests from the front of the queue run now, or when to look again."""
+    """How many requests from the front of the queue run now, or when to decide again."""
 
     request_count: int
-    look_again_at_ns: int = 0
+    decide_again_at_ns: int = 0
     """time.monotonic_ns() at which the oldest request has waited long enough; 0 = no need."""
     is_full: bool = False
     """No request that comes later could join them."""

@@ -106,7 +106,7 @@ class ModelScheduler(Scheduler):
                 return None
         if decision.request_count == 0:
             if decision is not NOTHING:
-                self._delay.set(decision.look_again_at_ns / 1e9, self._delay_passed)
+                self._delay.set(decision.decide_again_at_ns / 1e9, self._delay_passed)
             return None
         if not self._pool.claim(instance):
             return None

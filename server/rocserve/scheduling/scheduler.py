@@ -210,12 +210,12 @@ class Scheduler(ABC):
         if self._drain.is_awaited and self._is_empty() and self._drain.report():
             self._let_go()
         if not self._is_watching and self._has_queued():
-            self._look_soon()
+            self._watch_soon()
 
     def _run(self, instance: Instance, batch: FormedBatch) -> None:
         self._drain.running += 1
         if not self._is_watching and (batch.sent_ahead or batch.is_grouped or self._answers_requests):
-            self._look_soon()
+            self._watch_soon()
         try:
             members = self._answerer.members(batch, instance)
             instance.execute(batch.is_grouped, members, functools.partial(self._finish, instance, batch))
@@ -285,7 +285,7 @@ class Scheduler(ABC):
         self._delay.fired()
         self._mark()
 
-    def _look_soon(self) -> None:
+    def _watch_soon(self) -> None:
         self._is_watching = True
         self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
 
@@ -300,7 +300,7 @@ class Scheduler(ABC):
                 entry.responder.watch_cancellation(functools.partial(self._client_left, entry))
         self._is_watching = bool(unwatched) or self._has_queued() or self._pool.has_waiting
         if self._is_watching:
-            self._look_soon()
+            self._watch_soon()
 
     def _client_left(self, entry: InferRequest) -> None:
         self._answerer.cancel(entry)

@@ -153,7 +153,7 @@ class Triage:
         latest = min(half_time(entry, self._run_seconds) for entry in members if entry.deadline is not None)
         if latest <= begins:
             return BatchDecision(len(members))
-        return BatchDecision(0, min(decision.look_again_at_ns, int(latest * 1e9)))
+        return BatchDecision(0, min(decision.decide_again_at_ns, int(latest * 1e9)))
 
 
 def half_time(entry: InferRequest, run_seconds: float) -> float:

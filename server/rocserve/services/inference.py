@@ -41,8 +41,8 @@ class Inference(Protocol):
         """Schedule a request; never blocks, and every error goes to the responder."""
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
-        """No request could be made of what has come; its client has been told. `find_id` looks what id it was to have,
-        as far as that can be read; it is asked where the log wants it."""
+        """No request could be made of what has come, and its client has been answered. `find_id` reads its id, as far
+        as that can be read; it is called where the log wants it."""
 
 
 class InferenceService:

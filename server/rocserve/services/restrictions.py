@@ -108,13 +108,13 @@ class SecretFile:
         self._log = log
         self._mark = self._read_marks()
         self._value = self._read()
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
 
     def value(self) -> str:
         """The secret; while the file cannot be read, or is empty, the last one."""
         now = time.monotonic()
-        if now - self._looked_at >= _POLL_SECONDS:
-            self._looked_at = now
+        if now - self._checked_at >= _POLL_SECONDS:
+            self._checked_at = now
             self._renew()
         return self._value
 

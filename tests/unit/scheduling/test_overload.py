@@ -267,7 +267,7 @@ def test_waiting_for_company_ends_with_half_of_the_time_that_a_request_has():
     bench.come(210)
     assert not bench.step()
     decision = bench.triage.decide(bench.now_ns, 0)
-    assert decision.look_again_at_ns == pytest.approx(bench.now_ns + 100 * MS, abs=MS)
+    assert decision.decide_again_at_ns == pytest.approx(bench.now_ns + 100 * MS, abs=MS)
     bench.now_ns += 101 * MS
     assert len(bench.step()) == 1
 
@@ -282,7 +282,7 @@ def test_what_waits_for_company_goes_on_waiting_when_a_hopeless_request_comes():
     waiting = bench.come(None)
     hopeless = bench.come(20)
     decision = bench.triage.decide(bench.now_ns, 0)
-    assert (decision.request_count, decision.look_again_at_ns) == (0, came_ns + 500 * MS)
+    assert (decision.request_count, decision.decide_again_at_ns) == (0, came_ns + 500 * MS)
     assert bench.triage.lost == [hopeless]
     assert list(bench.queue) == [waiting]
 

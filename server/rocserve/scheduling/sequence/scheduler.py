@@ -397,9 +397,9 @@ class SequenceScheduler(Scheduler):
     def _watch_idle(self) -> None:
         """There may be a sequence that nobody uses."""
         if not self._idle.is_set:
-            look_at = self._table.reap(time.monotonic(), self._idle_seconds)
-            if look_at is not None:
-                self._idle.set(look_at, self._reap)
+            reap_at = self._table.reap(time.monotonic(), self._idle_seconds)
+            if reap_at is not None:
+                self._idle.set(reap_at, self._reap)
 
     def _reap(self) -> None:
         self._idle.fired()

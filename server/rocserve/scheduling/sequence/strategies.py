@@ -131,7 +131,7 @@ class OldestStrategy:
         if not queue:
             return None
         decision = self._policy.decide(queue, now_ns)
-        return now_ns if decision.request_count else decision.look_again_at_ns
+        return now_ns if decision.request_count else decision.decide_again_at_ns
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
         """See Strategy."""

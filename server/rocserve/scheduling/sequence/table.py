@@ -357,7 +357,7 @@ class SequenceTable:
             self._refuse_backlog(backlog, unavailable("timeout of the corresponding sequence has been expired"))
 
     def reap(self, now: float, idle_seconds: float) -> float | None:
-        """End the sequences that nobody has used for so long; when to look again, None = there is nothing to see."""
+        """End the sequences that nobody has used for this long; when to reap again, None = there are no others."""
         while self._last_used:
             sequence, used = next(iter(self._last_used.items()))
             if used + idle_seconds > now:
