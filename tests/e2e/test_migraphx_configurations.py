@@ -31,7 +31,7 @@ ON_CPU = "instance_group [ { kind: KIND_CPU } ]"
 
 
 def accelerated(**parameters: str) -> str:
-    """As a Triton of AMD's is told."""
+    """As AMD's Triton is configured."""
     entries = "".join(f'parameters {{ key: "{key}" value: "{value}" }} ' for key, value in parameters.items())
     named = f'{{ name: "migraphx" {entries} }}'
     return f"optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {named} ] }} }}"

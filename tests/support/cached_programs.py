@@ -115,7 +115,7 @@ from support.cached_programs import *
 
 
 def start(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """A process of its own that runs the script (after PREAMBLE), its sys.argv[1:] the arguments.
+    """A process that runs the script (after PREAMBLE), its sys.argv[1:] the arguments.
 
     `before`: words in front of the interpreter's."""
     words = [*before, sys.executable, "-c", PREAMBLE + script, *map(str, arguments)]

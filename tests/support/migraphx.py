@@ -1,6 +1,6 @@
 """Tests on the real MIGraphX that `make migraphx-root` brings. A pytest plugin; tests/conftest.py loads it.
 
-That MIGraphX wants a newer C library than the interpreter of the tests has, so it lives in processes of its own:
+That MIGraphX wants a newer C library than the interpreter of the tests has, so it runs in its own processes:
 
 - a test that starts such processes (servers, workers, children) takes the fixture `migraphx_root`;
 - a test that itself calls MIGraphX says `pytestmark = pytest.mark.in_migraphx_process`: it is collected and reported

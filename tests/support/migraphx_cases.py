@@ -1,6 +1,6 @@
 """A model for each thing that goes wrong with MIGraphX, as a user would drop it into a repository.
 
-Cases go by what docs/reference/migraphx-errors.md calls them.
+Cases have the names of docs/reference/migraphx-errors.md.
 """
 
 from __future__ import annotations

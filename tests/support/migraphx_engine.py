@@ -65,7 +65,7 @@ class Engine:
         kind: InstanceKind = InstanceKind.CPU,
         **parameters: object,
     ) -> ModelSource:
-        """The model as a worker is told of it. Parameters are the configuration's."""
+        """The model as a worker is given it. Parameters are the configuration's."""
         path = self.write(filename, content)
         config = ModelConfig(
             name="model",

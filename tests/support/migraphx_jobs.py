@@ -77,7 +77,7 @@ def _exit(argument: str, binding: Binding, report: Report) -> str:
 
 
 def _kill_itself(argument: str, binding: Binding, report: Report) -> str:
-    # Its memory is looked at every quarter of a second, and is part of what is said of it.
+    # Its memory is read every quarter of a second, and is part of the report.
     time.sleep(1.5)
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(FOREVER_SECONDS)
@@ -85,7 +85,7 @@ def _kill_itself(argument: str, binding: Binding, report: Report) -> str:
 
 
 def _hang(argument: str, binding: Binding, report: Report) -> str:
-    """In native code, holding the GIL, with a process of its own that hangs as well."""
+    """In native code, holding the GIL, with a child process that hangs as well."""
     compiler = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_SECONDS})"])
     report(f"hanging as {os.getpid()} with {compiler.pid}")
     ctypes.PyDLL(None).sleep(FOREVER_SECONDS)

@@ -51,7 +51,7 @@ def mlp(batch: Batch = "batch") -> bytes:
 def two_in_two_out(batch: Batch = "batch") -> bytes:
     """`left` and `right` FP32 [batch, 4] -> `difference` FP32 [batch, 4], `product` FP32 [batch, 6].
 
-    Neither the inputs nor the outputs stand in alphabetical order of what makes them.
+    Neither the inputs nor the outputs are in the alphabetical order of their operators.
     """
     network = _Network(seed=3)
     network.node("Sub", "left", "right", output="difference")

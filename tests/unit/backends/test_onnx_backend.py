@@ -230,7 +230,7 @@ def test_strings(model_source: SourceMaker) -> None:
         b"\x00\x80\x00",
         bytes(range(256)),
         "\udcff".encode(errors="surrogatepass"),
-        # What stands in for bytes is itself sent, alone and beside such a byte.
+        # A stand-in for a byte is itself sent, alone and beside such a byte.
         "\U0010f7ff".encode(),
         "a\U0010f780".encode() + b"\x80",
         "\U0010f800 \U0010f77f grün 漢字".encode(),

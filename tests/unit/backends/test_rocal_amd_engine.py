@@ -199,7 +199,7 @@ def test_results_of_varying_sizes() -> None:
 
 
 def test_only_the_valid_part_counts_after_a_crop() -> None:
-    """rocAL calls less valid than it resizes to; the next operation sees that part, and zeros stand beside it."""
+    """rocAL calls less valid than it resizes to; the next operation sees that part, with zeros beside it."""
     steps = [
         output("ResizeCropMirrorFixed", dest_width=40, dest_height=40, crop_w=30, crop_h=20, mirror=True),
         output("contrast", contrast=1.5, contrast_center=100),

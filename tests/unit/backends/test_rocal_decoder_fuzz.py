@@ -1,4 +1,4 @@
-"""Damaged files by the hundred: each gives pixels of its own or an error that says what is wrong, nothing else."""
+"""Damaged files by the hundred: each gives its own pixels or an error that names the fault, nothing else."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ROWS: dict[str, str] = {
 
 KEY = re.compile(r"`(\w+)`(?: ?= ?(\[[^\]]*\]|[-\w.]+))?")
 REFERENCES = {"the same sizes": "resize", "the rest as `rotate`": "rotate", "the same": "brightness_fixed"}
-"""Words that stand for the keys of another row."""
+"""Words that mean the keys of another row."""
 EITHER_OR = {"crop", "crop_h", "crop_w"}
 """Keys of which one or the other must be there: their defaults say that they are not."""
 

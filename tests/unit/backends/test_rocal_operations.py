@@ -175,7 +175,7 @@ def test_a_crop_larger_than_the_image_takes_the_full_side() -> None:
 
 @pytest.mark.parametrize(
     ("position", "left"),
-    [(0, 0), (2, 2), (3.9, 3), (0.5, 0), (10, 0), (25, 0), (8, 6)],  # 8: would stand out, so it is moved back
+    [(0, 0), (2, 2), (3.9, 3), (0.5, 0), (10, 0), (25, 0), (8, 6)],  # 8: would reach out, so it is moved back
 )
 def test_crop_fixed_positions(position: float, left: int) -> None:
     pixels = numbered(10, 10)

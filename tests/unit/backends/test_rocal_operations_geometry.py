@@ -133,7 +133,7 @@ def test_rotate_turns_counter_clockwise_about_the_middle() -> None:
     pixels = np.zeros((9, 9, 1), dtype=np.uint8)
     pixels[4, 6] = 200
     given = result(make("rotate", channels=1, angle=90), pixels)
-    # What was to the right of the middle stands above it.
+    # The part to the right of the middle is above it.
     assert given[2, 4, 0] >= 199
     assert given.sum() <= 202
 

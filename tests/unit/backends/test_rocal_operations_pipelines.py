@@ -1,4 +1,4 @@
-"""Every operation in a pipeline file, on a JPEG, and what wrong keys are told."""
+"""Every operation in a pipeline file, on a JPEG, and the errors for wrong keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
 
 BEFORE: dict[str, dict[str, Any]] = {"blend": {"operation": "flip", "vertical": 1, "name": "turned"}}
-"""What stands before an operation."""
+"""The steps before an operation."""
 
 
 def documents(name: str) -> str:

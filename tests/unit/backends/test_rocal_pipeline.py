@@ -1,4 +1,4 @@
-"""What a pipeline file may say, and what it is told when it says something else."""
+"""The contents of a pipeline file, and the errors for others."""
 
 from __future__ import annotations
 

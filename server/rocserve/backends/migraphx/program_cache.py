@@ -455,7 +455,7 @@ def _verified(about_file: Path, file: BufferedReader) -> _StoredAbout:
     try:
         stored = from_json(_StoredAbout, about_file.read_bytes())
     except (OSError, ValueError) as error:
-        raise _DamagedError(f"what is told about it cannot be read ({error})") from None
+        raise _DamagedError(f"its description cannot be read ({error})") from None
     if found.st_size != stored.size:
         raise _DamagedError(f"it has {found.st_size} bytes, {stored.size} were stored")
     if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:

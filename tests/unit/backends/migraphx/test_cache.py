@@ -115,8 +115,8 @@ def let_others_write(folder: Path) -> None:
     [
         (flip_a_bit, "its bytes are not those that were stored"),
         (cut, "it has 3 bytes, 7 were stored"),
-        (remove_about, "what is told about it cannot be read"),
-        (write_wrong_about, "what is told about it cannot be read"),
+        (remove_about, "its description cannot be read"),
+        (write_wrong_about, "its description cannot be read"),
         (let_others_write, "others may write to it"),
     ],
 )
@@ -177,7 +177,7 @@ def test_what_is_held_is_not_evicted(cache: ProgramCache) -> None:
     assert not cache.remove(held.key)
     held.release()
     assert cache.remove(held.key)
-    assert cache.remove(held.key), "it is gone, whoever removed it"
+    assert cache.remove(held.key), "it is gone, by any process"
 
 
 def test_it_is_held_for_as_long_as_the_result_lives(cache: ProgramCache) -> None:

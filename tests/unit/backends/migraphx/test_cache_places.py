@@ -21,7 +21,7 @@ cache = ProgramCache(Path(sys.argv[1]), GENEROUS, spare_directory=Path(sys.argv[
 
 @pytest.fixture(scope="module")
 def mounting(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
-    """Words before a command that let it mount file systems of its own, which nobody else sees."""
+    """Words before a command that let it mount file systems that no other process sees."""
     words = ("unshare", "--map-root-user", "--mount")
     folder = tmp_path_factory.mktemp("mount")
     try:

@@ -1,4 +1,4 @@
-"""Where MIGraphX is found, and in which order it is looked for."""
+"""Where MIGraphX is found, and the order of the search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator is told to do about MIGraphX's words."""
+"""The remedies for MIGraphX's errors."""
 
 from __future__ import annotations
 

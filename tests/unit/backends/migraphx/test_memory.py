@@ -72,11 +72,11 @@ def test_once_compiled_the_program_tells(tmp_path: Path) -> None:
 def test_of_a_dimension_without_a_bound_nothing_is_known(tmp_path: Path) -> None:
     cache = cache_at(tmp_path / "cache")
     open_end = ProgramTensor("", "float", (3, DimensionRange(0, ANY)))
-    told = dataclasses.replace(about(a_recipe()), inputs=(), outputs=(open_end,))
+    described = dataclasses.replace(about(a_recipe()), inputs=(), outputs=(open_end,))
 
     def build(file: Path) -> ProgramAbout:
         file.write_bytes(bytes(500))
-        return told
+        return described
 
     assert compiled_memory(cache.find_or_build(a_recipe().key, build, wait)).tensor_bytes == 0
 

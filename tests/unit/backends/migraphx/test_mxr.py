@@ -1,4 +1,4 @@
-"""What is told of compiled programs without loading them, on files that the real MIGraphX wrote."""
+"""The header of compiled programs, read without loading them, of files that the real MIGraphX wrote."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def programs(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def _file(path: Path, *, targets: tuple[str, ...] = ("gpu",), version: str = "2.14.0", body: bytes = b"") -> Path:
-    """As MIGraphX writes it for a GPU, as far as its head and what is looked for in its body go."""
+    """As MIGraphX writes it for a GPU, as far as it is read: its head, and names in its body."""
     names = b"".join(b"\x81" + _text("name") + _text(name) for name in targets)
     head = b"\x85" + _text("version") + b"\x07" + _text("migraphx_version") + _text(version)
     head += _text("targets") + bytes([0x90 | len(targets)]) + names
@@ -72,7 +72,7 @@ def test_a_program_of_the_real_migraphx(programs: Path) -> None:
     read = read_mxr(programs / "compiled.mxr")
     assert read == MxrFile(read.format_version, version, ("ref",), (), False)
     assert check_mxr(programs / "compiled.mxr", ProgramEnvironment(version), Target.REF) == read
-    # Where MIGraphX's version cannot be told, it is left to MIGraphX.
+    # Where MIGraphX's version is not known, the check is left to MIGraphX.
     assert check_mxr(programs / "compiled.mxr", ProgramEnvironment(""), Target.REF) == read
 
 

@@ -29,7 +29,7 @@ from rocserve.core.errors import ServeError, unavailable
 pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
 
 WRONG = {"test_convinteger_without_padding": "the zero point, an input of the model, counts for nothing"}
-"""What MIGraphX 2.14 computes wrongly without a word, which nobody can tell when it is loaded."""
+"""Operators that MIGraphX 2.14 computes wrongly without an error, and that a load cannot find."""
 UNSERVABLE = {"test_split_to_sequence_1": "its output is a sequence, which KServe does not have"}
 
 

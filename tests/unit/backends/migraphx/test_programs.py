@@ -70,7 +70,7 @@ def sized(*sizes: int, pad_with_first_row: bool = True) -> tuple[ProgramRunner, 
 
 
 def rows(count: int, first: int = 1) -> Array:
-    """Rows that are told apart: first, first, first; first + 1, ..."""
+    """Rows that all differ: first, first, first; first + 1, ..."""
     return np.repeat(np.arange(first, first + count, dtype=np.float32)[:, None], 3, axis=1)
 
 

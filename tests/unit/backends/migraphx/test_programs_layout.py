@@ -1,4 +1,4 @@
-"""What programs take and give, told in clients' terms."""
+"""The inputs and outputs of programs, in clients' terms."""
 
 from __future__ import annotations
 

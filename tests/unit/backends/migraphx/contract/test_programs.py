@@ -258,7 +258,7 @@ def test_threads_on_one_program_wait_for_each_other(factory: ProgramFactory, mon
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        time.sleep(0.001)  # whoever does not wait comes in now
+        time.sleep(0.001)  # a call that does not wait comes in now
         views = unwatched(*arguments)
         under_way -= 1
         return views
