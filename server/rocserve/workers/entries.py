@@ -33,9 +33,8 @@ On the ring RETURNS: RETURN.
 From the worker, beside LAYOUT and RETURN:
 
 - DONE: number = a batch's id; a, b, c = time.monotonic_ns() when its inputs were there, its engine ended, its outputs
-  were there. It is followed by RESULTS, or by FAILED.
+  were there. It is followed by RESULTS.
 - RESULTS: a = place, b = entries of its table, all RESULT, c = bytes of the slot.
-- FAILED: count = a status code; a = place, b = bytes of a text: the batch as a whole has failed.
 - RESULT: of layout number; a = the number of requests that have such a result, one behind the other; 0 = it is that of
   all requests together, to be cut by their rows; b = start, c = bytes of details, and flags ERROR as of RESPONSE. OPEN:
   the a requests are answered by RESPONSE.
@@ -66,7 +65,7 @@ SERVER_RINGS = (128, 1024, 1024)
 WORKER_RINGS = (1024,)
 
 BATCH, LAYOUT, REQUEST, RESPONSE, CANCELLED, RETURN = range(1, 7)
-DONE, RESULTS, FAILED, RESULT, CALL = range(16, 21)
+DONE, RESULTS, RESULT, CALL = range(16, 20)
 
 GROUPED = PLACED = 1
 FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32

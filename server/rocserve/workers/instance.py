@@ -31,7 +31,6 @@ from rocserve.workers.entries import (
     CALL,
     DONE,
     ENTRY,
-    FAILED,
     LAYOUT,
     RESPONSE,
     RESULTS,
@@ -259,21 +258,17 @@ class Instance:
             self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
 
     def _take_done(self, batch_id: int, times: tuple[int, int, int], following: tuple[int, ...] | None) -> None:
-        """A batch has ended; `following`: the next entry, its results or its error."""
+        """A batch has ended; `following`: the next entry, its results."""
         batch = self._sent.get(batch_id)
         if batch is None or not batch.posted:
             raise ValueError(f"an answer to batch {batch_id}, which it does not have")
         if not batch.sent_ns <= times[0] <= times[1] <= times[2] <= time.monotonic_ns():
             raise ValueError("times that are not in their order")
-        kind, _, count, _, place, entries, nbytes = following or (0,) * 7
-        if kind == RESULTS:
-            outcome = self.results.read_batch(place, nbytes, entries, times, batch.sizes, self.requests is not None)
-            outcome.slot = Slot(self.give_place, place, self._reader)
-        elif kind == FAILED:
-            outcome = BatchOutcome(self.results.error(count, place, entries), times)
-            self.give_place(place)
-        else:
+        kind, _, _, _, place, entries, nbytes = following or (0,) * 7
+        if kind != RESULTS:
             raise ValueError(f"a batch is done, and a message of kind {kind} follows")
+        outcome = self.results.read_batch(place, nbytes, entries, times, batch.sizes, self.requests is not None)
+        outcome.slot = Slot(self.give_place, place, self._reader)
         del self._sent[batch_id]
         self._mail.trimmer.trim_later(self.inputs)
         self.has_answered = True

@@ -93,10 +93,6 @@ class ResultReader:
         """Of results whose places follow from their layout."""
         self._remembered = 0
 
-    def error(self, code: int, place: int, nbytes: int) -> ServeError:
-        """Whose text has a slot of its own. Raises: ValueError."""
-        return read_error(code, self.layouts.text(place, nbytes))
-
     def read_batch(
         self, place: int, nbytes: int, entries: int, times: tuple[int, int, int], sizes: tuple[int, ...], may_open: bool
     ) -> BatchOutcome:
@@ -115,13 +111,17 @@ class ResultReader:
         parts = outcome.parts
         for kind, flags, code, number, count, start, details in ENTRY.iter_unpack(view[: entries * ENTRY_BYTES]):
             left = len(sizes) - len(parts)
-            is_whole = not count and left == len(sizes) and not flags
+            is_whole = not count and left == len(sizes) and not flags & OPEN
             if kind != RESULT or not (0 < count <= left or is_whole) or (flags & OPEN and not may_open):
                 raise ValueError(f"a message of kind {kind} among the results of {len(sizes)} requests")
             if flags & OPEN:
                 outcome.add_open(count)
             elif flags & ERROR:
-                outcome.add_failure(read_error(code, _text(view, start, details)))
+                error = read_error(code, _text(view, start, details))
+                if is_whole:
+                    outcome.error = error
+                    return outcome
+                outcome.add_failure(error)
             else:
                 places = self.layouts.get(number)
                 bounds, end = places.bounds, places.end

@@ -26,7 +26,6 @@ from rocserve.workers.entries import (
     DONE,
     ENTRY,
     ERROR,
-    FAILED,
     GROUPED,
     LAYOUT,
     NO_ENTRY,
@@ -323,9 +322,7 @@ class WorkerEnd:
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
         """A batch has failed as a whole."""
-        text = error_bytes(error)
-        failed = ENTRY.pack(FAILED, 0, int(error.code), 0, self.sender.put_text(text), len(text), 0)
-        self.post(ENTRY.pack(DONE, 0, 0, batch.id, *times, time.monotonic_ns()) + failed)
+        self.finish(batch, times, [error_result(error, 0)])
 
 
 def error_text(error: BaseException) -> str:
@@ -336,7 +333,7 @@ def error_text(error: BaseException) -> str:
     return text[:LONGEST_TEXT]
 
 
-def error_result(error: ServeError) -> OutgoingResult:
-    """In the place of the result of a request."""
+def error_result(error: ServeError, requests: int = 1) -> OutgoingResult:
+    """In the place of results. `requests`: as of OutgoingResult."""
     text = error_bytes(error)
-    return OutgoingResult(ERROR, int(error.code), 0, len(text), aligned(len(text)), padded((text,)))
+    return OutgoingResult(ERROR, int(error.code), 0, len(text), aligned(len(text)), padded((text,)), requests)

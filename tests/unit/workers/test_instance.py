@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.instance_peer import Peer, done
+from support.instance_peer import Peer
 from support.outputs import tensors_of
 from support.waiting import until
 from support.workers import batch_input, execute, on_plane, open_descriptors
@@ -20,7 +20,7 @@ from rocserve.plane import trimming
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import request_inputs
-from rocserve.workers.entries import ENTRY, FAILED, SERVER_RINGS, WORK
+from rocserve.workers.entries import ENTRY, ERROR, RESULT, SERVER_RINGS, WORK
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import error_result
@@ -46,8 +46,9 @@ def test_an_answer_by_hand(peer: Peer) -> None:
 def test_a_batch_that_failed(peer: Peer) -> None:
     for code, expected in ((StatusCode.NOT_FOUND, StatusCode.NOT_FOUND), (99, StatusCode.INTERNAL)):
         batch = peer.execute()
-        place, nbytes = peer.text(b"the engine's own words")
-        peer.end_of_worker.post(done(batch) + ENTRY.pack(FAILED, 0, int(code), 0, place, nbytes, 0))
+        text = b"the engine's own words"
+        entry = ENTRY.pack(RESULT, ERROR, int(code), 0, 0, ENTRY.size, len(text))
+        peer.end_of_worker.post(peer.results_of(batch, entry + text))
         assert peer.arrived.acquire(timeout=5)
         error = peer.outcomes[-1].error
         assert error is not None and (error.code, error.text) == (expected, "the engine's own words")
