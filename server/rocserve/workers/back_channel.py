@@ -13,7 +13,7 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.plane.doorbell import SocketSleeper
 from rocserve.workers.entries import CALL, CANCELLED, ENTRY, FINAL, LAYOUT, RESPONSE, return_entries
-from rocserve.workers.layouts import KnownLayouts
+from rocserve.workers.layouts import TensorReader
 from rocserve.workers.worker_end import WorkerEnd
 
 _REMEMBERED_CANCELLATIONS = 1024
@@ -78,7 +78,7 @@ class BackChannel:
         connection = end.back_connection
         assert connection is not None, "a worker of the other kind"
         sleeper = SocketSleeper(end.back_sleep_word, connection)
-        layouts = KnownLayouts(end.inputs)
+        layouts = TensorReader(end.inputs)
         is_open = True
         while is_open:
             for kind, flags, code, number, a, place, nbytes in ENTRY.iter_unpack(end.back.take()):

@@ -113,8 +113,8 @@ class TensorSender:
         return ENTRY.pack(RESPONSE, flags, code, layout, number, place, nbytes)
 
 
-class KnownLayouts:
-    """The layouts that the other end has defined, and the tensors that it sends by them. Bounded memory.
+class TensorReader:
+    """One end's way to read the tensors that the other sends, by the layouts that it has defined. Bounded memory.
 
     All that raises ValueError does so because what the other end sent does not make sense.
     """

@@ -13,7 +13,7 @@ from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.plane.heap import HeapReader
 from rocserve.plane.link import ENTRY_BYTES
 from rocserve.workers.entries import ENTRY, ERROR, OPEN, RESULT
-from rocserve.workers.layouts import KnownLayouts, bounds_of, read_error, read_parameters, text_length
+from rocserve.workers.layouts import TensorReader, bounds_of, read_error, read_parameters, text_length
 
 Outputs = tuple[tuple[TensorHead, ...], Sequence[Buffer]]
 """What one request's part of a result is, and its bytes."""
@@ -88,7 +88,7 @@ class ResultReader:
 
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
-        self.layouts = KnownLayouts(heap)
+        self.layouts = TensorReader(heap)
         self._cuts: dict[_Cut, Sequence[Part]] = {}
         """Of results whose places follow from their layout."""
         self._remembered = 0

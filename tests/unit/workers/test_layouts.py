@@ -17,7 +17,7 @@ from rocserve.core.plain import from_json, to_json
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import Heap, HeapReader
 from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
-from rocserve.workers.layouts import KnownLayouts, TensorSender, parameters_text, read_parameters
+from rocserve.workers.layouts import TensorReader, TensorSender, parameters_text, read_parameters
 
 FAR = 1 << 62
 
@@ -27,7 +27,7 @@ class Sides:
 
     def __init__(self) -> None:
         self.heap = Heap("test", 1 << 24)
-        self.known = KnownLayouts(HeapReader(self.heap.open_for_reading()))
+        self.known = TensorReader(HeapReader(self.heap.open_for_reading()))
         self.sender = TensorSender(self.heap.allocate, self.post)
         self.defined = 0
 
