@@ -17,7 +17,6 @@ from rocserve.backends.request_model import ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.plain import from_json
 from rocserve.core.requests import Answer
-from rocserve.core.tensors import Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane.heap import Slot
 from rocserve.plane.link import LinkBroken, RingWriter
@@ -170,9 +169,8 @@ class InstanceRequests:
         if number in self._calls:
             raise ValueError(f"two calls of the number {number}")
         self.said += 1
-        heads, contents, text = self._instance.results.layouts.read(layout, place, nbytes)
-        inputs = tuple([Tensor(*head, data) for head, data in zip(heads, contents, strict=True)])
-        call = replace(from_json(ModelCall, text), inputs=inputs)
+        inputs, text = self._instance.results.layouts.read(layout, place, nbytes)
+        call = replace(from_json(ModelCall, text), inputs=tuple(inputs))
         opened = self._calls[number] = OpenCall(self, number, self._instance.slot(place))
         if len(self._calls) > MOST_CALLS:
             opened.send(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"))

@@ -140,15 +140,13 @@ class TensorReader:
         """Of a slot of its own. Raises: ValueError."""
         return bytes(self._heap.checked(place, text_length(nbytes)))
 
-    def read(self, number: int, place: int, details: int) -> tuple[tuple[TensorHead, ...], list[memoryview], bytes]:
-        """What lies in a slot of its own: the heads of its tensors, views of them, and the details behind them.
-
-        Raises: ValueError.
-        """
+    def read(self, number: int, place: int, details: int) -> tuple[list[Tensor], bytes]:
+        """The tensors of a slot, as views of it, and the details behind them. Raises: ValueError."""
         places = self.get(number)
         bounds, end = bounds_of(places, self._heap.checked(place, places.table_bytes))
         view = self._heap.checked(place, end + text_length(details))
-        return places.heads, [view[begin:finish] for begin, finish in bounds], bytes(view[end:])
+        tensors = [Tensor(*head, view[slice(*bound)]) for head, bound in zip(places.heads, bounds, strict=True)]
+        return tensors, bytes(view[end:])
 
     def response(self, flags: int, code: int, number: int, place: int, nbytes: int) -> Result | None:
         """RESPONSE. Raises: ValueError."""
@@ -158,8 +156,7 @@ class TensorReader:
             return None
         if flags & ERROR:
             return read_error(code, self.text(place, nbytes))
-        heads, contents, details = self.read(number, place, nbytes)
-        outputs = [Tensor(*head, data) for head, data in zip(heads, contents, strict=True)]
+        outputs, details = self.read(number, place, nbytes)
         return ModelResponse(outputs, read_parameters(details))
 
 
