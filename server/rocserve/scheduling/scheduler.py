@@ -97,7 +97,9 @@ class Scheduler(ABC):
         """Those that have come in this turn and have a time to expire at."""
         self._deadlines = Deadlines(parts.plane)
         self._delay = Alarm(parts.plane)
-        self._is_marked = self._is_watching = False
+        self._is_marked = False
+        self._watch: TimerHandle | None = None
+        """Over the clients, while it is set."""
 
     # What the kinds say
 
@@ -184,6 +186,8 @@ class Scheduler(ABC):
         """Nothing is left to do. What knows the scheduler would keep it until the garbage collector comes by."""
         self._deadlines.alarm.cancel()
         self._delay.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         del self._answerer
 
     # Work
@@ -209,12 +213,12 @@ class Scheduler(ABC):
                 refuse(entry, error, self._statistics)
         if self._drain.is_awaited and self._is_empty() and self._drain.report():
             self._let_go()
-        if not self._is_watching and self._has_queued():
+        if self._watch is None and self._has_queued():
             self._watch_soon()
 
     def _run(self, instance: Instance, batch: FormedBatch) -> None:
         self._drain.running += 1
-        if not self._is_watching and (batch.sent_ahead or batch.is_grouped or self._answers_requests):
+        if self._watch is None and (batch.sent_ahead or batch.is_grouped or self._answers_requests):
             self._watch_soon()
         try:
             members = self._answerer.members(batch, instance)
@@ -286,8 +290,7 @@ class Scheduler(ABC):
         self._mark()
 
     def _watch_soon(self) -> None:
-        self._is_watching = True
-        self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
+        self._watch = self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
 
     def _watch_clients(self) -> None:
         """Watch the clients of requests that have been here for a while, so that what nobody wants is dropped."""
@@ -298,8 +301,8 @@ class Scheduler(ABC):
             if entry.queue_start_ns <= oldest_ns:
                 entry.watched = True
                 entry.responder.watch_cancellation(functools.partial(self._client_left, entry))
-        self._is_watching = bool(unwatched) or self._has_queued() or self._pool.has_waiting
-        if self._is_watching:
+        self._watch = None
+        if unwatched or self._has_queued() or self._pool.has_waiting:
             self._watch_soon()
 
     def _client_left(self, entry: InferRequest) -> None:
