@@ -203,6 +203,8 @@ class InstanceRequests:
         for opened in calls.values():
             self._instance.guarded(opened.cancelled)
         self._unread.clear()
+        # It knows these requests, and would keep them until the garbage collector comes by.
+        del self._sender
 
 
 class OpenCall:

@@ -175,6 +175,8 @@ def test_whatever_is_accepted_lies_within_its_slot(entries: Sequence[tuple[int, 
         outcome = SENT.read(*entries, sizes=(4 // requests,) * requests, may_open=True)
     except ValueError:
         return
+    if outcome.error is not None:
+        return
     assert len(outcome.parts) == requests
     for index in range(requests):
         for head, data in zip(*outcome.outputs_of(index), strict=True):
