@@ -27,7 +27,6 @@ COMMON = (
     *METRICS,
 )
 """Models that are being restarted make the server unready unless told otherwise; here it must always be ready."""
-START_SECONDS = 120.0
 FRONT_ENDS = 1
 """Of each protocol, of the server under explicit control; the other one serves its clients itself."""
 
@@ -103,5 +102,5 @@ def open_stage(folder: Path, findings: Findings) -> Iterator[Stage]:
             )
         )
         for server in (poll, remote):
-            server.wait_until_ready(START_SECONDS)
+            server.wait_until_ready()
         yield Stage(folder, poll, remote, canaries, findings)

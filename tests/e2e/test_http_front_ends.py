@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
         "--http-restricted-api=statistics:key=word",
     )
     with RocserveProcess([repository], *flags, log=folder / "log") as process:
-        process.wait_until_ready(60)
+        process.wait_until_ready()
         yield process
 
 

@@ -49,7 +49,7 @@ def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("server")
     flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={folder}/cache")
     with RocserveProcess([repository], *flags, log=folder / "server.log") as running:
-        running.wait_until_ready(60)
+        running.wait_until_ready()
         client = running.client()
         for name in (*NETWORKS, "graph", "program"):
             wait_until(
@@ -243,7 +243,7 @@ class TestSharedPrograms:
         text = config(1, tensors="instance_group [ { kind: KIND_CPU count: 3 } ]")
         place(repository, "mlp", "model.onnx", NETWORKS["mlp"], text)
         server = serve_migraphx(repository)
-        server.wait_until_ready(60)
+        server.wait_until_ready()
         assert len(server.workers()) == 3
         assert server.log_text.count("of model 'mlp': saving") == 1
 
@@ -252,16 +252,16 @@ class TestSharedPrograms:
     ) -> None:
         place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(2))
         server = serve_migraphx(repository)
-        server.wait_until_ready(60)
+        server.wait_until_ready()
         client = server.client()
-        wait_until(lambda: index_entry(client, "mlp") == ("READY", ""), "all programs", seconds=60)
+        wait_until(lambda: index_entry(client, "mlp") == ("READY", ""), "all programs")
         (worker,) = server.workers()
         worker.kill()
         wait_until(
             lambda: [each.pid for each in server.workers()] not in ([], [worker.pid]), "another worker", seconds=40
         )
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 2)
-        wait_until(lambda: answers(client, "mlp", inputs), "an answer", seconds=40)
+        wait_until(lambda: answers(client, "mlp", inputs), "an answer")
         assert server.log_text.count("of model 'mlp': saving") == 2
 
 

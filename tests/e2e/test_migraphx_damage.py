@@ -97,7 +97,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
     place(repository, "served", "model.onnx", SERVED, config(1))
     flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path}/cache", "--repository-poll-secs=1")
     server = serve(repository, flags=flags)
-    server.wait_until_ready(60)
+    server.wait_until_ready()
     client = server.client()
     alone, before = processes(server), Holdings(server)
     generator = np.random.default_rng(0)
@@ -110,7 +110,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
                 platform, filename, content = originals[index % len(originals)]
                 place(repository, name, filename, damaged(content, generator), config(1, platform))
             for name in batch:
-                state, reason = wait_for_end(client, name, *ENDS, seconds=120)
+                state, reason = wait_for_end(client, name, *ENDS)
                 outcomes[state] += 1
                 assert state == "READY" or re.search(r"model\.(onnx|mxr)|MIGraphX", reason), f"{name}: {reason}"
             for name in batch:
@@ -119,7 +119,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
                 wait_until(
                     lambda name=name: index_entry(client, name)[0] != "READY", f"the end of '{name}'", seconds=60
                 )
-            wait_until(lambda: processes(server) == alone, "the end of the damaged models' processes", seconds=60)
+            wait_until(lambda: processes(server) == alone, "the end of the damaged models' processes")
     wait_until(lambda: Holdings(server).descriptors <= before.descriptors + 4, "the end of their descriptors")
     after = Holdings(server)
     assert not asker.faults

@@ -140,7 +140,7 @@ def test_the_status_says_the_same(served: Served, capsys: pytest.CaptureFixture[
 
 
 def test_a_worker_that_a_request_has_crashed_is_back(served: Served) -> None:
-    wait_until(lambda: index_entry(served.client, "picking") == ("READY", ""), "another worker", seconds=40)
+    wait_until(lambda: index_entry(served.client, "picking") == ("READY", ""), "another worker")
     found = ask(served.client, "picking", {"index": np.array([[1]])})["y"]
     assert found.tolist() == [[3, 4]]
     assert "Assertion `in_index >= 0" in served.server.log_text

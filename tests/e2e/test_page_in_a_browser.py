@@ -88,14 +88,14 @@ def serving(models: Path, front_ends: int) -> RocserveProcess:
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[RocserveProcess]:
     with serving(models, front_ends=0) as running:
-        running.wait_until_ready(60)
+        running.wait_until_ready()
         yield running
 
 
 @pytest.fixture(scope="module")
 def server_with_front_ends(models: Path) -> Iterator[RocserveProcess]:
     with serving(models, front_ends=2) as running:
-        running.wait_until_ready(60)
+        running.wait_until_ready()
         yield running
 
 

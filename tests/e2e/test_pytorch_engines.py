@@ -90,4 +90,4 @@ def test_torchscript_is_not_inductor_s(server: RocserveProcess, torch_files: Tor
     config = ENGINE.format("inductor") + 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }\n'
     drop(server.repositories[0], "traced", torch_files.data("traced"), config, filename="model.pt")
     text = "model.pt is a TorchScript program; export the module with torch.export, or leave the parameter out"
-    wait_until(lambda: text in server.log_text, "the line in the log", seconds=60)
+    wait_until(lambda: text in server.log_text, "the line in the log")

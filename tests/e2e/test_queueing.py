@@ -45,7 +45,7 @@ def server(tmp_path_factory):
         REPEATING_SCRIPT,
     )
     with RocserveProcess([repository], *FLAGS, log=folder / "log") as process:
-        process.wait_until_ready(60)
+        process.wait_until_ready()
         yield process
 
 
@@ -143,7 +143,7 @@ def test_models_that_share_a_resource_run_one_at_a_time(serve, tmp_path: Path) -
     drop_paced(repository, "greedy", tensors=limited.replace("count: 2", "count: 4"))
     server = serve(repository, flags=("--rate-limit=execution_count", "--rate-limit-resource=r:3"))
     client = server.client()
-    wait_until(lambda: client.is_model_ready("one") and client.is_model_ready("other"), "two models", seconds=60)
+    wait_until(lambda: client.is_model_ready("one") and client.is_model_ready("other"), "two models")
     found = spans(server, ["one", "other"] * 6)
     for (_, ended), (began, _) in itertools.pairwise(found):
         assert ended <= began

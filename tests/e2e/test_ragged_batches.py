@@ -178,7 +178,7 @@ def server(tmp_path_factory):
     (version / "model.py").write_text(PYTHON_MODEL)
     (repository / "python" / "config.pbtxt").write_text(PYTHON_CONFIG)
     with RocserveProcess([repository], log=folder / "log") as process:
-        process.wait_until_ready(60)
+        process.wait_until_ready()
         yield process
 
 

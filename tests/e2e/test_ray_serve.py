@@ -181,13 +181,13 @@ def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, reposi
         outdated = cluster.replicas()
         deploy(cluster, repositories[1])
         wait_until(lambda: len(cluster.replicas() - outdated) == 3, "the update of all replicas", 120)
-        patient.wait_until_answered_by(2.0, times=50, seconds=60)
+        patient.wait_until_answered_by(2.0, times=50)
         assert not patient.failures + hasty.failures
 
         servers = kill_node(cluster.raylets.pop())
         wait_until(lambda: len(cluster.replicas()) == 2, "the end of the replica", 60)
         wait_until(lambda: not any(map(is_alive, servers)), "the end of its server")
-        patient.wait_until_answered_by(2.0, times=50, seconds=60)
+        patient.wait_until_answered_by(2.0, times=50)
         assert len(hasty.failures) <= 2, "what was in flight"
     assert not patient.failures
     assert not patient.wrong + hasty.wrong

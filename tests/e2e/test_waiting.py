@@ -41,7 +41,7 @@ def server(tmp_path_factory):
         CONFIG + "dynamic_batching { preferred_batch_size: [ 1 ] default_queue_policy { max_queue_size: 2 } }",
     )
     with RocserveProcess([repository], log=folder / "log") as process:
-        process.wait_until_ready(60)
+        process.wait_until_ready()
         yield process
 
 

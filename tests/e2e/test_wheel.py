@@ -42,7 +42,7 @@ def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     log = tmp_path / "server.log"
     with RocserveProcess([], str(repository), log=log, environment=BARE, python=str(python)) as server:
-        server.wait_until_ready(60)
+        server.wait_until_ready()
         assert "/bare/" in run(python, "-c", "import rocserve; print(rocserve.__file__)", folder=tmp_path)
         entry = infer_input("ENCODED", np.array([[PHOTO.read_bytes()]], object))
         wanted = InferRequestedOutput("PROBABILITIES", class_count=1)

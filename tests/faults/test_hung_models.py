@@ -137,7 +137,7 @@ def test_four_loads_that_hang_keep_no_good_model_waiting(serve, repository: Path
     wait_until(lambda: len(server.workers()) == 4, "the loads")
     drop(repository, "good", stays(1))
     client = server.client()
-    wait_until(lambda: client.is_model_ready("good"), "the good model", seconds=40)
+    wait_until(lambda: client.is_model_ready("good"), "the good model")
     assert [row(server, f"hangs{number}")[0] for number in range(4)] == ["LOADING"] * 4
     assert row(server, "hangs0")[1].startswith("loading for 1")
 

@@ -269,7 +269,7 @@ def test_a_worker_that_is_at_a_request(serve, repository: Path, is_released: boo
     else:
         # It listens before it is served again, and does not say that there is no such model.
         wait_until(lambda: refusal(server, "stays").endswith("unknown model: 'stays' has no available versions"))
-    wait_until(lambda: is_ready(server), "readiness", seconds=60)
+    wait_until(lambda: is_ready(server), "readiness")
     assert (pids(server) == workers) == is_released
     (repository.parent / "go").touch()
     assert ask(server, "stays") == [[3.0, 4.0]]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rocserve.plane.loop import TimerHandle, TimerQueue
+from support.waiting import PATIENCE_SECONDS
 
 
 class HandLoop:
@@ -53,7 +54,7 @@ class HandLoop:
             time.sleep(0.001)
         self.turn()
 
-    def wait_for(self, condition: Callable[[], object], seconds: float = 5.0) -> None:
+    def wait_for(self, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
         """Turn until a condition holds."""
         end = time.monotonic() + seconds
         self.turn()

@@ -14,6 +14,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from support.infer_inputs import infer_input
+from support.waiting import wait_until
 
 RETURNS_SOON = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
 """To a server that was gone for a moment; else a client waits for seconds."""
@@ -54,12 +55,9 @@ class ConstantLoad:
         for thread in self._threads:
             thread.join()
 
-    def wait_until_answered_by(self, constant: float, seconds: float = 20.0, times: int = 1) -> None:
-        before = self.answered[constant]
-        end = time.monotonic() + seconds
-        while self.answered[constant] < before + times:
-            assert time.monotonic() < end, f"no answer of the version that adds {constant} within {seconds} s"
-            time.sleep(0.005)
+    def wait_until_answered_by(self, constant: float, times: int = 1) -> None:
+        wanted = self.answered[constant] + times
+        wait_until(lambda: self.answered[constant] >= wanted, f"an answer of the version that adds {constant}")
 
     def _ask(self, seed: int) -> None:
         client = triton.InferenceServerClient(self._address, channel_args=RETURNS_SOON)

@@ -85,9 +85,7 @@ def index_entry(client: triton.InferenceServerClient, model: str) -> tuple[str, 
     return "", ""
 
 
-def wait_for_end(
-    client: triton.InferenceServerClient, model: str, *states: str, seconds: float = 40.0
-) -> tuple[str, str]:
+def wait_for_end(client: triton.InferenceServerClient, model: str, *states: str) -> tuple[str, str]:
     """State and reason, as they are together, once the model is in one of the states; it may be tried again later."""
     seen: list[tuple[str, str]] = []
 
@@ -95,10 +93,10 @@ def wait_for_end(
         seen.append(index_entry(client, model))
         return seen[-1][0] in states
 
-    wait_until(has_ended, f"state {' or '.join(states)} of '{model}'", seconds=seconds)
+    wait_until(has_ended, f"state {' or '.join(states)} of '{model}'")
     return seen[-1]
 
 
-def wait_for_state(client: triton.InferenceServerClient, model: str, state: str, seconds: float = 40.0) -> str:
+def wait_for_state(client: triton.InferenceServerClient, model: str, state: str) -> str:
     """The reason with which the model came into the state."""
-    return wait_for_end(client, model, state, seconds=seconds)[1]
+    return wait_for_end(client, model, state)[1]

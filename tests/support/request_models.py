@@ -31,6 +31,7 @@ from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.version_loader import LoadedEnsemble, LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
 from support.machine import ToldMachine
+from support.waiting import PATIENCE_SECONDS
 from support.workers import mail_of
 
 LOG = logging.getLogger("rocserve.test.request_models")
@@ -113,14 +114,14 @@ class Answers:
 
         self._loop.call_soon_threadsafe(told)
 
-    async def until(self, condition: Callable[[Answers], object], seconds: float = 10.0) -> Answers:
+    async def until(self, condition: Callable[[Answers], object], seconds: float = PATIENCE_SECONDS) -> Answers:
         async with asyncio.timeout(seconds):
             while not condition(self):
                 self._told.clear()
                 await self._told.wait()
         return self
 
-    async def done(self, seconds: float = 10.0) -> Answers:
+    async def done(self, seconds: float = PATIENCE_SECONDS) -> Answers:
         return await self.until(lambda answers: answers.ended, seconds)
 
     @property

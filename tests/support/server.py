@@ -141,9 +141,9 @@ class RocserveProcess:
     def client(self) -> triton.InferenceServerClient:
         return triton.InferenceServerClient(self.address)
 
-    def wait_until_ready(self, seconds: float = 30.0) -> None:
+    def wait_until_ready(self) -> None:
         client = self.client()
-        wait_until(client.is_server_ready, f"readiness; the log says:\n{self.log_text}", seconds=seconds)
+        wait_until(client.is_server_ready, f"readiness; the log says:\n{self.log_text}")
 
     def family(self) -> list[psutil.Process]:
         """All processes that came of the server: they are in its session even when their parent has gone."""

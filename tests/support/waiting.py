@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 90.0
 """Longer than anything takes on a machine that has other things to do."""
 _PAUSE_SECONDS = 0.01
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
@@ -25,7 +26,6 @@ from rocserve.repository.scanner import RepositoryScanner
 from rocserve.settings import ControlMode, RepositorySettings
 
 SETTLE_SECONDS = 0.2
-PATIENCE_SECONDS = 10.0
 
 _ENGINE = EngineSpec("tests", "tests.engine", thread_safe=True, forks_from_zygote=True)
 REGISTRY = BackendRegistry(

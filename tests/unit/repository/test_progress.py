@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.repository.load_slots import OVERDUE_PER_SLOT, LoadSlots
 from rocserve.settings import ControlMode
 
-from .conftest import PATIENCE_SECONDS, FakeLoader, Folders, Served, Start
+from .conftest import FakeLoader, Folders, Served, Start
 
 
 async def test_a_model_that_loads_says_what_it_is_at(start: Start, folders: Folders, loader: FakeLoader) -> None:

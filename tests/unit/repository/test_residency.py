@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, unavailable
@@ -27,7 +28,7 @@ from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.settings import ControlMode, RepositorySettings, ResidencySettings
 
-from .conftest import PATIENCE_SECONDS, REGISTRY, SETTLE_SECONDS, FakeLoader, FakeVersion, Folders, Served
+from .conftest import REGISTRY, SETTLE_SECONDS, FakeLoader, FakeVersion, Folders, Served
 
 LOG = logging.getLogger("test")
 _TWO = ResidencySettings(max_models=2)

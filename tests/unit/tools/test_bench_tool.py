@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from support.migraphx_models import any_length, mini_resnet, mlp, two_in_two_out
 from support.models import drop
 from support.pytorch import TorchFiles
 from support.tools import Command
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -250,10 +250,7 @@ def test_no_process_is_left_behind(tmp_path: Path, number: int, status: int, wor
     process.send_signal(number)
     _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (status, words)
-    deadline = time.monotonic() + 10
-    while any(map(_is_running, children)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not any(map(_is_running, children)), "the end of its children")
 
 
 def _is_running(pid: int) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.migraphx import python_words
-from support.waiting import until
+from support.waiting import until, wait_until
 from support.workers import LOG, OwnChildren, Workshop, config_of, open_descriptors, run_add_sub, running
 
 from rocserve.core.errors import ServeError
@@ -292,10 +292,7 @@ def test_all_end_with_the_server_whatever_they_do(how: str, end: signal.Signals)
         pids = [int(pid) for pid in server.stdout.readline().split()]
         assert len(pids) == 3 and all(map(running, pids))
         server.send_signal(end)
-        deadline = time.monotonic() + 5.0
-        while any(map(running, pids)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not any(map(running, pids)), "their end")
 
 
 def test_worker_code_imports_neither_grpc_nor_protobuf() -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from support.migraphx_jobs import StrangeJob, StrangeResult
+from support.waiting import wait_until
 from support.workers import open_descriptors
 
 from rocserve.backends.migraphx.installation import find_installation
@@ -96,14 +96,9 @@ def hanging(jobs: Jobs) -> Iterator[Callable[..., threading.Thread]]:
         assert not thread.is_alive()
 
 
-def gone(process: psutil.Process) -> bool:
-    """Whether it ends within a while; one that nobody has waited for counts."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
+def is_gone(process: psutil.Process) -> bool:
+    """One that nobody has waited for counts."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
@@ -235,9 +230,9 @@ def test_a_child_that_hangs_is_killed_at_its_limit_also_where_it_is_stopped(
 ) -> None:
     child, started, errors = hanging(timeout_seconds=5.0, remedy="wait")
     child.suspend()
-    assert gone(child)
-    assert gone(started)
-    (error,) = wait_until_there(errors)
+    wait_until(lambda: is_gone(child) and is_gone(started), "the end of both")
+    wait_until(lambda: errors, "the error")
+    (error,) = errors
     assert error.kind is FailureKind.TIMED_OUT
     assert error.text == (
         "doing hang took longer than compile_timeout_secs (5 s) and was stopped while hanging as"
@@ -249,9 +244,9 @@ def test_without_a_limit_a_child_is_let_be_until_it_is_called_off(jobs: Jobs, ha
     child, started, errors = hanging(timeout_seconds=0.0)
     assert child.is_running()
     jobs.runner.call_off()
-    assert gone(child)
-    assert gone(started)
-    (error,) = wait_until_there(errors)
+    wait_until(lambda: is_gone(child) and is_gone(started), "the end of both")
+    wait_until(lambda: errors, "the error")
+    (error,) = errors
     assert (error.kind, error.code, error.text) == (
         FailureKind.CALLED_OFF,
         StatusCode.CANCELLED,
@@ -284,13 +279,12 @@ def test_the_child_and_what_it_started_end_with_their_parent(migraphx_root: Path
         child, started = (psutil.Process(int(pid)) for pid in found.groups())
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait(30)
-    assert gone(child)
-    assert gone(started)
+    wait_until(lambda: is_gone(child) and is_gone(started), "the end of both")
 
 
 def test_what_a_job_leaves_behind_ends_with_it(jobs: Jobs) -> None:
     pid = int(jobs.run("leave behind"))
-    assert not psutil.pid_exists(pid) or gone(psutil.Process(pid))
+    wait_until(lambda: not psutil.pid_exists(pid) or is_gone(psutil.Process(pid)), "its end")
 
 
 def test_the_child_has_none_of_its_parents_descriptors(jobs: Jobs, tmp_path: Path) -> None:
@@ -336,10 +330,3 @@ def test_no_descriptors_are_left_open(jobs: Jobs) -> None:
     jobs.run("echo")
     jobs.error("abort", "x")
     assert open_descriptors() <= before
-
-
-def wait_until_there(errors: list[JobError]) -> list[JobError]:
-    deadline = time.monotonic() + 30
-    while not errors and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return errors
