@@ -1,4 +1,4 @@
-"""What is measured: a model, a request with its right answer, a load, and the ratios to hold."""
+"""Cases to measure: a model, a request with its right answer, a load, and the ratios to hold."""
 
 from __future__ import annotations
 

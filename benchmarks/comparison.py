@@ -26,7 +26,7 @@ def compare(
 ) -> Comparison:
     """Measure the contenders `rounds` times for `seconds` each.
 
-    `report` is told each measurement in a line.
+    `report` takes each measurement as a line.
     """
     for contender in contenders:
         contender.prepare(case)

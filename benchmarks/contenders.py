@@ -27,7 +27,7 @@ class Contender(Protocol):
     def measure(self, case: Case, seconds: float) -> Measurement: ...
 
     def cpu_seconds(self) -> float:
-        """CPU time used so far; an idle contender's must stand still."""
+        """CPU time used so far; an idle contender's must not grow."""
 
 
 class ServedContender:

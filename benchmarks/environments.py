@@ -19,7 +19,7 @@ PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 class PeerUnavailable(RuntimeError):
-    """A peer cannot be had on this machine; the message says what is missing."""
+    """A peer cannot be had on this machine; the message names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Environment:
         return self.folder / "lib" / f"python{PYTHON_VERSION}" / "site-packages"
 
     def versions(self) -> dict[str, str]:
-        """Versions of what is installed, by name in lower case."""
+        """Versions of installed packages, by name in lower case."""
         found = importlib.metadata.distributions(path=[str(self.site_packages)])
         return {distribution.metadata["Name"].lower(): distribution.version for distribution in found}
 
@@ -51,7 +51,7 @@ class Environment:
 
         Args:
             without_dependencies: requirements that are installed before the others, alone.
-            complete: what is to be done after pip.
+            complete: run after pip.
 
         Raises:
             PeerUnavailable: pip could not get something, or `complete` raised it.

@@ -88,7 +88,7 @@ class TritonPythonModel:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, and what is asked of it."""
+    """A model and its request."""
 
     group: str
     title: str
@@ -129,7 +129,7 @@ class Result:
 
 
 class Contender(ServedContender):
-    """A server whose processes are told apart."""
+    """A server, measured by process."""
 
     def __init__(self, server: ServerProcess, folder: Path) -> None:
         super().__init__(server, folder)
@@ -141,7 +141,7 @@ class Contender(ServedContender):
         Raises:
             LoadFailed: requests failed.
             WrongAnswer: an answer is not what it must be.
-            grpc.RpcError: the server does not tell its statistics.
+            grpc.RpcError: the server gives no statistics.
             subprocess.TimeoutExpired: the load generator did not end.
         """
         self.prepare(case)
@@ -186,7 +186,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=names(GROUPS), default=GROUPS, help=f"of {','.join(GROUPS)} (default all)")
     parser.add_argument("--in-flight", type=numbers, default=IN_FLIGHT, help="requests (default 1,8,32,128,256)")
     parser.add_argument("--instances", type=numbers, default=INSTANCES, help="of each model (default 1,4)")
-    parser.add_argument("--rounds", type=int, default=5, help="at most so many (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="the most rounds (default 5)")
     parser.add_argument("--seconds", type=float, default=1.5, help="of a measurement (default 1.5)")
     parser.add_argument(
         "--time-limit", type=float, default=450.0, help="seconds after which no case is begun any more (default 450)"
@@ -259,7 +259,7 @@ def measure(options: argparse.Namespace) -> list[Result]:
 
 
 def report_idle(contenders: Sequence[Contender]) -> None:
-    """Tell what each server uses while nothing is asked of any."""
+    """Report what each server uses while all are idle."""
     time.sleep(SETTLE_SECONDS)
     before = [contender.cpu_seconds() for contender in contenders]
     time.sleep(IDLE_SECONDS)

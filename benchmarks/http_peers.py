@@ -33,7 +33,7 @@ RATIO = 3.0
 
 @dataclass(frozen=True, slots=True)
 class HttpPeer:
-    """A server that pip can bring. {port} and {folder} in command and variables stand for what it is given."""
+    """A server that pip can bring. {port} and {folder} are replaced in command and variables."""
 
     name: str
     requirements: tuple[str, ...]

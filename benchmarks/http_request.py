@@ -27,7 +27,7 @@ class HttpRequestFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What is posted, and how its answer is read."""
+    """A body to post, and how its answer is read."""
 
     path: str
     body: bytes

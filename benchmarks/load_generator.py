@@ -23,7 +23,7 @@ FRAME_HEADER = struct.Struct(">BI")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is asked, but for the body."""
+    """The request but for its body."""
 
     path: str
     headers: tuple[str, ...]

@@ -34,7 +34,7 @@ def machine_facts(triton: TritonPeer | None) -> list[str]:
 
 
 def processor() -> str:
-    """The processor's name as Linux tells it."""
+    """The processor's name, by Linux."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -35,7 +35,7 @@ _BATCHING = "dynamic_batching { }\n"
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One ONNX model and what is asked of it."""
+    """One ONNX model and its request."""
 
     name: str
     title: str

@@ -2,7 +2,7 @@
 
 Three things together show it: the very bytes that h2load sends are sent before and after, and the answer is compared
 with what it must be; the server's own counts of successes and failures during the run; and the bytes of the answers,
-as an error has none. The last two cannot tell of a request that was in flight when h2load stopped.
+as an error has none. The last two do not know of a request that was in flight when h2load stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WrongAnswer(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A model's requests since it was loaded, as the statistics RPC tells."""
+    """A model's requests since it was loaded, by the statistics RPC."""
 
     succeeded: int
     failed: int

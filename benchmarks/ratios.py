@@ -21,7 +21,7 @@ class Measurement:
     p50: float | None = None
     p99: float | None = None
     cpu: float | None = None
-    """CPU seconds of the contender a request, user and system: what is left of it when others disturb the clock."""
+    """CPU seconds of the contender a request, user and system: which others disturb less than the clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The process that holds a Ray cluster of several nodes on one machine. It runs where Ray is installed.
 
-It answers lines of JSON: `{"node": CPUS}` adds a node and tells the number of its process, `{"deploy": CONFIGURATION}`
+It answers lines of JSON: `{"node": CPUS}` adds a node and answers with its process number, `{"deploy": CONFIGURATION}`
 does what `serve run` does with a file, `{}` tells what Serve's applications are like, as `GET
 /api/serve/applications/` of the dashboard does. It ends with its input.
 """
@@ -17,7 +17,7 @@ from typing import Any
 OBJECT_STORE_BYTES = 80 << 20
 """Of a node; Ray wants 75 MiB at least. Serve's requests do not come to lie there."""
 MISSED_CHECKS = 5
-"""A node counts as dead once it has missed so many, a second apart."""
+"""Health checks, a second apart, that a node has missed when it counts as dead."""
 
 
 class Driver:

@@ -199,7 +199,7 @@ def measure(options: argparse.Namespace, triton: TritonPeer | None, folder: Path
 
 
 def choose(groups: Sequence[str], folder: Path) -> tuple[list[Model], list[Case]]:
-    """The models and cases of some groups; `folder` is for what is made for them."""
+    """The models and cases of some groups; `folder` is for their files."""
     models: list[Model] = []
     cases: list[Case] = []
     if "add_sub" in groups:

@@ -44,7 +44,7 @@ class Policy:
     """Of the load of each ready replica, in capacities, and their number: the sum over the replicas."""
     targets: Sequence[float]
     window_seconds: int
-    """Over which it is a mean: of Prometheus' rate, or none for what is read at a moment."""
+    """Over which it is a mean: of Prometheus' rate, or none for a value of the moment."""
     colour: str
 
 
@@ -178,8 +178,8 @@ def main() -> None:
         for policy in POLICIES:
             for target in policy.targets:
                 cells = [mean_outcome(policy, target, gpus, start) for start in (30, 300)]
-                told = " | ".join(f"{100 * late:.2f} %, {over:.2f}" for late, over in cells)
-                print(f"| {gpus} | {policy.name} | {target:g} | {told} |")
+                row = " | ".join(f"{100 * late:.2f} %, {over:.2f}" for late, over in cells)
+                print(f"| {gpus} | {policy.name} | {target:g} | {row} |")
         for share in (1.0, 1.5, 2.0):
             late, over = fixed(round(share * gpus), gpus)
             print(f"| {gpus} | fixed | {round(share * gpus)} | {100 * late:.2f} %, {over:.2f} | |")

@@ -72,7 +72,7 @@ class ServerProcess:
         http_port: int | None = None,
         ready_path: str = "",
     ) -> None:
-        """Keep what is needed to start.
+        """Keep the parts of the start.
 
         Args:
             port: the gRPC port that the command names; None = it speaks HTTP alone.

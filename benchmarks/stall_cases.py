@@ -129,7 +129,7 @@ Make = Callable[[], Send]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is sent; it is made before others' delays are looked at."""
+    """The requests, made before others' delays are measured."""
 
     protocol: str
     title: str

@@ -51,7 +51,7 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
 
 
 class Asking(Protocol):
-    """A client that asks without pause, in a thread of its own, until it is told to stop."""
+    """A client that asks without pause, in its own thread, until its event is set."""
 
     answers: int
     thread: threading.Thread
@@ -68,7 +68,7 @@ def drop_patient(repository: Path) -> None:
 
 @contextmanager
 def asking_clients(make: Callable[[int, threading.Event], AskingClient]) -> Iterator[list[AskingClient]]:
-    """Clients that have all had an answer. `make`: takes a client's number, and what tells it to stop."""
+    """Clients that have all had an answer. `make`: takes a client's number, and the event that stops it."""
     stop = threading.Event()
     made = [make(number, stop) for number in range(CLIENTS)]
     try:

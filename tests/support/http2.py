@@ -100,7 +100,7 @@ class Http2Connection:
         return stream
 
     def send(self, stream: int, data: bytes, ends: bool = False) -> None:
-        """More bytes of a call, as fast as the server takes them; what is left when it ends the call is not sent."""
+        """More bytes of a call, as fast as the server takes them; the rest is not sent once it ends the call."""
         view, answer = memoryview(data), self.answers[stream]
         while view and not answer.is_over:
             room = min(self._connection.local_flow_control_window(stream), MOST_BYTES_AT_ONCE)

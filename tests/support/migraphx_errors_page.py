@@ -18,7 +18,7 @@ _UNSEEN = "## What nobody sees"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is said, with `<...>` for what varies."""
+    """The message, with `<...>` for what varies."""
 
     text: str
 
@@ -40,7 +40,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Those that say what is seen."""
+    """Those that say what a client sees."""
     return [_row(columns) for columns in _tables(_PAGE.read_text().partition(_UNSEEN)[0])]
 
 

@@ -57,7 +57,7 @@ def identity(element_type: int, shape: list) -> bytes:
 
 
 def add_constant(value: float) -> bytes:
-    """Y = X + value, FP32 [batch, 2]: versions of a model that are told apart by their answers."""
+    """Y = X + value, FP32 [batch, 2]: versions of a model that differ in their answers."""
     spec = (TensorProto.FLOAT, ["batch", 2])
     constant = helper.make_node(
         "Constant", [], ["value"], value=helper.make_tensor("value", TensorProto.FLOAT, [], [value])

@@ -1,4 +1,4 @@
-"""What looks at requests, for tests: nobody, or a sink that keeps what it is given."""
+"""Observers of requests for tests: none, or a sink that keeps its traces."""
 
 from __future__ import annotations
 

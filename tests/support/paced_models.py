@@ -1,4 +1,4 @@
-"""A Python model that takes as long as its requests say, and tells when it ran them."""
+"""A Python model that takes as long as its requests say, and returns when it ran them."""
 
 from __future__ import annotations
 

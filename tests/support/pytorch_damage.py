@@ -32,7 +32,7 @@ from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
 
 MEMBERS_OF = 10
-"""Of so many files in a hundred, a member is another one with a right checksum: PyTorch itself has to read that."""
+"""Percent of the files of which a member is another one with a right checksum: PyTorch itself has to read that."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 16 << 30
 BOMB_BYTES = 1 << 28

@@ -64,7 +64,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 class Answers:
-    """A responder that keeps all that it was told."""
+    """A responder that keeps what it receives."""
 
     def __init__(self, plane: PlaneLoop) -> None:
         self._plane = plane
@@ -106,13 +106,13 @@ class Answers:
         if final:
             self._watchers.clear()
 
-        def told() -> None:
-            assert not self.ended, "told more after the end"
+        def receive() -> None:
+            assert not self.ended, "more came after the end"
             keep()
             self.ended = final
             self._told.set()
 
-        self._loop.call_soon_threadsafe(told)
+        self._loop.call_soon_threadsafe(receive)
 
     async def until(self, condition: Callable[[Answers], object], seconds: float = PATIENCE_SECONDS) -> Answers:
         async with asyncio.timeout(seconds):

@@ -186,7 +186,7 @@ class RocserveProcess:
         """SIGTERM, to the server or to its workers as well; the exit status."""
         assert self.process is not None
         if whole_group:
-            # Workers have groups of their own; systemd and others signal every process that there is.
+            # Workers have groups of their own; systemd and others signal every process.
             for worker in self.workers():
                 worker.send_signal(signal.SIGTERM)
             os.killpg(self.process.pid, signal.SIGTERM)

@@ -25,7 +25,7 @@ def slow_decode(head: np.ndarray[Any, Any], geometry: Any, score_threshold: floa
             for anchor in range(head.shape[2]):
                 x, y, width, height, is_object, *classes = (float(value) for value in head[row, column, anchor])
                 best = max(range(len(classes)), key=lambda index: classes[index])
-                # In the precision of the heads, or what is a tie there were none here.
+                # In the precision of the heads, or a tie there would be none here.
                 score = float(np.float32(is_object * classes[best]))
                 if score <= score_threshold:
                     continue

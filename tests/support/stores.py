@@ -84,7 +84,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @dataclass
 class Bucket:
-    """What is in a bucket, under a prefix."""
+    """The objects of a bucket, under a prefix."""
 
     store: ObjectStore
     prefix: str = "models"
@@ -208,7 +208,7 @@ class BetweenStore:
                 finally:
                     connection.close()
 
-            do_HEAD = do_PUT = do_GET  # noqa: N815 - the name that http.server looks for
+            do_HEAD = do_PUT = do_GET  # noqa: N815 - the name that http.server calls
 
             def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
                 self.send_response_only(status)

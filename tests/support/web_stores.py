@@ -15,7 +15,7 @@ from typing import Self
 from urllib.parse import unquote
 
 _LARGE_BYTES = 64
-"""Files of so many are told of as those that the hub keeps apart, by their SHA-256; those of a real hub have more."""
+"""From this size on the hub keeps a file apart and names it by its SHA-256; a real hub's limit is higher."""
 _PAGE = 2
 """Entries of a tree in one answer."""
 

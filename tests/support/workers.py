@@ -67,7 +67,7 @@ def mail_of(plane: PlaneLoop) -> InstanceMail:
 
 @dataclass
 class Events(WorkerGroupEvents):
-    """What a group has told."""
+    """Events that a group has reported."""
 
     opened: list[Instance] = field(default_factory=list)
     lost: list[tuple[Instance, ServeError]] = field(default_factory=list)
@@ -216,7 +216,7 @@ def config_of(behaviour: str, **changes: object) -> ModelConfig:
 
 
 class Workshop:
-    """Makes groups, and ends what is left of them."""
+    """Makes groups, and ends those that still run."""
 
     def __init__(self, plane: PlaneLoop, launcher: WorkerLauncher, folder: Path) -> None:
         self.plane = plane

@@ -1,4 +1,4 @@
-"""Configurations that must not be served, by what is wrong with them."""
+"""Configurations that must not be served, by their faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _python(more: str = "", tensors: str = _TENSORS, max_batch_size: int = 8) ->
 
 
 READ = "read"
-"""Triton cannot read them, or a member does not fit: its index says no more than that there is such a folder."""
+"""Triton cannot read them, or a member does not fit: its index names the folder only."""
 VERSIONS = "versions"
 """There is no version to serve: Triton's index does not know the model."""
 LOAD = "load"

@@ -1,4 +1,4 @@
-"""Model configurations that are dropped into both servers: what is written, and the steps that ask for it."""
+"""Model configurations that are dropped into both servers: their files, and the steps that ask for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATIENCE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A model's folder by what stands in it."""
+    """A model's folder by its files."""
 
     name: str
     text: str | None
@@ -83,7 +83,7 @@ def unload(name: str) -> Call:
 
 
 def described(name: str) -> list[Step]:
-    """What is asked of a model that has been loaded."""
+    """The steps that ask a loaded model."""
     return [
         Call("ModelConfig", pb.ModelConfigRequest(name=name)),
         Call("ModelMetadata", pb.ModelMetadataRequest(name=name)),

@@ -1,4 +1,4 @@
-"""What is sent to both servers, and what came back, in a form that can be compared and printed."""
+"""Requests to both servers and their outcomes, in a form that can be compared and printed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input as it stands in the message; nothing in it needs to fit."""
+    """An input of the message; its fields need not fit each other."""
 
     name: str
     datatype: str

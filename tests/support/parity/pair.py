@@ -183,7 +183,7 @@ ROCSERVE_FLAGS = (
 
 
 _HINT = re.compile(r"; ((its inputs|its outputs|served) are: |'[^']*' has no version folder ).*$", re.DOTALL)
-"""What rocserve says behind Triton's words: of an unknown name those that there are, of a misplaced file the repair."""
+"""What rocserve says behind Triton's words: of an unknown name the known ones, of a misplaced file the repair."""
 
 Answers = tuple[Sequence[Outcome] | None, Sequence[Outcome]]
 """What Triton said, unless it was left out, and what rocserve said."""
@@ -197,12 +197,12 @@ class Servers:
     """What runs, and what it runs on."""
 
     triton: Side | None
-    """None: what is recorded of Triton stands for it."""
+    """None: the recorded outcomes replace it."""
     rocserve: Side
     folder: Path
     """Of the model repositories."""
     scratch: Path
-    """A repository of both. What is written into it both can load."""
+    """A repository of both servers, into which tests write models."""
     digest: str
     """Of the models and flags that they were started with."""
 
@@ -268,7 +268,7 @@ class Pair:
             return expected.result(), found
 
     def _of_triton(self, exchange: Exchange) -> Sequence[Outcome]:
-        """What is recorded stands for a Triton that has given no answer: loads beside each other crash it at times."""
+        """Its outcomes, or the recorded ones once it has given no answer: loads beside each other crash it at times."""
         if not self._comparisons.triton_failed_at:
             try:
                 return self.triton.take(exchange)
@@ -279,7 +279,7 @@ class Pair:
         return self._recorded.take(exchange)
 
     def _confirmed(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """What Triton has answered, which must be what is recorded; that stands for a Triton that was late."""
+        """Triton's outcomes, which must equal the recorded ones; these replace those of a Triton that was late."""
         try:
             self._recorded.confirm(exchange, outcomes)
         except AssertionError:
@@ -341,7 +341,7 @@ def _explained(
 
 
 Paired = Callable[[Servers, Sequence[Difference]], AbstractContextManager[Pair]]
-"""Makes the pair of a test module on running servers, given what is known to differ."""
+"""Makes the pair of a test module on running servers, given the known differences."""
 
 
 @contextmanager
@@ -354,7 +354,7 @@ def running_servers(
         peer: None: rocserve runs alone.
         repositories: model repositories of both, in `folder`; the last one is `Servers.scratch`.
         folder: for the logs too.
-        both: further flags, which both understand. In them `<folder>` stands for that folder, `<server>` for the name
+        both: further flags, which both understand. In them `<folder>` means that folder, `<server>` for the name
             of the one that is started.
     """
     flags = [*TRITON_FLAGS, *both]

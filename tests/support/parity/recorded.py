@@ -30,7 +30,7 @@ class RecordedTriton:
         """
         Args:
             folder: of the servers' models in this run.
-            anew: what is confirmed is recorded, and nothing else stays in the file.
+            anew: confirmed outcomes are recorded, and replace all that the file had.
         """
         self._file = file
         self._folder = json.dumps(str(folder))[1:-1]
