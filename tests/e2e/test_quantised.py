@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,15 +16,16 @@ from support.server import RocserveProcess
 from rocserve import cli
 from rocserve_client import Client
 
+COMPILE_SECONDS = 400
+"""A compile takes half a minute where nothing else runs."""
 LOAD_SECONDS = 90
 """PyTorch takes many seconds to import where several models load beside other tests."""
 
 
-def quantised(folder: Path, method: str, ending: str) -> bytes:
-    paths = {"data": "images.npy", "out": f"{method}{ending}"}
-    flags = [f"--{name}={folder / file}" for name, file in paths.items()]
-    assert cli.main(["quantise", str(folder / "digits.pt2"), f"--method={method}", *flags]) == 0
-    return (folder / f"{method}{ending}").read_bytes()
+def quantised(folder: Path, method: str, out: str, model: str = "digits.pt2", data: str = "images.npy") -> bytes:
+    flags = (f"--method={method}", f"--data={folder / data}", f"--out={folder / out}")
+    assert cli.main(["quantise", str(folder / model), *flags]) == 0
+    return (folder / out).read_bytes()
 
 
 @pytest.mark.timeout(300)
@@ -33,11 +36,11 @@ def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Pa
     np.save(tmp_path / "images.npy", images)
     networks.save_program(networks.digits_network(), tmp_path / "digits.pt2", 1, 16, 16)
     repository = tmp_path / "repository"
-    static = quantised(tmp_path, "static", ".pt2")
+    static = quantised(tmp_path, "static", "static.pt2")
     place(repository, "static", "model.pt2", static, "")
     on_migraphx = config(30, "pytorch_libtorch", engine="migraphx-onnx", batch_sizes=30)
     place(repository, "static_mgx", "model.pt2", static, on_migraphx)
-    place(repository, "dynamic_onnx", "model.onnx", quantised(tmp_path, "dynamic", ".onnx"), "")
+    place(repository, "dynamic_onnx", "model.onnx", quantised(tmp_path, "dynamic", "dynamic.onnx"), "")
     server = serve(repository, flags=(f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}"))
     bare = torch.export.load(tmp_path / "static.pt2").module()
     with torch.no_grad():
@@ -52,3 +55,31 @@ def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Pa
             read = (np.concatenate(answers).argmax(1) == labels).sum()
             # What is halfway between two whole numbers may be rounded to either by another engine.
             assert abs(read - right) <= (0 if engine == "eager" else 1)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
+@pytest.mark.timeout(COMPILE_SECONDS + 200)
+def test_fixed_sizes_have_int8_kernels_by_inductor(serve: Callable[..., RocserveProcess], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason=NO_PYTORCH)
+    networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)
+    images, _ = networks.held_out_digits()
+    batches = images.reshape(-1, 30, *images.shape[1:])
+    np.save(tmp_path / "batches.npy", batches)
+    program = torch.export.export(networks.digits_network().eval(), (torch.from_numpy(batches[0]),))
+    torch.export.save(program, tmp_path / "fixed.pt2")
+    content = quantised(tmp_path, "static", "fixed_static.pt2", "fixed.pt2", "batches.npy")
+    text = 'platform: "pytorch_libtorch" parameters { key: "engine" value { string_value: "inductor" } }'
+    place(tmp_path / "repository", "fixed", "model.pt2", content, text)
+    server = serve(tmp_path / "repository", flags=(f"--cache-directory={tmp_path / 'cache'}",))
+    bare = torch.export.load(tmp_path / "fixed_static.pt2").module()
+    with Client(server.address) as client:
+        client.wait_until_ready(COMPILE_SECONDS, model="fixed")
+        for batch in batches:
+            with torch.no_grad():
+                right = bare(torch.from_numpy(batch)).numpy()
+            # Of scores up to 20; halfway between two whole numbers a value may be rounded to either.
+            np.testing.assert_allclose(client.infer("fixed", {"input": batch})["OUTPUT__0"], right, atol=0.1)
+    (package,) = (tmp_path / "cache" / "pytorch").glob("inductor-*/program.pt2")
+    with zipfile.ZipFile(package) as archive:
+        sources = [archive.read(name) for name in archive.namelist() if name.endswith(".cpp")]
+    assert any(b"qlinear" in source for source in sources)

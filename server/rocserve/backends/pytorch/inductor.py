@@ -127,16 +127,20 @@ def perform(job: InductorJob, report: Report) -> Written:
     if job.precision in DTYPES:
         report(f"exporting it in {job.precision}")
         exported = _flat_export(program, device)
+    # Int8 kernels need weights as constants; where a size varies, those of PyTorch 2.13 give wrong results.
+    sizes_vary = any(-1 in (tensor.shape or ()) for tensor in program.signature.inputs)
+    freezes = device.type == "cpu" and "int8" in program.signature.precision and not sizes_vary
     # As many threads as the process has that runs it, not this one.
-    settings: dict[str, Any] = {"cpp.dynamic_threads": True}
+    settings: dict[str, Any] = {"cpp.dynamic_threads": True, "freezing": freezes}
     if job.mode:
         settings.update(torch._inductor.list_mode_options(job.mode))
     settings.update(json.loads(job.options))
     report("compiling")
     try:
-        torch._inductor.aoti_compile_and_package(
-            exported, package_path=str(Path(job.folder) / _PACKAGE), inductor_configs=settings
-        )
+        with torch.set_grad_enabled(not freezes):  # With gradients it does not freeze.
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(Path(job.folder) / _PACKAGE), inductor_configs=settings
+            )
     except Exception as error:
         raise unavailable(f"Inductor cannot compile it: {error}") from error
     (Path(job.folder) / _SIGNATURE).write_bytes(to_json(program.signature))
