@@ -1,9 +1,10 @@
-"""Quantise the digits' network and the text encoder each way; print and draw what it costs and what it brings.
+"""Quantise the digits' network, the shape detector and the text encoder each way; print and draw size, accuracy, speed.
 
     make pytorch
     python clients/examples/quantisation_table.py --out build/quantisation
 
-What is served is what is measured bare, on the same inputs: PyTorch's file, by engine eager.
+Each file is served by engine eager, and measured bare on the same inputs: by PyTorch itself, compiled by Inductor, and
+as ONNX by ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -26,39 +27,43 @@ from demo_server import running_server
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from quantisation_digits import held_out_data
+from quantisation_shapes import as_inputs, held_out_pictures, precision
 from quantisation_text import held_out_windows, perplexity
+from torch.utils import _pytree as pytree
 
 from rocserve_client import Client
 
 HERE = Path(__file__).parent
 ROWS = 32
 """Of a batch."""
-START_SECONDS = 300.0
-"""Each of nine workers imports PyTorch."""
+START_SECONDS = 1800.0
+"""Each of sixteen workers imports PyTorch."""
 SECONDS = 0.5
 """Of CPU time; each speed is measured for so long."""
-WAYS = {"digits": ("dynamic", "static", "qat"), "text": ("dynamic", "static")}
-ENGINES = ("eager", "onnxruntime")
+METHODS = {"digits": ("dynamic", "static", "qat"), "shapes": ("static", "qat"), "text": ("dynamic", "static")}
+ENGINES = ("eager", "inductor", "onnxruntime")
 COLUMNS = ("network", "in", "KiB", "judged by", "served", *(f"{engine}, CPU ms a batch" for engine in ENGINES))
-HALF = "bf16"
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Array = np.ndarray[Any, Any]
-Run = Callable[[Array], Array]
+Outputs = list[Array]
+Run = Callable[[Array], Outputs]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a network is judged by."""
+    """How a network is judged."""
 
     inputs: Array
     measure: str
-    judge: Callable[[Array], float]
+    judge: Callable[[Outputs], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     network: str
-    precision: str
+    way: str
+    """fp32, bf16, fp16, or a method of quantisation."""
     kilobytes: float
     measure: str
     served: float
@@ -70,68 +75,86 @@ class Row:
 def tasks() -> dict[str, Task]:
     images, labels = held_out_data()
     windows = held_out_windows()
+    pictures = held_out_pictures()
     return {
-        "digits": Task(images, "accuracy", lambda scores: float(np.mean(scores.argmax(1) == labels))),
-        "text": Task(windows[:, :-1], "perplexity", lambda scores: perplexity(scores, windows[:, 1:])),
+        "digits": Task(images, "accuracy", lambda outputs: float(np.mean(outputs[0].argmax(1) == labels))),
+        "shapes": Task(as_inputs(pictures), "mAP@0.5", lambda outputs: precision(outputs, pictures)),
+        "text": Task(windows[:, :-1], "perplexity", lambda outputs: perplexity(outputs[0], windows[:, 1:])),
     }
 
 
 def make_files(folder: Path, networks: Sequence[str]) -> None:
-    """What is there already stays."""
-    for network, ways in ((network, WAYS[network]) for network in networks):
+    """Those that exist already stay."""
+    for network in networks:
         if not (folder / f"{network}.pt2").exists():
             _command(str(HERE / f"quantisation_{network}.py"), f"--out={folder}")
-        for way in ways:
-            train = [f"--train={HERE / 'quantisation_digits.py'}"] if way == "qat" else []
-            out = folder / f"{network}_{way}.pt2"
+        for method in METHODS[network]:
+            train = [f"--train={HERE / f'quantisation_{network}.py'}"] if method == "qat" else []
+            out = folder / f"{network}_{method}.pt2"
             if not out.exists():
                 data = [f"--data={folder / network}.npy", f"--out={out}"]
-                _command("-m", "rocserve.cli", "quantise", f"{folder / network}.pt2", f"--method={way}", *data, *train)
+                _command(
+                    "-m", "rocserve.cli", "quantise", f"{folder / network}.pt2", f"--method={method}", *data, *train
+                )
 
 
 def _command(*words: str) -> None:
     subprocess.run([sys.executable, *words], check=True)
 
 
-def file_of(folder: Path, network: str, precision: str) -> Path:
-    return folder / (f"{network}.pt2" if precision in ("fp32", HALF) else f"{network}_{precision}.pt2")
+def file_of(folder: Path, network: str, way: str) -> Path:
+    return folder / (f"{network}.pt2" if way == "fp32" or way in HALVES else f"{network}_{way}.pt2")
 
 
-def eager(file: Path, precision: str) -> Run:
-    module = torch.export.load(file).module()
-    if precision == HALF:
-        module = module.to(torch.bfloat16)
+def eager(file: Path, way: str) -> Run:
+    return outputs_as_floats(in_half(torch.export.load(file).module(), way))
 
-    def run(batch: Array) -> Array:
-        values = torch.from_numpy(batch)
-        if precision == HALF and values.is_floating_point():
-            values = values.to(torch.bfloat16)
+
+def inductor(file: Path, way: str) -> Run:
+    package = file.with_name(f"{file.stem}_inductor.pt2")
+    if not package.exists():
+        torch._inductor.aoti_compile_and_package(torch.export.load(file), package_path=str(package))
+    compiled = torch._inductor.aoti_load_package(str(package))
+    return outputs_as_floats(lambda values: compiled(values.contiguous()))  # It does not check its inputs' strides.
+
+
+def in_half(module: torch.nn.Module, way: str) -> Callable[[Any], Any]:
+    """The module in bf16 or fp16, which takes FP32 as ever; unchanged for another way."""
+    if way not in HALVES:
+        return lambda values: module(values)
+    half = module.to(HALVES[way])
+    return lambda values: half(values.to(HALVES[way]) if values.is_floating_point() else values)
+
+
+def outputs_as_floats(module: Callable[[Any], Any]) -> Run:
+    def run(batch: Array) -> Outputs:
         with torch.inference_mode():
-            scores: Array = module(values).float().numpy()
-        return scores
+            return [output.float().numpy() for output in pytree.tree_leaves(module(torch.from_numpy(batch)))]
 
     return run
 
 
-def onnx_runtime(file: Path, folder: Path) -> Run:
+def onnx_runtime(file: Path, way: str) -> Run:
     import onnxruntime
 
     from rocserve.backends.pytorch.onnx_file import write_onnx
 
-    path = folder / f"{file.stem}.onnx"
-    write_onnx(torch.export.load(file), path, ["input"], ["scores"])
+    path = file.with_suffix(".onnx")
+    if not path.exists():
+        write_onnx(torch.export.load(file), path, ["input"], [])
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda batch: session.run(None, {"input": batch})[0]
+    return lambda batch: list(session.run(None, {"input": batch}))
 
 
-def in_batches(run: Run, inputs: Array) -> Array:
-    return np.concatenate([run(inputs[start : start + ROWS]) for start in range(0, len(inputs), ROWS)])
+def in_batches(run: Run, inputs: Array) -> Outputs:
+    batches = [run(inputs[start : start + ROWS]) for start in range(0, len(inputs), ROWS)]
+    return [np.concatenate(column) for column in zip(*batches, strict=True)]
 
 
 def milliseconds(run: Run, batch: Array) -> float:
-    """Of CPU time, the median of a batch: what else the machine does then is no part of it."""
+    """Of CPU time, the median of a batch: other work of the machine does not count."""
     for _ in range(5):
         run(batch)
     taken: list[float] = []
@@ -142,24 +165,29 @@ def milliseconds(run: Run, batch: Array) -> float:
     return float(np.median(taken)) * 1e3
 
 
-def served_scores(folder: Path, networks: Sequence[str], task_of: Mapping[str, Task]) -> dict[tuple[str, str], Array]:
-    """By network and precision: what a server answers that has just these files."""
+def served_scores(folder: Path, networks: Sequence[str], task_of: Mapping[str, Task]) -> dict[tuple[str, str], Outputs]:
+    """By network and way: the answers of a server that has just these files."""
     repository = folder / "repository"
-    names = {(network, way): f"{network}_{way}" for network in networks for way in ("fp32", HALF, *WAYS[network])}
+    names = {(network, way): f"{network}_{way}" for network in networks for way in ("fp32", *HALVES, *METHODS[network])}
     for (network, way), name in names.items():
         version = repository / name / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.pt2").unlink(missing_ok=True)
         os.link(file_of(folder, network, way), version / "model.pt2")
-        if way == HALF:
-            text = f'parameters {{ key: "precision" value {{ string_value: "{HALF}" }} }}\n'
+        if way in HALVES:
+            text = f'parameters {{ key: "precision" value {{ string_value: "{way}" }} }}\n'
             (repository / name / "config.pbtxt").write_text(f'backend: "pytorch"\n{text}')
     server = running_server(repository, list(names.values()), folder / "server.log", START_SECONDS)
     with server as address, Client(address) as client:
 
         def ask(name: str) -> Run:
-            field = client.model_metadata(name).inputs[0].name
-            return lambda batch: np.asarray(client.infer(name, {field: batch})["OUTPUT__0"])
+            metadata = client.model_metadata(name)
+
+            def run(batch: Array) -> Outputs:
+                answer = client.infer(name, {metadata.inputs[0].name: batch})
+                return [np.asarray(answer[output.name]) for output in metadata.outputs]
+
+            return run
 
         return {key: in_batches(ask(name), task_of[key[0]].inputs) for key, name in names.items()}
 
@@ -168,15 +196,18 @@ def measured(folder: Path, networks: Sequence[str]) -> list[Row]:
     rows = []
     task_of = tasks()
     served = served_scores(folder, networks, task_of)
-    for (network, precision), answers in served.items():
-        task, file = task_of[network], file_of(folder, network, precision)
-        runs: dict[str, Run] = {"eager": eager(file, precision)}
-        if precision != HALF:
-            runs["onnxruntime"] = onnx_runtime(file, folder)
+    for (network, way), answers in served.items():
+        task, file = task_of[network], file_of(folder, network, way)
+        made: dict[str, Callable[[Path, str], Run]] = {"eager": eager}
+        if way not in HALVES:
+            made["onnxruntime"] = onnx_runtime
+        if way not in (*HALVES, "qat"):  # A network of qat has the operators of static.
+            made["inductor"] = inductor
+        runs = {engine: make(file, way) for engine, make in made.items()}
         bare = {engine: task.judge(in_batches(run, task.inputs)) for engine, run in runs.items()}
         speeds = {engine: milliseconds(run, task.inputs[:ROWS]) for engine, run in runs.items()}
         size = file.stat().st_size / 1024
-        rows.append(Row(network, precision, size, task.measure, task.judge(answers), bare, speeds))
+        rows.append(Row(network, way, size, task.measure, task.judge(answers), bare, speeds))
         print(rows[-1], flush=True)
     return rows
 
@@ -187,7 +218,14 @@ def markdown(rows: Sequence[Row]) -> str:
         cells = {engine: f"{ms:.2f} ({figure(row, row.bare[engine])})" for engine, ms in row.milliseconds.items()}
         speeds = [cells.get(engine, "") for engine in ENGINES]
         lines.append(
-            (row.network, row.precision, f"{row.kilobytes:.0f}", row.measure, figure(row, row.served), *speeds)
+            (
+                row.network,
+                row.way if row.way not in METHODS[row.network] else f"int8, {row.way}",
+                f"{row.kilobytes:.0f}",
+                row.measure,
+                figure(row, row.served),
+                *speeds,
+            )
         )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -197,26 +235,27 @@ def figure(row: Row, value: float) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Milliseconds a batch over what is right, a picture a network."""
+    """Milliseconds a batch by way, a picture a network."""
     networks = tuple(dict.fromkeys(row.network for row in rows))
-    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    figure = Figure(figsize=(13.0, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, network in zip(figure.subplots(1, len(networks), squeeze=False)[0], networks, strict=True):
         own = [row for row in rows if row.network == network]
         for place, engine in enumerate(ENGINES):
             there = [(spot, row.milliseconds[engine]) for spot, row in enumerate(own) if engine in row.milliseconds]
             if there:
-                axes.bar([spot + 0.4 * (place - 0.5) for spot, _ in there], [ms for _, ms in there], 0.38, label=engine)
-        axes.set_xticks(range(len(own)), [f"{row.precision}\n{row.served:.4g}\n{row.kilobytes:.0f} KiB" for row in own])
+                axes.bar([spot + 0.28 * (place - 1) for spot, _ in there], [ms for _, ms in there], 0.27, label=engine)
+        axes.set_xticks(range(len(own)), [f"{row.way}\n{row.served:.4g}\n{row.kilobytes:.0f} KiB" for row in own])
+        axes.tick_params(labelsize=7)
         axes.set_title(f"{network}: CPU ms a batch of {ROWS}; below: {own[0].measure}, size", fontsize=9)
         axes.legend(fontsize=8)
     figure.savefig(path, dpi=140)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Quantise two networks each way, and measure them.")
+    parser = argparse.ArgumentParser(description="Quantise three networks each way, and measure them.")
     parser.add_argument("--out", type=Path, required=True, help="the folder for all files; what is in it is used")
-    parser.add_argument("--networks", default=",".join(WAYS), help="those that are measured")
+    parser.add_argument("--networks", default=",".join(METHODS), help="those that are measured")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     networks = options.networks.split(",")

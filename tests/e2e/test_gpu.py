@@ -1,4 +1,4 @@
-"""A GPU: memory of it that clients share, and what an unloaded model gives back."""
+"""A GPU: its memory that clients share, tensors that stay on it, and memory that an unloaded model frees."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ instance_group { kind: %s gpus: [ 0 ] }
 
 
 def free_bytes() -> int:
-    """Of the first GPU; found out by a process of its own, for a process that has used a GPU keeps some of it."""
+    """Of the first GPU; asked by a process of its own, as a process that has used a GPU keeps some of its memory."""
     if not has_file("torch", ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")):
         return 0
     found = subprocess.run([sys.executable, "-c", FREE], capture_output=True, text=True, check=False)
@@ -218,7 +218,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    # Adds what its name says to its input, and tells where that was; the answer is on the GPU.
+    # Adds the number in its name to its input, and reports where that was; the answer is on the GPU.
 
     def initialize(self, args):
         self.term = float(args["model_name"].rpartition("_")[2])
@@ -268,12 +268,12 @@ def chains(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Client]
     repository = server.repositories[0]
     for model, forced in (("by_1", "no"), ("by_100", "no"), ("by_200", "yes")):
         drop(repository, model, ON_GPU.encode(), ON_GPU_CONFIG % forced, filename="model.py")
-    told = 'output_map { key: "on_gpu" value: "on_gpu" }'
+    reported = 'output_map { key: "on_gpu" value: "on_gpu" }'
     for name, last in (("on", "by_100"), ("off", "by_200")):
         steps = (
             STEP % ("by_1", "x", "y", "added", "")
             + STEP % ("on_gpu", "added", "scores", "network", "")
-            + STEP % (last, "network", "y", "scores", told)
+            + STEP % (last, "network", "y", "scores", reported)
         )
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(CHAIN % steps)

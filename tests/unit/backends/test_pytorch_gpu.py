@@ -1,4 +1,4 @@
-"""The pytorch backend on a GPU: batches under way beside each other, at fixed sizes by captured graphs."""
+"""The pytorch backend on a GPU: batches in flight beside each other, at fixed sizes by captured graphs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check(execution: Execution, x: np.ndarray, expected: dict[str, np.ndarray]) 
     np.testing.assert_array_equal(np.ravel(outputs["best"]), np.ravel(expected["best"][: len(x)]))
 
 
-def test_two_batches_under_way_have_their_own_results(model: LoadedModel, torch_files: TorchFiles) -> None:
+def test_two_batches_in_flight_have_their_own_results(model: LoadedModel, torch_files: TorchFiles) -> None:
     inputs, expected = torch_files.values("classifier")
     first, second = model_executions(model)
     rows = len(inputs["x"])
