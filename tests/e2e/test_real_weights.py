@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import sklearn.datasets
+from support.migraphx_serving import config
 from support.models import drop
 
 from rocserve_client import Client, Output
@@ -68,8 +69,10 @@ def test_photographs_get_their_labels(repository: Path, serve) -> None:
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("torch", "torchao", "skimage"))), reason="no PyTorch here; `make pytorch`"
 )
-@pytest.mark.timeout(600)
-def test_pytorch_s_files_give_photographs_the_same_labels(repository: Path, serve, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_pytorch_s_files_give_photographs_the_same_labels(
+    repository: Path, serve, migraphx_root: Path, tmp_path: Path
+) -> None:
     model = repository / "efficientnet_lite0" / "1" / "model.onnx"
     subprocess.run([sys.executable, "-W", "ignore", str(WRITE_FILES), str(model), str(tmp_path)], check=True)
     models = tmp_path / "models"
@@ -77,15 +80,18 @@ def test_pytorch_s_files_give_photographs_the_same_labels(repository: Path, serv
     drop(models, "exported", (tmp_path / "exported.pt2").read_bytes(), filename="model.pt2")
     drop(models, "scripted", (tmp_path / "scripted.pt").read_bytes(), TORCHSCRIPT, filename="model.pt")
     drop(models, "quantised", (tmp_path / "quantised.pt2").read_bytes(), filename="model.pt2")
-    server = serve(models)
+    on_migraphx = config(6, "pytorch_libtorch", engine="migraphx-onnx", batch_sizes=6)
+    drop(models, "small", (tmp_path / "small.pt2").read_bytes(), on_migraphx, filename="model.pt2")
+    server = serve(models, flags=(f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}"))
     stored = np.load(tmp_path / "photographs.npz")
     images, scores = stored["images"], stored["scores"]
     best = scores.argsort(1)[:, ::-1]
     with Client(server.address) as client:
-        for name in ("onnx", "exported", "scripted", "quantised"):
+        for name in ("onnx", "exported", "scripted", "quantised", "small"):
             client.wait_until_ready(LOAD_SECONDS, model=name)
             metadata = client.model_metadata(name)
-            found = client.infer(name, {metadata.inputs[0].name: images})[metadata.outputs[0].name]
+            given = stored["small"] if name == "small" else images
+            found = client.infer(name, {metadata.inputs[0].name: given})[metadata.outputs[0].name]
             if name == "quantised":
                 labels = found.argmax(1)
                 same = labels == best[:, 0]
@@ -94,4 +100,4 @@ def test_pytorch_s_files_give_photographs_the_same_labels(repository: Path, serv
                 assert (labels == best[:, 1])[~same].all()
                 assert metadata.properties["precision"].startswith("int8")
             else:
-                np.testing.assert_allclose(found, scores, atol=1e-4)
+                np.testing.assert_allclose(found, stored["small_scores"] if name == "small" else scores, atol=1e-4)

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0's real weights as PyTorch's files, and photographs: `python real_weights.py MODEL.onnx FOLDER`.
 
-Writes exported.pt2, scripted.pt, quantised.pt2, and photographs.npz with the images and the scores that PyTorch itself
-gives for them.
+Writes exported.pt2, small.pt2 (of 32 x 32 pixels), scripted.pt, quantised.pt2, and photographs.npz with the images and
+PyTorch's own scores of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from quantisation_photographs import SIDE, as_network
 
 ROUND_IT = 256
 """The shorter side before the middle is cut out."""
+SMALLER = 7
+"""Every seventh pixel is left for small.pt2, which MIGraphX's reference target computes in seconds."""
 
 
 def prepared(photograph: Path) -> np.ndarray:
@@ -38,10 +40,13 @@ def main(model: Path, folder: Path) -> None:
     libraries = Path(torch.__file__).parents[1]
     images = np.stack([prepared(libraries / name) for name in PHOTOGRAPHS])
     network = as_network(onnx.load(model))
+    small = np.ascontiguousarray(images[..., ::SMALLER, ::SMALLER])
     with torch.no_grad():
-        np.savez(folder / "photographs.npz", images=images, scores=network(torch.from_numpy(images)).numpy())
+        scores, small_scores = (network(torch.from_numpy(each)).numpy() for each in (images, small))
+    np.savez(folder / "photographs.npz", images=images, scores=scores, small=small, small_scores=small_scores)
     np.save(folder / "images.npy", images)
     save_program(network, torch.zeros(2, 3, SIDE, SIDE), folder / "exported.pt2")
+    save_program(network, torch.from_numpy(small), folder / "small.pt2")
     torch.jit.trace(network, torch.zeros(2, 3, SIDE, SIDE)).save(folder / "scripted.pt")
     flags = ("--method=static", f"--data={folder / 'images.npy'}", f"--out={folder / 'quantised.pt2'}")
     assert cli.main(["quantise", str(folder / "exported.pt2"), *flags]) == 0
