@@ -107,7 +107,8 @@ def file_of(folder: Path, network: str, way: str) -> Path:
 
 
 def eager(file: Path, way: str) -> Run:
-    return outputs_as_floats(in_half(torch.export.load(file).module(), way))
+    module = torch.export.load(file).module()
+    return outputs_as_floats(in_half(module, HALVES[way]) if way in HALVES else module)
 
 
 def inductor(file: Path, way: str) -> Run:
@@ -118,12 +119,10 @@ def inductor(file: Path, way: str) -> Run:
     return outputs_as_floats(lambda values: compiled(values.contiguous()))  # It does not check its inputs' strides.
 
 
-def in_half(module: torch.nn.Module, way: str) -> Callable[[Any], Any]:
-    """The module in bf16 or fp16, which takes FP32 as ever; unchanged for another way."""
-    if way not in HALVES:
-        return lambda values: module(values)
-    half = module.to(HALVES[way])
-    return lambda values: half(values.to(HALVES[way]) if values.is_floating_point() else values)
+def in_half(module: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
+    """The module in bf16 or fp16, which takes FP32 as ever."""
+    half = module.to(dtype)
+    return lambda values: half(values.to(dtype) if values.is_floating_point() else values)
 
 
 def outputs_as_floats(module: Callable[[Any], Any]) -> Run:
