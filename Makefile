@@ -68,7 +68,7 @@ demo: setup
 	$(BIN)/python clients/examples/demo.py
 
 # Tests wait for servers more than they compute.
-PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell echo $$(($$(nproc) * 2)))
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell echo $$(($$(nproc) * 3 / 2)))
 
 test: setup
 	$(PYTEST) -m 'not long'

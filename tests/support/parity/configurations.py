@@ -94,6 +94,9 @@ def dropped(configuration: Configuration, repository: Path, asked: Sequence[Step
     """The folder is there while the model is loaded and asked about."""
 
     def write(server: Asked) -> None:
+        # A Triton that crashed in the middle of its steps has left it.
+        if (repository / configuration.name).exists():
+            configuration.remove(repository)
         configuration.write(repository)
 
     def remove(server: Asked) -> None:

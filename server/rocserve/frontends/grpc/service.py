@@ -144,12 +144,12 @@ class MethodRoutes:
         async def run(call: UnaryCall, holding: Holding) -> None:
             try:
                 answer = await method.answer(parse_message(call.message, method.request))
-                reply = partial(call.reply, answer.SerializeToString())
+                self.call_soon(partial(call.reply, answer.SerializeToString()))
             except Exception as error:
-                reply = partial(self._fail, call, error)
+                # Not in a variable: the error's traceback has this frame, and the two would keep each other alive.
+                self.call_soon(partial(self._fail, call, error))
             finally:
                 self._memory.release(holding)
-            self.call_soon(reply)
 
         def begin(call: UnaryCall, holding: Holding) -> None:
             task = self._loop.create_task(run(call, holding))
