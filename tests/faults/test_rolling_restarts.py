@@ -19,6 +19,7 @@ from string import Template
 from typing import Self
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
@@ -122,6 +123,12 @@ def http_way(address: str) -> Way:
     return lambda: float(client.infer("m", [infer_input("X", X, triton_http)]).as_numpy("Y")[0, 0])
 
 
+def connections_to(port: int) -> int:
+    """Those of this process: a channel a thread of tritonclient, and one of rocserve_client."""
+    found = psutil.Process().net_connections("tcp")
+    return sum(each.status == psutil.CONN_ESTABLISHED and each.raddr.port == port for each in found if each.raddr)
+
+
 @pytest.mark.timeout(1200 if ROUNDS > 1 else 180)
 def test_restarts_lose_no_request_and_a_kill_only_those_in_hand(repository: Path, tmp_path: Path):
     drop(repository, "m", add_constant(1.0))
@@ -148,6 +155,8 @@ def test_restarts_lose_no_request_and_a_kill_only_those_in_hand(repository: Path
                 port, http_port = servers[index].port, servers[index].http_port
                 assert servers[index].terminate() == 0
                 servers[index] = start(f"--grpc-port={port}", f"--http-port={http_port}")
+                # Channels come back to it after a pause of their own; the next restart may not find them with none.
+                wait_until(lambda port=port: connections_to(port) > THREADS, "connections of all channels")
             load.wait()
             print(f"{ROUNDS} x 3 restarts: {dict(load.answers)}, failed: {load.failures}")
             assert load.failures == []
