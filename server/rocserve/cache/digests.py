@@ -32,17 +32,25 @@ def folder_digest(path: Path) -> str:
     """
     if path.is_file():
         return file_digest(path)
+    listing = folder_listing(path)
+    if not listing:
+        raise unavailable(f"expected a file, or a folder of files, at {path}; there is none")
+    return hashlib.sha256(listing).hexdigest()
+
+
+def folder_listing(path: Path) -> bytes:
+    """The digests and names of the folder's files, a line each as sha256sum writes it; hidden files do not count.
+
+    Raises:
+        ServeError: UNAVAILABLE, a file cannot be read.
+    """
     names = sorted(
         name
         for name in (file.relative_to(path) for file in path.rglob("*") if file.is_file())
         if not any(part.startswith(".") for part in name.parts)
     )
-    if not names:
-        raise unavailable(f"expected a file, or a folder of files, at {path}; there is none")
-    total = hashlib.sha256()
-    for name in names:
-        total.update(f"{_digest(path / name)} {name.as_posix()}\n".encode("utf-8", "surrogateescape"))
-    return total.hexdigest()
+    lines = (f"{_digest(path / name)}  {name.as_posix()}\n" for name in names)
+    return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def _digest(path: Path) -> str:

@@ -1,95 +1,234 @@
-"""Folders of what engines have compiled, each under a name of all that it depends on, with a digest of its files."""
+"""A cache of folders that engines have filled, each under a name of all that its files depend on.
+
+    <name>/          the files; .sha256 has their digests, as sha256sum writes them
+    .<name>.new/     a folder that is being filled
+    .<name>.lock     held by the process that fills or removes the folder
+
+Many processes use one at once. A folder comes into being by its renaming: it is there whole or not at all. Its
+.sha256 is locked by each process that uses it, which keeps it from being removed. When it was used last is the time of
+the folder itself: a file system that is mounted noatime keeps that.
+"""
 
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from rocserve.cache.digests import folder_digest
-from rocserve.cache.locks import wait_for_lock
-from rocserve.cache.private_folder import make_private
+from rocserve.cache.digests import folder_listing
+from rocserve.cache.locks import hold, is_locked, leads_to, try_lock, wait_for_lock
+from rocserve.cache.private_folder import is_private_file, make_private
 from rocserve.core.errors import ServeError, unavailable
 
-_HIDDEN = "."
-"""Begins the names of locks and of unfinished folders."""
-_DIGEST = ".sha256"
-"""The file with a folder's digest, which does not count itself."""
+_DIGESTS = ".sha256"
+_LOCK, _NEW = ".lock", ".new"
+ANOTHER_PLACE = "make room, or name another folder with --cache-directory"
 
 
-def cached_folder(
-    place: Path,
-    name: str,
-    limit_bytes: int,
-    make: Callable[[Path], None],
-    waiting: Callable[[], None],
-    warn: Callable[[str], None],
-) -> Path:
-    """The folder of this name, made where it is not there: by one process at a time, and there whole or not at all.
-    One whose files are not those that were made is made anew.
+@dataclass(frozen=True, slots=True)
+class CachedFolder:
+    """A folder that is not removed as long as this object lives in any process, or until `release`."""
 
-    Args:
-        limit_bytes: of all folders together; those used least lately go.
-        make: fills an empty folder; what it raises is passed on.
-        waiting: called again and again while another process makes it.
-        warn: takes a sentence about a folder that is damaged.
+    path: Path
+    _digests: BinaryIO = field(repr=False, compare=False)
+    """Open, with a shared lock."""
 
-    Raises:
-        ServeError: UNAVAILABLE, the place cannot be used.
-    """
-    folder = place / name
-    try:
-        make_private(place)
-        lock = wait_for_lock(place / f"{_HIDDEN}{name}.lock", waiting)
+    def release(self) -> None:
+        self._digests.close()
+
+
+@dataclass(frozen=True, slots=True)
+class FolderEntry:
+    """A folder as a listing shows it; it may be gone by then."""
+
+    path: Path
+    size_bytes: int
+    used_at: float
+    """When it was last found or made, in seconds since 1970."""
+
+
+class _DamagedError(Exception):
+    """A folder's files are not those that were made."""
+
+
+class FolderCache:
+    """Folders by their names, in one place."""
+
+    def __init__(self, place: Path, limit_bytes: int, warn: Callable[[str], None]) -> None:
+        """
+        Args:
+            limit_bytes: of all folders together; those used least lately go.
+            warn: takes a sentence about each fault.
+        """
+        self.place = place
+        self._limit_bytes = limit_bytes
+        self._warn = warn
+
+    def find(self, name: str) -> CachedFolder | None:
+        """The folder, which counts as used now; None where there is none, or a damaged one."""
         try:
-            if folder.is_dir() and not _is_sound(folder):
-                warn(f"{folder} is damaged, and made anew: its files are not those that were stored")
-                shutil.rmtree(folder)
-            if not folder.is_dir():
-                _make(folder, make)
+            return self._open(name)
+        except _DamagedError as error:
+            self._warn(f"{self.place / name} is damaged, and not used: {error}")
+        return None
+
+    def find_or_make(self, name: str, make: Callable[[Path], None], waiting: Callable[[], None]) -> CachedFolder:
+        """The folder; made where it is not there or damaged, by one process at a time. Others are then evicted where
+        the cache has become too large.
+
+        Args:
+            make: fills an empty folder; what it raises is passed on.
+            waiting: called again and again while another process makes it; what it raises ends the wait.
+
+        Raises:
+            ServeError: UNAVAILABLE, the place cannot be used.
+        """
+        if (found := self.find(name)) is not None:
+            return found
+        try:
+            make_private(self.place)
+            lock = wait_for_lock(self._hidden(name, _LOCK), waiting)
+            try:
+                with suppress(_DamagedError):
+                    found = self._open(name)
+                found = found or self._make(name, make)
+            finally:
+                lock.release()
+        except OSError as error:
+            raise unavailable(
+                f"the cache of compiled programs {self.place} cannot be used: {error.strerror or error};"
+                f" {ANOTHER_PLACE}"
+            ) from None
+        try:
+            self.prune(self._limit_bytes)
+        except ServeError as error:
+            self._warn(error.text)
+        return found
+
+    def entries(self) -> Sequence[FolderEntry]:
+        """All of them, those used least lately first."""
+        try:
+            folders = [entry for entry in self.place.iterdir() if not entry.name.startswith(".")]
+        except OSError:
+            return []
+        return folder_entries(folders)
+
+    def being_made(self) -> Sequence[str]:
+        """The names that a process has locked."""
+        locks = self.place.glob(f".*{_LOCK}")
+        return [lock.name[1:].removesuffix(_LOCK) for lock in locks if is_locked(lock)]
+
+    def remove(self, name: str) -> bool:
+        """Whether it is gone now: one that a process makes or uses stays.
+
+        Raises:
+            ServeError: UNAVAILABLE, the place cannot be written.
+        """
+        try:
+            return self._remove(name)
+        except OSError as error:
+            raise unavailable(f"compiled programs cannot be removed: {error}") from None
+
+    def prune(self, limit_bytes: int) -> Sequence[FolderEntry]:
+        """Remove folders, those used least lately first, until the rest takes no more; also the remains of killed
+        processes. Returns those that were removed.
+
+        Raises:
+            ServeError: UNAVAILABLE, the place cannot be written.
+        """
+        for hidden in self.place.glob(".*"):
+            name = hidden.stem[1:]
+            if not (self.place / name).exists():
+                self.remove(name)
+        entries = self.entries()
+        total = sum(entry.size_bytes for entry in entries)
+        removed: list[FolderEntry] = []
+        for entry in entries:
+            if total <= limit_bytes:
+                break
+            if self.remove(entry.path.name):
+                total -= entry.size_bytes
+                removed.append(entry)
+        return removed
+
+    def _hidden(self, name: str, suffix: str) -> Path:
+        return self.place / f".{name}{suffix}"
+
+    def _open(self, name: str) -> CachedFolder | None:
+        """The folder, held and marked as used now. Raises: _DamagedError."""
+        folder = self.place / name
+        try:
+            with ExitStack() as stack:
+                file = stack.enter_context((folder / _DIGESTS).open("rb"))
+                # A process that has it locked for itself alone is about to remove it.
+                if not hold(file, shared=True) or not leads_to(folder / _DIGESTS, file):
+                    return None
+                if not all(is_private_file(each.stat()) for each in folder.rglob("*")):
+                    raise _DamagedError("others may write to it")
+                if file.read() != folder_listing(folder):
+                    raise _DamagedError("its files are not those that were stored")
+                with suppress(OSError):  # A cache that is only read has no order.
+                    os.utime(folder)
+                stack.pop_all()
+                return CachedFolder(folder, file)
+        except (OSError, ServeError) as error:
+            if folder.is_dir():
+                raise _DamagedError(f"it cannot be read: {error}") from None
+            return None
+
+    def _make(self, name: str, make: Callable[[Path], None]) -> CachedFolder:
+        """With the name locked."""
+        self._discard(name)
+        new = self._hidden(name, _NEW)
+        new.mkdir(mode=0o700)
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, new, ignore_errors=True)
+            make(new)
+            for made in new.rglob("*"):
+                made.chmod(0o700 if made.is_dir() else 0o600)
+            with os.fdopen(os.open(new / _DIGESTS, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as digests:
+                digests.write(folder_listing(new))
+            file = stack.enter_context((new / _DIGESTS).open("rb"))
+            hold(file, shared=True)
+            new.rename(self.place / name)
+            stack.pop_all()
+        return CachedFolder(self.place / name, file)
+
+    def _remove(self, name: str) -> bool:
+        try:
+            lock = try_lock(self._hidden(name, _LOCK))
+        except FileNotFoundError:
+            return True  # There is no such place.
+        if lock is None:
+            return False
+        try:
+            # Open for writing: NFS has no exclusive lock on what is open for reading.
+            with suppress(FileNotFoundError), (self.place / name / _DIGESTS).open("r+b") as file:
+                if not hold(file, shared=False):
+                    return False
+            self._discard(name)
         finally:
             lock.release()
-        os.utime(folder)
-    except OSError as error:
-        raise unavailable(
-            f"the cache of compiled programs {place} cannot be used: {error.strerror or error}; name another folder"
-            " with --cache-directory"
-        ) from None
-    # Another server may be trimming the same folders.
-    with suppress(OSError):
-        trim_folders([entry for entry in place.iterdir() if not entry.name.startswith(_HIDDEN)], limit_bytes)
-    return folder
+        return True
+
+    def _discard(self, name: str) -> None:
+        """Remove the folder, and what a killed process left of it. With the name locked."""
+        hidden = self._hidden(name, _NEW)
+        shutil.rmtree(hidden, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            (self.place / name).rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
-def trim_folders(folders: Sequence[Path], limit_bytes: int) -> None:
-    """Remove those that were used least lately until the others take no more than the limit; the last one stays."""
-    by_age = sorted(folders, key=lambda folder: folder.stat().st_mtime)
-    sizes = [sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) for folder in by_age]
-    total = sum(sizes)
-    for folder, size in zip(by_age[:-1], sizes[:-1], strict=True):
-        if total <= limit_bytes:
-            return
-        shutil.rmtree(folder, ignore_errors=True)
-        total -= size
-
-
-def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    scratch = folder.with_name(f"{_HIDDEN}{folder.name}-{secrets.token_hex(4)}")
-    scratch.mkdir(mode=0o700)
-    try:
-        make(scratch)
-        (scratch / _DIGEST).write_text(folder_digest(scratch))
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _is_sound(folder: Path) -> bool:
-    """Whether its files are what they were when it was made: a changed one could end the process that loads it."""
-    try:
-        return (folder / _DIGEST).read_text() == folder_digest(folder)
-    except (OSError, ServeError):
-        return False
+def folder_entries(folders: Sequence[Path]) -> Sequence[FolderEntry]:
+    """Those that are still there, those used least lately first."""
+    entries = []
+    for folder in folders:
+        with suppress(OSError):
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            entries.append(FolderEntry(folder, size, folder.stat().st_mtime))
+    return sorted(entries, key=lambda entry: entry.used_at)

@@ -144,7 +144,7 @@ def _summary(cache: ProgramCache, entries: Sequence[CacheEntry]) -> str:
 
 def _other_places(cache: ProgramCache, entries: Sequence[CacheEntry]) -> Sequence[str]:
     """Where programs had to go that the cache itself could not take."""
-    return sorted({str(entry.folder.parents[1]) for entry in entries} - {str(cache.directory)})
+    return sorted({str(entry.path.parents[1]) for entry in entries} - {str(cache.directory)})
 
 
 def _remove_models(cache: ProgramCache, models: Sequence[str]) -> tuple[list[CacheEntry], list[CacheEntry]]:

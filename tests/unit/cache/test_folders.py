@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.cache.folders import cached_folder
+from rocserve.cache.folders import FolderCache
 
 
 class Cache:
@@ -18,12 +18,16 @@ class Cache:
         self.warnings: list[str] = []
 
     def folder(self) -> Path:
-        return cached_folder(self.place, "name", 1 << 30, self._make, lambda: None, self.warnings.append)
+        cache = FolderCache(self.place, 1 << 30, self.warnings.append)
+        found = cache.find_or_make("name", self._make, lambda: None)
+        found.release()
+        return found.path
 
     def _make(self, folder: Path) -> None:
         self.made += 1
+        (folder / "kernels").mkdir()
         (folder / "program.pt2").write_bytes(b"compiled")
-        (folder / "signature.json").write_bytes(b"{}")
+        (folder / "kernels/one.so").write_bytes(b"{}")
 
 
 @pytest.fixture
@@ -36,15 +40,16 @@ def test_a_folder_is_made_once(cache: Cache) -> None:
     assert (cache.made, cache.warnings) == (1, [])
 
 
-@pytest.mark.parametrize("file", ["program.pt2", "signature.json", ".sha256"])
+@pytest.mark.parametrize("file", ["program.pt2", "kernels/one.so", ".sha256"])
 @pytest.mark.parametrize("content", [b"c0mpiled", None], ids=["changed", "gone"])
 def test_a_folder_whose_files_have_changed_is_made_anew(cache: Cache, file: str, content: bytes | None) -> None:
     damaged = cache.folder() / file
     damaged.write_bytes(content) if content else damaged.unlink()
     assert (cache.folder() / "program.pt2").read_bytes() == b"compiled"
     assert cache.made == 2
-    assert cache.warnings == [
-        f"{cache.place / 'name'} is damaged, and made anew: its files are not those that were stored"
-    ]
+    (warning,) = cache.warnings
+    unreadable = content is None and file == ".sha256"
+    assert warning.startswith(f"{cache.place / 'name'} is damaged, and not used: ")
+    assert ("it cannot be read: " if unreadable else "its files are not those that were stored") in warning
     cache.folder()
     assert cache.made == 2

@@ -54,7 +54,7 @@ def fill(cache: ProgramCache) -> dict[str, str]:
     for place, (name, recipe) in enumerate(recipes.items()):
         keys[name] = stored(cache, recipe, bytes(100_000), model=name.split()[0])
         used = time.time() - (3 - place) * HOUR - 60
-        os.utime(cache.directory / "programs" / keys[name] / ABOUT_FILENAME, (used, used))
+        os.utime(cache.directory / "programs" / keys[name], (used, used))
     for key, crash in (("crashed", "MIGraphX ended by\nsignal 6 (SIGABRT)"), ("good", "")):
         trial = LoadTrial("mine", "model.mxr", "2.14.0", crash, time.time() - 2 * HOUR - 60)
         cache.load_trials.remember(key, trial)

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from rocserve.backends.onnx.provider_options import (
 )
 from rocserve.backends.parameters import read_choice, usable_cpus
 from rocserve.cache.digests import file_digest
-from rocserve.cache.folders import trim_folders
+from rocserve.cache.folders import folder_entries
 from rocserve.cache.private_folder import cache_directory, make_private
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ExecutionAccelerator, InstanceKind
@@ -242,8 +243,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     providers = tuple(_with_cache(provider, place, contents) for provider in plan.providers)
     # Another server may be trimming the same folders.
     with suppress(OSError):
-        # The last is the one that is about to be used.
-        trim_folders(_folders(place), model.settings.cache_bytes)
+        _trim(place, model.settings.cache_bytes)
     return replace(plan, providers=providers)
 
 
@@ -281,6 +281,13 @@ def _text(part: str | Mapping[str, str]) -> bytes:
     return part.encode() if isinstance(part, str) else repr(sorted(part.items())).encode()
 
 
-def _folders(place: Path) -> Sequence[Path]:
-    """Ours by their names: an operator's own place may hold others."""
-    return [entry for entry in place.iterdir() if entry.is_dir() and _OWN_NAME.fullmatch(entry.name)]
+def _trim(place: Path, limit_bytes: int) -> None:
+    """Remove what was used least lately until the rest takes no more; the last folder, which is about to be used,
+    stays. Those are ours by their names: an operator's own place may hold others."""
+    *others, last = folder_entries([entry for entry in place.iterdir() if _OWN_NAME.fullmatch(entry.name)])
+    total = last.size_bytes + sum(entry.size_bytes for entry in others)
+    for entry in others:
+        if total <= limit_bytes:
+            return
+        shutil.rmtree(entry.path, ignore_errors=True)
+        total -= entry.size_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 from rocserve.backends.base import ModelSource
 from rocserve.backends.parameters import read_integer
 from rocserve.cache.digests import file_digest
-from rocserve.cache.folders import cached_folder
+from rocserve.cache.folders import FolderCache
 from rocserve.cache.private_folder import cache_directory
 from rocserve.jobs.compile_semaphore import machine_semaphore
 from rocserve.jobs.messages import Job
@@ -51,14 +51,10 @@ def written_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: C
 
     digest = hashlib.sha256("\0".join((file_digest(model.model_file), *parts)).encode()).hexdigest()
     waiting = f"model '{model.name}': waiting for another process that compiles it"
+    cache = FolderCache(cache_directory(model.settings) / _FOLDER, model.settings.cache_bytes, _LOG.warning)
     try:
-        return cached_folder(
-            cache_directory(model.settings) / _FOLDER,
-            f"{kind}-{digest[:_NAME_DIGITS]}",
-            model.settings.cache_bytes,
-            make,
-            lambda: model.report(waiting),
-            _LOG.warning,
-        )
+        found = cache.find_or_make(f"{kind}-{digest[:_NAME_DIGITS]}", make, lambda: model.report(waiting))
+        found.release()
+        return found.path
     finally:
         model.report("")
