@@ -90,6 +90,7 @@ class FrontEnds:
         self._why_so_many = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
         self._processes: list[FrontEndProcesses] = []
         self._common: FrontEndParts | None = None
+        self._routes = MethodRoutes(asyncio.get_running_loop(), plane, served.memory, log)
 
     async def start(self) -> Sequence[Exception]:
         """Listen on all ports; returns why some cannot be served, and then has stopped what had been started."""
@@ -216,8 +217,7 @@ class FrontEnds:
         where = ListenAddress("HTTP", "http", settings.address, settings.port, settings.reuse_port)
         access = Access.of(self._settings, settings, log)
         if self._count:
-            routes = MethodRoutes(asyncio.get_running_loop(), self._plane.call_soon, served.memory, log)
-            forwarded = {full_name(name): routes.of(method) for name, method in served.methods.items()}
+            forwarded = {full_name(name): self._routes.of(method) for name, method in served.methods.items()}
             port = await self._start_processes(where, forwarded, log)
         else:
             from rocserve.frontends.http.large_bodies import LargeBodies
@@ -244,15 +244,9 @@ class FrontEnds:
         if not settings.allow:
             return ()
         served, log = self._served, self._log.getChild("grpc")
-        loop = asyncio.get_running_loop()
         access = Access.of(self._settings, settings, log)
         service = self._grpc = GrpcService(
-            served.methods,
-            served.tables,
-            served.readiness,
-            served.subscribe,
-            access,
-            MethodRoutes(loop, self._plane.call_soon, served.memory, log),
+            served.methods, served.tables, served.readiness, served.subscribe, access, self._routes, self._plane
         )
         if self._count:
             port = await self._start_processes(listen_address(settings), service.routes(), log)

@@ -15,6 +15,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.guards import admin_guarded, guarded_routes
 from rocserve.frontends.grpc.transport import SERVER_EXITING, Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
 from rocserve.observability.failures import RequestFailures
+from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import health_pb2 as pb
 from rocserve.protocol.faults import parse_message
 from rocserve.services.admin_calls import ADMIN_METHODS, Access
@@ -113,13 +114,13 @@ class MethodRoutes:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        call_soon: Callable[[Callable[[], None]], object],
+        plane: PlaneLoop,
         memory: RequestMemory,
         log: logging.Logger,
     ) -> None:
-        """`loop`: runs what takes long. `call_soon`: calls on the thread that the routes are called on."""
+        """`loop`: runs what takes long. `plane`: calls the routes."""
         self._loop = loop
-        self.call_soon = call_soon
+        self._plane = plane
         self._memory = memory
         self._failures = RequestFailures(log)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,10 +145,10 @@ class MethodRoutes:
         async def run(call: UnaryCall, holding: Holding) -> None:
             try:
                 answer = await method.answer(parse_message(call.message, method.request))
-                self.call_soon(partial(call.reply, answer.SerializeToString()))
+                self._plane.call_soon(partial(call.reply, answer.SerializeToString()))
             except Exception as error:
                 # Not in a variable: the error's traceback has this frame, and the two would keep each other alive.
-                self.call_soon(partial(self._fail, call, error))
+                self._plane.call_soon(partial(self._fail, call, error))
             finally:
                 self._memory.release(holding)
 
@@ -186,21 +187,24 @@ class GrpcService:
         subscribe: Callable[[Callable[[], None]], object],
         access: Access,
         method_routes: MethodRoutes,
+        plane: PlaneLoop,
     ) -> None:
-        """`subscribe`: has its argument called, on the event loop, whenever readiness may have changed."""
+        """`subscribe`: has its argument called, on the event loop, whenever readiness may have changed. `plane`: calls
+        the routes."""
         self._methods = methods
         self._method_routes = method_routes
+        self._plane = plane
         self._access = access
         self._health = HealthHandlers(tables, readiness)
         subscribe(self.publish)
 
     def publish(self) -> None:
         """Readiness may have changed: send it to the watchers. On the event loop."""
-        self._method_routes.call_soon(self._health.publish)
+        self._plane.call_soon(self._health.publish)
 
     def end_watches(self) -> None:
         """The server goes. On the event loop."""
-        self._method_routes.call_soon(self._health.end)
+        self._plane.call_soon(self._health.end)
 
     def routes(self) -> Mapping[str, Route]:
         """By full names."""
