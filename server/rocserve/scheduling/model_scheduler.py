@@ -12,7 +12,7 @@ from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import batch_policy
 from rocserve.scheduling.queue import QueueFull, RequestQueue
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
-from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, Work, cancelled
+from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, cancelled
 from rocserve.scheduling.triage import NOTHING, Triage
 from rocserve.workers.instance import Instance, WorkerGone
 
@@ -81,43 +81,45 @@ class ModelScheduler(Scheduler):
 
     # Work
 
-    def _next_work(self, now_ns: int) -> Work | None:
+    def _start_work(self) -> None:
         """See Scheduler. A busy instance is sent a batch ahead only when that could not grow by waiting; so is an idle
         one while another instance is about to be done."""
-        if not self._queue.count:
-            return None
-        idle = self._pool.idle()
-        instance = idle or self._pool.ahead()
-        if instance is None:
-            return None
-        if self._queue.deadline_count:
-            decision = self._triage.decide(now_ns, self._pool.count_in_hand(instance))
-            if self._triage.lost:
-                self._refused += [(entry, deadline_exceeded()) for entry in self._triage.lost]
-                self._triage.lost.clear()
-        else:
-            decision = self._policy.decide(self._queue, now_ns)
-        if not decision.is_full:
-            if idle is None:
-                return None
-            returns_by_ns = self._pool.returns_by_ns
-            if now_ns < returns_by_ns:
-                self._delay.set(returns_by_ns / 1e9, self._delay_passed)
-                return None
-        if decision.request_count == 0:
-            if decision is not NOTHING:
-                self._delay.set(decision.decide_again_at_ns / 1e9, self._delay_passed)
-            return None
-        if not self._pool.claim(instance):
-            return None
-        batch = FormedBatch(self._queue.take(decision.request_count), now_ns, decision.is_grouped)
-        if self._sequencer is not None:
-            for entry in batch.entries:
-                # One that is refused while it waits delays no other; one that comes back from a worker has its ticket.
-                if not isinstance(entry.responder, OrderedResponder):
-                    entry.responder = OrderedResponder(entry.responder, self._sequencer.ticket())
-        self._pool.begin(instance, batch)
-        return instance, batch
+        queue, pool = self._queue, self._pool
+        while queue.count and not self._is_marked:
+            idle = pool.idle()
+            instance = idle or pool.ahead()
+            if instance is None:
+                return
+            now_ns = time.monotonic_ns()
+            if queue.deadline_count:
+                decision = self._triage.decide(now_ns, pool.count_in_hand(instance))
+                if self._triage.lost:
+                    self._refused += [(entry, deadline_exceeded()) for entry in self._triage.lost]
+                    self._triage.lost.clear()
+            else:
+                decision = self._policy.decide(queue, now_ns)
+            if not decision.is_full:
+                if idle is None:
+                    return
+                returns_by_ns = pool.returns_by_ns
+                if now_ns < returns_by_ns:
+                    self._delay.set(returns_by_ns / 1e9, self._delay_passed)
+                    return
+            if decision.request_count == 0:
+                if decision is not NOTHING:
+                    self._delay.set(decision.decide_again_at_ns / 1e9, self._delay_passed)
+                return
+            if not pool.claim(instance):
+                return
+            batch = FormedBatch(queue.take(decision.request_count), now_ns, decision.is_grouped)
+            if self._sequencer is not None:
+                for entry in batch.entries:
+                    # One that is refused while it waits delays no other; one that comes back from a worker has its
+                    # ticket.
+                    if not isinstance(entry.responder, OrderedResponder):
+                        entry.responder = OrderedResponder(entry.responder, self._sequencer.ticket())
+            pool.begin(instance, batch)
+            self._run(instance, batch)
 
     def _freed(self, batch: FormedBatch) -> None:
         """See Scheduler. Nothing waits for that."""

@@ -39,9 +39,6 @@ _FEW = 256
 Refused = tuple[InferRequest, ServeError]
 """A request that is not to run, and why."""
 
-Work = tuple[Instance, FormedBatch]
-"""A batch, and the instance that is to run it."""
-
 
 @dataclass(frozen=True, slots=True)
 class SchedulerParts:
@@ -67,7 +64,7 @@ class Scheduler(ABC):
     """Runs the requests of a model version on its instances. Lives on the data plane's thread.
 
     What comes in a turn of the loop changes the queues; at the turn's end all is started that can run now. Which
-    requests run together, and where, is said by the kinds: `_next_work` is their strategy.
+    requests run together, and where, is said by the kinds: `_start_work` is their strategy.
     """
 
     def __init__(self, parts: SchedulerParts, sends_ahead: bool) -> None:
@@ -125,8 +122,9 @@ class Scheduler(ABC):
         """Whether any of them have not been handed to an instance."""
 
     @abstractmethod
-    def _next_work(self, now_ns: int) -> Work | None:
-        """A batch that can run now."""
+    def _start_work(self) -> None:
+        """Run (`_run`) all batches that can run now. After one that could not be handed over, which marks the
+        scheduler, the rest waits for the next turn: all that wait may fail as well."""
 
     @abstractmethod
     def _leave(self, entry: InferRequest) -> None:
@@ -201,9 +199,7 @@ class Scheduler(ABC):
     def _pump(self) -> None:
         """Start all that can run, and refuse those that are not to run."""
         self._is_marked = False
-        # After a batch that could not be handed over the rest waits for the next turn: all that wait may fail as well.
-        while not self._is_marked and (work := self._next_work(time.monotonic_ns())) is not None:
-            self._run(*work)
+        self._start_work()
         if self._expiring:
             self._note_expiring()
         if self._refused:

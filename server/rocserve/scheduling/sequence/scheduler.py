@@ -18,7 +18,7 @@ from rocserve.core.validation import InputPlan
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
-from rocserve.scheduling.scheduler import Alarm, Scheduler, SchedulerParts, Work, cancelled
+from rocserve.scheduling.scheduler import Alarm, Scheduler, SchedulerParts, cancelled
 from rocserve.scheduling.sequence.inputs import NOBODY, ControlTensors, SequenceInputs, SequenceResponder, StateKeeper
 from rocserve.scheduling.sequence.strategies import strategy_of
 from rocserve.scheduling.sequence.table import SequenceInstance, SequenceRequest, SequenceTable, Slot
@@ -260,12 +260,14 @@ class SequenceScheduler(Scheduler):
 
     # Work
 
-    def _next_work(self, now_ns: int) -> Work | None:
+    def _start_work(self) -> None:
+        """See Scheduler."""
         for instance in self._table.instances:
-            batch = self._next_batch(instance, now_ns)
+            batch = self._next_batch(instance, time.monotonic_ns())
             if batch is not None:
-                return instance.worker, batch
-        return None
+                self._run(instance.worker, batch)
+            if self._is_marked:
+                return
 
     def _next_batch(self, instance: SequenceInstance, now_ns: int) -> FormedBatch | None:
         """What an instance is to run now, if it is free."""
