@@ -59,8 +59,10 @@ from rocserve.settings import GrpcSettings
 
 MOST_EVENTS = 48
 """Of a turn: some 1 ms, after which the workers' answers have their turn."""
-OUTSTANDING_REQUESTS = MOST_EVENTS + 16
-"""How many calls the core may hand over before it is asked for others, which is done once a turn."""
+_REQUESTED_TOGETHER = 16
+"""Calls that the core is asked for at once, in place of those that have come."""
+OUTSTANDING_REQUESTS = MOST_EVENTS + _REQUESTED_TOGETHER
+"""How many calls the core may hand over before it is asked for others."""
 
 LAST_EVENTS_SECONDS = 0.05
 """How long events are handled after the server has shut down."""
@@ -193,9 +195,9 @@ class GrpcServer:
     def poll(self) -> bool:
         """See Source."""
         # The calls that have come are on their way to their workers already.
-        if self._unrequested:
+        if self._unrequested >= _REQUESTED_TOGETHER:
             self._request_calls()
-        next_event = self._polling.next
+        next_event, live, since = self._polling.next, self.live, self.waiting.since
         for handled in range(MOST_EVENTS):
             try:
                 event = next_event()
@@ -211,6 +213,9 @@ class GrpcServer:
                 tag(event)
             except Exception as error:
                 self.failures.report("an event of the gRPC completion queue could not be handled", error)
+            if len(live) == 1 and not since:
+                # It is alone, and whole: nothing is to be collected that it could run with.
+                return True
         return True
 
     def give_up_unread(self) -> None:
