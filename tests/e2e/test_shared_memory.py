@@ -28,6 +28,22 @@ LARGE = 3 << 20
 """Elements of the model that takes many."""
 WIDE = 50_000
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
+PYTHON_IDENTITY = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        for add, name in ((config.add_input, "INPUT0"), (config.add_output, "OUTPUT0")):
+            add({"name": name, "data_type": "TYPE_FP32", "dims": [-1]})
+        config.set_max_batch_size(0)
+        return config
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", given)]) for given in inputs]
+"""
 CHAIN = """
 platform: "ensemble"
 max_batch_size: 8
@@ -53,6 +69,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drop(folder, "large", identity(TensorProto.FLOAT, [LARGE]))
     drop(folder, "words", identity(TensorProto.STRING, [3]))
     shutil.copytree(PYTHON_MODELS / "repeat", folder / "repeat")
+    (folder / "python" / "1").mkdir(parents=True)
+    (folder / "python" / "config.pbtxt").write_text('backend: "python"\n')
+    (folder / "python" / "1" / "model.py").write_text(PYTHON_IDENTITY)
     (folder / "chain" / "1").mkdir(parents=True)
     (folder / "chain" / "config.pbtxt").write_text(CHAIN)
     return folder
@@ -178,6 +197,28 @@ def test_large_tensors(client):
         entry.set_shared_memory("r", values.nbytes)
         client.infer("large", [entry], outputs=[shared_output("OUTPUT0", values.nbytes, values.nbytes)])
         assert file.get(values.nbytes, values.nbytes) == values.tobytes()
+
+
+def test_workers_have_a_clients_file_until_it_is_unregistered_but_for_those_that_bring_code(client, server):
+    values = np.random.default_rng(4).random(LARGE, dtype=np.float32)
+
+    def readers(file: SharedFile) -> list[str]:
+        return [
+            process.name()
+            for process in server.server_process().children(recursive=True)
+            if file.path.name in (Path("/proc") / str(process.pid) / "maps").read_text()
+        ]
+
+    with shared_file(values.nbytes) as file:
+        file.put(0, values.tobytes())
+        client.register_system_shared_memory("r", file.key, values.nbytes)
+        entry = triton.InferInput("INPUT0", values.shape, "FP32")
+        entry.set_shared_memory("r", values.nbytes)
+        for model in ("large", "python"):
+            assert (client.infer(model, [entry]).as_numpy("OUTPUT0") == values).all()
+        assert readers(file) == ["rocserve:large"]
+        client.unregister_system_shared_memory("r")
+        wait_until(lambda: not readers(file))
 
 
 def test_each_response_of_a_stream_is_left_in_the_region(client, file):

@@ -15,6 +15,7 @@ from rocserve.workers.entries import DONE, ENTRY, RESULTS
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import OutgoingResult, ReceivedBatch, WorkerEnd
+from support.shared_memory import GUARD
 from support.workers import LOG, BatchInput, add_sub_inputs, execute, mail_of, on_plane
 
 HEAD = TensorHead("SUM", DataType.INT32, (1, 16))
@@ -31,7 +32,7 @@ class Peer:
         self.mail = mail_of(plane)
         self.instance = Instance("m", self.mail, self.inputs, self._on_broken, LOG)
         self.socket = self.instance.take_peer()
-        self.end_of_worker = WorkerEnd(self.socket)
+        self.end_of_worker = WorkerEnd(self.socket, GUARD)
         self.instance.open()
         self._batches = self.end_of_worker.batches()
         self.outcomes: list[BatchOutcome] = []

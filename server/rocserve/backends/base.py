@@ -301,6 +301,13 @@ def model_executions(model: LoadedModel) -> Sequence[Execution]:
     return executions or (SequentialExecution(model),)
 
 
+def model_reads_files(model: LoadedModel) -> bool:
+    """Whether the inputs of a lone request may stay where its client left them, in a file that may be cut at any time:
+    its attribute `reads_files` where it has one. It is so of a model that never holds the GIL while it reads."""
+    reads: bool = getattr(model, "reads_files", False)
+    return reads
+
+
 def model_properties(model: object) -> Mapping[str, str]:
     """What a loaded model says of how it runs, for its metadata: its attribute `properties` where it has one.
 

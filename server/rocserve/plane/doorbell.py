@@ -126,10 +126,13 @@ class SocketRinger:
 class SocketSleeper:
     """The side that sleeps on a socket."""
 
-    def __init__(self, sleep_word: memoryview, connection: socket.socket) -> None:
-        """`sleep_word`: its own."""
+    def __init__(
+        self, sleep_word: memoryview, connection: socket.socket, drain: Callable[[socket.socket], bool]
+    ) -> None:
+        """`sleep_word`: its own. `drain`: `drain_rings`, or what takes more than rings from the socket."""
         self._word = sleep_word
         self._connection = connection
+        self._drain = drain
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._is_rung = False
@@ -144,7 +147,7 @@ class SocketSleeper:
         fence()
         try:
             # The rings of the sleep before: what it was woken for went first.
-            is_there = not self._is_rung or drain_rings(self._connection)
+            is_there = not self._is_rung or self._drain(self._connection)
             if has_mail():
                 return True
             if is_there:

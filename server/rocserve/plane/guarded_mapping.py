@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import signal
 import weakref
 from dataclasses import dataclass
+
+import numpy as np
 
 from rocserve.plane import anonymous_file
 
@@ -65,14 +68,14 @@ class FaultGuard:
         self._previous: _SignalAction | None = None
         """What was done about the signal before the first mapping."""
 
-    def map(self, descriptor: int, size: int) -> tuple[memoryview, GuardedMapping]:
-        """A file to write, mapped until nobody holds a view any more. Raises: OSError."""
+    def map(self, descriptor: int, size: int, to_write: bool) -> tuple[memoryview, GuardedMapping]:
+        """A file, mapped until nobody holds a view any more. Raises: OSError."""
         if self._previous is None:
             self._previous = _SignalAction()
             handler = ctypes.cast(self._handler, ctypes.c_void_p)
             _libc.sigaction(signal.SIGBUS, _SignalAction(handler, flags=_SA_SIGINFO), self._previous)
-        view = anonymous_file.map_to_write(descriptor, size)
-        begin = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        view = (anonymous_file.map_to_write if to_write else anonymous_file.map_to_read)(descriptor, size)
+        begin = np.frombuffer(view, np.uint8).ctypes.data
         mapping = GuardedMapping(begin, begin + (size + mmap.PAGESIZE - 1 & -mmap.PAGESIZE))
         self._mappings[begin] = mapping
         # With the array goes the last view, and only then the memory is unmapped.
@@ -90,3 +93,36 @@ class FaultGuard:
                     return
         # It comes again, and ends the process as it would have done before.
         _libc.sigaction(signal.SIGBUS, self._previous, None)
+
+
+class GuardedFile:
+    """A file of another process, mapped from its beginning on. Safe on any thread."""
+
+    _descriptor = -1
+
+    def __init__(self, guard: FaultGuard, descriptor: int, size: int, to_write: bool) -> None:
+        """Takes over the descriptor, which is closed with the last reference to this; not where it raises OSError."""
+        self._guard = guard
+        self._to_write = to_write
+        self.size = size
+        self._view, self.mapping = guard.map(descriptor, size, to_write)
+        self._descriptor = descriptor
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """A part, which stays valid when this goes. Of a mapping that is torn another takes the place."""
+        if self.mapping.is_torn:
+            self._view, self.mapping = self._guard.map(self._descriptor, self.size, self._to_write)
+        return self._view[offset : offset + nbytes]
+
+    @property
+    def bytes_left(self) -> int:
+        """The size that the file has now."""
+        return os.fstat(self._descriptor).st_size
+
+    def open_for_reading(self) -> int:
+        """A new descriptor for another process; it belongs to the caller. Raises: OSError."""
+        return anonymous_file.open_for_reading(self._descriptor)

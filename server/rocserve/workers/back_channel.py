@@ -11,7 +11,7 @@ from dataclasses import replace
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Rescheduled, Result
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.plain import to_json
-from rocserve.plane.doorbell import SocketSleeper
+from rocserve.plane.doorbell import SocketSleeper, drain_rings
 from rocserve.workers.entries import CALL, CANCELLED, ENTRY, FINAL, LAYOUT, RESPONSE, return_entries
 from rocserve.workers.layouts import TensorReader
 from rocserve.workers.worker_end import WorkerEnd
@@ -77,7 +77,7 @@ class BackChannel:
         end = self._end
         connection = end.back_connection
         assert connection is not None, "a worker of the other kind"
-        sleeper = SocketSleeper(end.back_sleep_word, connection)
+        sleeper = SocketSleeper(end.back_sleep_word, connection, drain_rings)
         layouts = TensorReader(end.inputs)
         is_open = True
         while is_open:

@@ -14,11 +14,15 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import Shape, ragged_batching, ragged_parts
 from rocserve.core.request_form import RequestForm
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
+from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import HeapReader
-from rocserve.workers.worker_end import ReceivedRequest
+from rocserve.workers.worker_end import ReceivedRequest, WorkerEnd
 
 _REMEMBERED = 256
 """Batches of a kind."""
+_VALUES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64))
+"""Of inputs that a client may change while a model reads them. What engines take for places, once they have checked
+it, is none of these."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,14 +34,14 @@ class _Gathered:
     """The memory of each input."""
 
 
-def request_inputs(request: ReceivedRequest, heap: HeapReader) -> list[memoryview]:
-    """The bytes of a request's inputs where they lie."""
+def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -> list[memoryview]:
+    """The bytes of a request's inputs where they lie. `source`: the heap, or the client's file."""
     places = request.form.places
     if places.sizes is not None:
         bounds, size = places.bounds, places.end
     else:
-        bounds, size = places.of(heap.view(request.place, places.table_bytes))
-    view = heap.view(request.place, size)
+        bounds, size = places.of(source.view(request.place, places.table_bytes))
+    view = source.view(request.place, size)
     return [view[begin:end] for begin, end in bounds]
 
 
@@ -50,10 +54,15 @@ class BatchGatherer:
     """One instance's. A batch of shapes that came before is the same Batch object on the same memory."""
 
     def __init__(
-        self, heap: HeapReader, config: ModelConfig, input_memory: Callable[[int], Mapping[str, memoryview]]
+        self,
+        end: WorkerEnd,
+        config: ModelConfig,
+        input_memory: Callable[[int], Mapping[str, memoryview]],
+        reads_files: bool,
     ) -> None:
-        """`input_memory`: see Execution."""
-        self._heap = heap
+        """`input_memory`: see Execution. `reads_files`: see backends.base.model_reads_files."""
+        self._files = end.files
+        self._reads_files = reads_files
         self._input_memory = input_memory
         self._batching = config.max_batch_size > 0
         self._output_order = tuple(output.name for output in config.outputs)
@@ -77,7 +86,7 @@ class BatchGatherer:
         if gathered is None:
             gathered = self._gathered.keep(key, self._room(form, len(requests)))
         for index, request in enumerate(requests):
-            block = self._heap.view(request.place, form.places.end)
+            block = self._files[request.file].view(request.place, form.places.end)
             for (begin, end), column in zip(form.places.bounds, gathered.columns, strict=True):
                 size = end - begin
                 column[index * size : (index + 1) * size] = block[begin:end]
@@ -85,16 +94,24 @@ class BatchGatherer:
 
     def _alone(self, request: ReceivedRequest) -> Batch:
         key = (request.form, request.place)
-        batch = self._single.get(key)
+        batch = self._single.get(key) if not request.file else None
         if batch is None:
             layout = request.form.layout
             inputs = {
-                head.name: Tensor(head.name, head.datatype, head.shape, data)
-                for head, data in zip(layout.inputs, request_inputs(request, self._heap), strict=True)
+                head.name: Tensor(head.name, head.datatype, head.shape, part)
+                for head, part in zip(layout.inputs, self._inputs(request), strict=True)
             }
-            made = Batch(inputs, layout.requested_outputs, (layout.rows,), may_stay=layout.may_stay)
-            batch = self._single.keep(key, made)
+            batch = Batch(inputs, layout.requested_outputs, (layout.rows,), may_stay=layout.may_stay)
+            if not request.file:
+                self._single.keep(key, batch)
         return batch
+
+    def _inputs(self, request: ReceivedRequest) -> Sequence[Buffer]:
+        """A request's inputs where they lie; copies of those in a client's file, unless the model may read that."""
+        data, heads = request_inputs(request, self._files[request.file]), request.form.layout.inputs
+        if not request.file or (self._reads_files and all(head.datatype in _VALUES for head in heads)):
+            return data
+        return [*map(bytes, data)]
 
     def _room(self, form: RequestForm, count: int) -> _Gathered:
         layout = form.layout
@@ -115,10 +132,10 @@ class BatchGatherer:
 
     def _mixed(self, requests: Sequence[ReceivedRequest]) -> Batch:
         """Of requests that name inputs in another order, want other outputs, or have parts of different lengths."""
-        parts: dict[str, list[memoryview]] = {head.name: [] for head in requests[0].form.layout.inputs}
+        parts: dict[str, list[Buffer]] = {head.name: [] for head in requests[0].form.layout.inputs}
         shapes: dict[str, list[Shape]] = {name: [] for name in parts}
         for request in requests:
-            for head, part in zip(request.form.layout.inputs, request_inputs(request, self._heap), strict=True):
+            for head, part in zip(request.form.layout.inputs, self._inputs(request), strict=True):
                 parts[head.name].append(part)
                 shapes[head.name].append(head.shape)
         inputs: dict[str, Tensor] = {}

@@ -12,13 +12,16 @@ from rocserve.core.plain import to_json
 from rocserve.core.request_form import Member, RequestForm
 from rocserve.core.tensor_places import PlacedTensors, aligned, padded
 from rocserve.core.tensors import Buffer
+from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import COPIED_AT_ONCE, Slot, fill
 from rocserve.plane.link import ENTRY_BYTES
 from rocserve.plane.shared_heap import SharedHeap
+from rocserve.workers.client_files import GivenFiles
 from rocserve.workers.entries import (
     BATCH,
     ENTRY,
     GROUPED,
+    IN_FILE,
     LAYOUT,
     NO_ENTRY,
     PLACED,
@@ -42,7 +45,7 @@ class SentBatch:
     slot: Slot
     """Of its table, and of inputs; the heap has it back when this goes."""
     placed: Sequence[PlacedTensors]
-    """Inputs that lie elsewhere in the heap."""
+    """Inputs that lie elsewhere in the heap, or in clients' files."""
     view: memoryview
     """The slot."""
     large: Sequence[tuple[int, Buffer]]
@@ -55,8 +58,10 @@ class SentBatch:
 class BatchWriter:
     """Those of one instance. One thread."""
 
-    def __init__(self, inputs: SharedHeap) -> None:
+    def __init__(self, inputs: SharedHeap, files: GivenFiles | None) -> None:
+        """`files`: None: the worker is given none."""
         self._inputs = inputs
+        self._files = files
         self._forms: dict[RequestForm, int] = {}
         """The numbers of those that the worker knows."""
         self._numbers = itertools.count()
@@ -92,10 +97,16 @@ class BatchWriter:
         for form, data, number, details in members:
             sizes.append(form.layout.rows)
             flags, place = 0, end
-            if type(data) is PlacedTensors and data.heap is inputs and data.sizes == form.places.sizes:
-                flags, place = PLACED, data.offset
-                placed.append(data)
-            else:
+            if type(data) is PlacedTensors and data.sizes == form.places.sizes:
+                if data.heap is inputs:
+                    flags = PLACED
+                elif self._files is not None and isinstance(data.heap, GuardedFile):
+                    number = self._files.number(data.heap)
+                    flags = IN_FILE if number else 0
+                if flags:
+                    place = data.offset
+                    placed.append(data)
+            if not flags:
                 of_member, nbytes = form.places.packed(data), form.places.end
                 if of_member is None:
                     of_member, nbytes = form.places.pieces(data)

@@ -22,7 +22,9 @@ From the server, on the ring WORK:
 - BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. flags GROUPED: the requests travel
   together, and run one by one. The server keeps the slot until the batch is DONE.
 - REQUEST: of layout number; its own number a; b = start of its inputs, with flags PLACED a place of the heap that the
-  server keeps too; c = bytes of its details (`request_details.py`), and in the upper half their start.
+  server keeps too, with IN_FILE a byte of the client's file of number a (`client_files.py`); c = bytes of its details
+  (`request_details.py`), and in the upper half their start.
+- FORGET: number = a file's, of which no request comes any more.
 
 On the ring BACK, of models that see each request for itself, LAYOUT, RESPONSE to calls, and:
 
@@ -64,10 +66,11 @@ SERVER_RINGS = (128, 1024, 1024)
 """Their entries: there are only a few batches at a time."""
 WORKER_RINGS = (1024,)
 
-BATCH, LAYOUT, REQUEST, RESPONSE, CANCELLED, RETURN = range(1, 7)
+BATCH, LAYOUT, REQUEST, RESPONSE, CANCELLED, RETURN, FORGET = range(1, 8)
 DONE, RESULTS, RESULT, CALL = range(16, 20)
 
 GROUPED = PLACED = 1
+IN_FILE = 2
 FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32
 
 LONGEST_TEXT_BYTES = 1 << 20

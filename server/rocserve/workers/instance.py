@@ -21,16 +21,18 @@ from rocserve.core.request_form import Member
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import HeapReader, Slot, copy_in_steps
-from rocserve.plane.link import LinkBroken, LinkEnd
+from rocserve.plane.link import LinkBroken, LinkEnd, RingWriter
 from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.answer_watch import Owed
 from rocserve.workers.batch_writer import BatchWriter, SentBatch
+from rocserve.workers.client_files import GivenFiles
 from rocserve.workers.entries import (
     ATTACH,
     BACK,
     CALL,
     DONE,
     ENTRY,
+    FORGET,
     LAYOUT,
     RESPONSE,
     RESULTS,
@@ -104,7 +106,6 @@ class Instance:
         """Whether a batch of it has come back."""
         self._gone_text = f"the worker of model '{model_name}' has ended"
         self._listening = False
-        self._writer = BatchWriter(inputs)
         self._sent: dict[int, SentBatch] = {}
         """In the order of sending, which is that of running."""
         self._unposted: deque[SentBatch] = deque()
@@ -113,7 +114,12 @@ class Instance:
         self._to_return: list[int] = []
         self.requests: InstanceRequests | None = None
         """Where the model sees each request for itself."""
+        self._to_forget: deque[int] = deque()
+        """Files that the worker is still to let go of."""
         self._attach(start_call)
+        self._files = GivenFiles(self._socket, self._file_gone)
+        # A model that brings code of its own sees nothing of clients' memory but the tensors of its requests.
+        self._writer = BatchWriter(inputs, self._files if start_call is None else None)
         if self.requests is not None:
             # A model may call others while it is warmed up.
             self.open()
@@ -179,14 +185,11 @@ class Instance:
             WorkerGone: the worker has ended and nothing ran.
             ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them.
         """
+        has_room = self._room(self._work) > len(self._unposted)
         if self.closed:
             raise WorkerGone(self._gone_text)
-        try:
-            if self._work.room <= len(self._unposted):
-                raise unavailable(f"the worker of model '{self._model_name}' does not read its batches")
-        except LinkBroken as error:
-            self.break_off(f"it sent what cannot be read: {error}")
-            raise WorkerGone(self._gone_text) from None
+        if not has_room:
+            raise unavailable(f"the worker of model '{self._model_name}' does not read its batches")
         batch = self._writer.write(members, is_grouped, on_outcome)
         self._sent[batch.id] = batch
         self._mail.expected[self] = self.inbox
@@ -211,7 +214,29 @@ class Instance:
             batch = unposted.popleft()
             work.post(batch.entry)
             batch.posted = work.posted
+        # All batches whose requests lay in these files are done.
+        while self._to_forget and self._room(work):
+            number = self._to_forget.popleft()
+            work.post(ENTRY.pack(FORGET, 0, 0, number, 0, 0, 0))
+            self._files.forget(number)
         self._ring()
+
+    def _room(self, ring: RingWriter) -> int:
+        """Entries that may be posted; none where the worker's end makes no sense, which breaks it off."""
+        try:
+            return ring.room
+        except LinkBroken as error:
+            self.break_off(f"it sent what cannot be read: {error}")
+            return 0
+
+    def _file_gone(self, number: int) -> None:
+        """Nobody holds a client's file any more. From any thread."""
+
+        def forget() -> None:
+            self._to_forget.append(number)
+            self._post_written()
+
+        self.plane.call_soon(forget)
 
     # What comes
 
@@ -296,11 +321,7 @@ class Instance:
     def return_places(self) -> None:
         """Return slots that have been read to the worker."""
         if self._to_return and not self._has_ended:
-            try:
-                entries = min(self._returns.room, -(-len(self._to_return) // 3))
-            except LinkBroken as error:
-                self.break_off(f"it sent what cannot be read: {error}")
-                return
+            entries = min(self._room(self._returns), -(-len(self._to_return) // 3))
             self._returns.post(return_entries(self._to_return[: 3 * entries]))
             # Before it posts more, the worker takes these: the rest follows then.
             del self._to_return[: 3 * entries]
@@ -350,6 +371,7 @@ class Instance:
         self._end_talk()
         self._socket.close()
         self._peer.close()
+        self._files.close()
         if self._back_socket is not None:
             self._back_socket.close()
         sent, self._sent = self._sent, {}

@@ -35,6 +35,7 @@ from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.request_prefix import begin_model, current_prefix
 from rocserve.observability.logs import LinesWithLevels
+from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers.isolation import hide_memory
 from rocserve.workers.messages import (
     ALONE,
@@ -91,6 +92,7 @@ class Worker:
     def __init__(self, reception: socket.socket, log: logging.Logger) -> None:
         self._reception = reception
         self.log = log
+        self.guard = FaultGuard()
         self._quiet_levels: dict[str, int] = {}
         """By logger, while the log is verbose: what it was before."""
 
@@ -189,8 +191,9 @@ class Session:
 
     def _load(self, load: Load, reports: Reports) -> ModelService:
         if load.answers_requests:
-            return RequestService(load, self._instances[0], reports.report, self._send_metrics, self._log)
-        return TensorService(load, self._instances, reports.report, self._log)
+            connection = self._instances[0]
+            return RequestService(load, connection, reports.report, self._send_metrics, self._log, self._worker.guard)
+        return TensorService(load, self._instances, reports.report, self._log, self._worker.guard)
 
     def close(self) -> None:
         """Let go of the model, and close the sockets, by which the server knows."""

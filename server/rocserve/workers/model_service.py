@@ -15,7 +15,15 @@ from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
 
-from rocserve.backends.base import Batch, Execution, LoadedModel, ModelSource, model_executions, model_properties
+from rocserve.backends.base import (
+    Batch,
+    Execution,
+    LoadedModel,
+    ModelSource,
+    model_executions,
+    model_properties,
+    model_reads_files,
+)
 from rocserve.backends.request_model import (
     Answer,
     ModelRequest,
@@ -31,6 +39,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
+from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers.back_channel import BackChannel, BatchedResponder
 from rocserve.workers.batch_inputs import BatchGatherer, details_of, request_inputs, separate
 from rocserve.workers.messages import Load, WarmUp
@@ -128,14 +137,20 @@ class TensorService(ModelService):
     """A model that computes on tensors. Each instance has a thread; they share the model."""
 
     def __init__(
-        self, load: Load, instances: Sequence[socket.socket], report: Callable[[str], None], log: logging.Logger
+        self,
+        load: Load,
+        instances: Sequence[socket.socket],
+        report: Callable[[str], None],
+        log: logging.Logger,
+        guard: FaultGuard,
     ) -> None:
-        """`report`: see backends.base.ModelSource.
+        """`report`: see backends.base.ModelSource. `guard`: the process's.
 
         Raises:
             ServeError or any exception: the model cannot be loaded.
         """
         self._instances = instances
+        self._guard = guard
         self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
         super().__init__(self._model, load, log)
         self._config = load.config
@@ -150,7 +165,7 @@ class TensorService(ModelService):
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         """See ModelService."""
-        ends = [WorkerEnd(connection, self._is_alone) for connection in self._instances]
+        ends = [WorkerEnd(connection, self._guard, self._is_alone) for connection in self._instances]
         threads = [
             threading.Thread(
                 target=copy_context().run, args=(self._execute, end), name=f"instance {index}", daemon=True
@@ -182,9 +197,7 @@ class TensorExecutor:
     def __init__(self, end: WorkerEnd, model: LoadedModel, config: ModelConfig, log: logging.Logger) -> None:
         self._end = end
         self._log = log
-        self._free = deque(
-            BatchLane(end, model.signature, config, execution, log) for execution in model_executions(model)
-        )
+        self._free = deque(BatchLane(end, model, config, execution, log) for execution in model_executions(model))
         self._running: deque[BatchLane] = deque()
         """In the order of their batches, in which these are answered."""
         self._engine_free_ns = 0
@@ -242,15 +255,15 @@ class BatchLane:
     def __init__(
         self,
         end: WorkerEnd,
-        signature: Signature,
+        model: LoadedModel,
         config: ModelConfig,
         execution: Execution,
         log: logging.Logger,
     ) -> None:
         self._end = end
         self._execution = execution
-        self._gatherer = BatchGatherer(end.inputs, config, execution.input_memory)
-        self._writer = ResultWriter(end, signature, config.max_batch_size > 0)
+        self._gatherer = BatchGatherer(end, config, execution.input_memory, model_reads_files(model))
+        self._writer = ResultWriter(end, model.signature, config.max_batch_size > 0)
         self._log = log
         self._received: ReceivedBatch
         self._batch: Batch | None = None
@@ -328,13 +341,19 @@ class RequestService(ModelService):
         report: Callable[[str], None],
         send_metrics: Callable[[MetricChanges], None],
         log: logging.Logger,
+        guard: FaultGuard,
     ) -> None:
-        """`report`: see backends.base.ModelSource; `send_metrics`: see backends.request_model.RequestModelSource.
+        """
+        Args:
+            report: see backends.base.ModelSource.
+            send_metrics: see backends.request_model.RequestModelSource.
+            guard: the process's.
 
         Raises:
             ServeError or any exception: the model cannot be loaded.
         """
-        self._end = WorkerEnd(connection)
+        self._guard = guard
+        self._end = WorkerEnd(connection, guard)
         self._back = BackChannel(self._end, log)
         self._back.start()
         source = RequestModelSource(
@@ -372,7 +391,7 @@ class RequestService(ModelService):
         """See ModelService."""
         self._back.stop()
         self._end.close()
-        self._end = WorkerEnd(instances[0])
+        self._end = WorkerEnd(instances[0], self._guard)
         self._back.renew(self._end)
         self._back.start()
 

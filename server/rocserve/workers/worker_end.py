@@ -16,9 +16,11 @@ from rocserve.core.request_form import RequestForm, RequestLayout
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import Buffer
 from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
+from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.heap import Heap, HeapReader, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.shared_heap import SHARES
+from rocserve.workers.client_files import TakenFiles
 from rocserve.workers.entries import (
     ATTACH,
     BACK,
@@ -26,10 +28,11 @@ from rocserve.workers.entries import (
     DONE,
     ENTRY,
     ERROR,
+    FORGET,
     GROUPED,
+    IN_FILE,
     LAYOUT,
     NO_ENTRY,
-    PLACED,
     REMEMBERED_LAYOUTS,
     REQUEST,
     RESULT,
@@ -62,8 +65,11 @@ class ReceivedRequest:
     form: RequestForm
     number: int
     place: int
+    """Of its inputs in the heap, or in a client's file."""
     details_place: int
     details_bytes: int
+    file: int
+    """The file's number; 0: they lie in the heap."""
 
 
 @dataclass(slots=True)
@@ -118,8 +124,11 @@ class WorkerEnd:
     """Batches are taken by one thread. Results are posted from any, for a model that sees each request for itself may
     answer from any."""
 
-    def __init__(self, connection: socket.socket, is_alone: bool = True) -> None:
-        """`is_alone`: no other instance runs in this process, whose thread would have to wait for one that looks.
+    def __init__(self, connection: socket.socket, guard: FaultGuard, is_alone: bool = True) -> None:
+        """
+        Args:
+            guard: maps clients' files.
+            is_alone: no other instance runs in this process, whose thread would have to wait for one that looks.
 
         Raises:
             EOFError: the server is gone.
@@ -148,7 +157,8 @@ class WorkerEnd:
         (looks,) = ATTACH.unpack(data)
         self._looks = looks if is_alone else 0
         self._work, self._returns, self._results = link.readers[WORK], link.readers[RETURNS], link.writers[0]
-        self._sleeper = SocketSleeper(link.own_sleep_word(0), connection)
+        self.files = TakenFiles(self.inputs, guard)
+        self._sleeper = SocketSleeper(link.own_sleep_word(0), connection, self.files.take)
         self._ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
         self._heap = Heap.of_file(outputs)
@@ -179,6 +189,9 @@ class WorkerEnd:
             for kind, flags, _, number, place, count, _ in ENTRY.iter_unpack(entries):
                 if not self._is_wanted:
                     return
+                if kind == FORGET:
+                    del self.files[number]
+                    continue
                 if kind != BATCH:
                     raise ValueError(f"expected a batch, got a message of kind {kind}")
                 yield ReceivedBatch(number, bool(flags & GROUPED), self._requests(place, count), time.monotonic_ns())
@@ -211,8 +224,11 @@ class WorkerEnd:
         forms = self._forms
         for kind, flags, _, number, a, b, c in ENTRY.iter_unpack(self.inputs.view(place, count * ENTRY_BYTES)):
             if kind == REQUEST:
-                inputs = b if flags & PLACED else place + b
-                requests.append(ReceivedRequest(forms[number], a, inputs, place + (c >> 32), c & 0xFFFFFFFF))
+                file = a if flags == IN_FILE else 0
+                while file and file not in self.files:
+                    self.files.take(self._connection)
+                inputs = b if flags else place + b
+                requests.append(ReceivedRequest(forms[number], a, inputs, place + (c >> 32), c & 0xFFFFFFFF, file))
             elif kind == LAYOUT:
                 forms[number] = RequestForm(from_json(RequestLayout, bytes(self.inputs.view(place + a, b))))
             else:
@@ -232,6 +248,7 @@ class WorkerEnd:
 
     def close(self) -> None:
         """Let go of what it shares with the server, after `stop`."""
+        self.files.clear()
         self.inputs.close()
         self._heap.close()
         self._connection.close()

@@ -31,7 +31,7 @@ class Mapped:
 def mapped(file: SharedFile, size: int) -> Mapped:
     descriptor = os.open(file.path, os.O_RDWR)
     try:
-        return Mapped(file, *GUARD.map(descriptor, size))
+        return Mapped(file, *GUARD.map(descriptor, size, to_write=True))
     finally:
         os.close(descriptor)
 
@@ -136,7 +136,7 @@ from rocserve.plane.guarded_mapping import FaultGuard
 
 with open(sys.argv[1], "r+b") as file:
     guard = FaultGuard()
-    view, _ = guard.map(file.fileno(), 8192)
+    view, _ = guard.map(file.fileno(), 8192, True)
     other = mmap.mmap(file.fileno(), 8192)
     os.ftruncate(file.fileno(), 0)
     print(bytes(view) == bytes(8192), flush=True)

@@ -196,7 +196,7 @@ def test_a_bell_is_rung_once_a_sleep(doorbell: Doorbell) -> None:
 def test_a_socket_is_rung_once_a_sleep(pair: Pair) -> None:
     here, there = socket.socketpair()
     ringer = SocketRinger(pair.first_end().other_sleep_word(1), here)
-    sleeper = SocketSleeper(pair.second_end().own_sleep_word(1), there)
+    sleeper = SocketSleeper(pair.second_end().own_sleep_word(1), there, drain_rings)
     check_one_ring_a_sleep(ringer.ring, lambda: len(there.recv(100, socket.MSG_DONTWAIT)), sleeper.sleep)
     here.close()
     there.close()
@@ -205,7 +205,7 @@ def test_a_socket_is_rung_once_a_sleep(pair: Pair) -> None:
 def test_sleep_on_a_socket_ends_by_time_by_a_ring_and_by_the_end_of_the_other(pair: Pair) -> None:
     here, there = socket.socketpair()
     ringer = SocketRinger(pair.first_end().other_sleep_word(), here)
-    sleeper = SocketSleeper(pair.second_end().own_sleep_word(), there)
+    sleeper = SocketSleeper(pair.second_end().own_sleep_word(), there, drain_rings)
     started = time.monotonic()
     assert sleeper.sleep(0.05, lambda: False)
     assert 0.04 < time.monotonic() - started < 5
@@ -255,7 +255,10 @@ def test_sleep_ends_by_time_by_a_ring_and_by_another_descriptor(doorbell: Doorbe
 def _echo(pair: Pair, connection: socket.socket) -> None:
     """The other process: gives back what comes on the first ring until it is a number of all ones."""
     end, random = pair.second_end(), Random(1)
-    ringer, sleeper = SocketRinger(end.other_sleep_word(), connection), SocketSleeper(end.own_sleep_word(), connection)
+    ringer, sleeper = (
+        SocketRinger(end.other_sleep_word(), connection),
+        SocketSleeper(end.own_sleep_word(), connection, drain_rings),
+    )
     reader, writer = end.readers[0], end.writers[0]
     while True:
         taken = reader.take()
@@ -279,7 +282,7 @@ def test_nothing_is_slept_through_between_processes(
     process = get_context("fork").Process(target=_echo, args=(pair, there))
     process.start()
     end, random = pair.first_end(), Random(2)
-    ringer, sleeper = SocketRinger(end.other_sleep_word(), here), SocketSleeper(end.own_sleep_word(), here)
+    ringer, sleeper = SocketRinger(end.other_sleep_word(), here), SocketSleeper(end.own_sleep_word(), here, drain_rings)
     writer, reader = end.writers[0], end.readers[0]
     posted, seen, under_way = 0, [], 0
     ends = time.monotonic() + 50

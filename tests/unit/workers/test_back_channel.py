@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.shared_memory import GUARD
 from support.waiting import wait_until
 from support.workers import mail_of, on_plane
 
@@ -44,7 +45,7 @@ class Both:
         )
         assert self.server.requests is not None
         self.requests = self.server.requests
-        self.end_of_worker = WorkerEnd(self.server.take_peer())
+        self.end_of_worker = WorkerEnd(self.server.take_peer(), GUARD)
         self.worker = BackChannel(self.end_of_worker, LOG)
         if opens:
             self.server.open()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 from support.outputs import tensors_of
+from support.shared_memory import GUARD
 from support.workers import LOG, mail_of, on_plane
 
 from rocserve.backends.base import Batch
@@ -99,7 +100,7 @@ class Both:
             LOG,
             lambda call, opened: None,
         )
-        self.end = WorkerEnd(self.instance.take_peer())
+        self.end = WorkerEnd(self.instance.take_peer(), GUARD)
         self.instance.open()
         self.batches = self.end.batches()
         self.outcomes: list[BatchOutcome] = []

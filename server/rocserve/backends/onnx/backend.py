@@ -145,6 +145,8 @@ def _sized(
 class OnnxModel:
     """A model's sessions; safe to use on several threads at once. Running releases the GIL."""
 
+    reads_files = True
+
     def __init__(
         self,
         run: Run,

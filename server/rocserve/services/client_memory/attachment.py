@@ -15,7 +15,8 @@ from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argum
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import EndingResponder, Responder, ServingTableHolder
-from rocserve.core.tensors import Buffer
+from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
+from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.plane.guarded_mapping import GuardedMapping
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.services.client_memory.region import ClientRegion
@@ -80,6 +81,8 @@ class ClientMemory:
                 data[index] = self._fetch(entry, reference, left, copying if in_steps else None)
                 left -= reference.nbytes
         request.data = data
+        if seen and len(seen) == len(data):
+            request.data = _placed(head, seen) or data
         wanted = _wanted_parts(head)
         if not wanted and not seen:
             return responder, copying
@@ -190,6 +193,22 @@ def _only_copies(config: ModelConfig) -> bool:
         or config.sequence_batching is not None
         or any(entry.datatype is DataType.BYTES or entry.allow_ragged_batch for entry in config.inputs)
     )
+
+
+def _placed(head: RequestHead, seen: Sequence[SeenPart]) -> PlacedTensors | None:
+    """The inputs as workers read them in the region's file; None: they do not lie there as in a slot of a heap."""
+    places = TensorPlaces([TensorHead(entry.name, DataType(entry.datatype), entry.shape) for entry in head.inputs])
+    if places.sizes is None:
+        return None  # Strings for a model that takes none.
+    region, _, end = seen[0]
+    begin = end - places.sizes[0]
+    at = region.offset + begin
+    if at % ALIGNMENT or begin + places.end > region.nbytes:
+        return None
+    ends = [begin + finish for _, finish in places.bounds]
+    if [(part[0], part[2]) for part in seen] != [(region, finish) for finish in ends]:
+        return None
+    return PlacedTensors(region.file.view(at, places.end), places, region.file, at, region)
 
 
 def _wanted_parts(head: RequestHead) -> Mapping[str, RegionReference]:

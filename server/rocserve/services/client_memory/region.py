@@ -12,7 +12,7 @@ import stat
 from collections.abc import Generator
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
-from rocserve.plane.guarded_mapping import FaultGuard, GuardedMapping
+from rocserve.plane.guarded_mapping import FaultGuard, GuardedFile, GuardedMapping
 from rocserve.plane.heap import copy_in_steps
 
 FOLDER = "/dev/shm"
@@ -58,36 +58,18 @@ class ClientRegion(Region):
         super().__init__(name, nbytes)
         self.key = key
         self.offset = offset
-        self._guard = guard
-        self._descriptor = -1
-        self._descriptor = _open(name, key)
+        descriptor = _open(name, key)
         try:
-            if offset + nbytes > os.fstat(self._descriptor).st_size:
+            if offset + nbytes > os.fstat(descriptor).st_size:
                 raise _refused(name, "invalid args")
             if not nbytes:
-                raise self._unmapped(errno.EINVAL)
-            self._map()
-        except ServeError:
-            self.close()
+                raise OSError(errno.EINVAL, "nothing to map")
+            self.file = GuardedFile(guard, descriptor, offset + nbytes, to_write=True)
+        except (OSError, ServeError) as error:
+            os.close(descriptor)
+            if isinstance(error, OSError):
+                raise _refused(name, f"unable to process address space{os.strerror(error.errno or 0)}") from None
             raise
-
-    def close(self) -> None:
-        """Only when nobody uses it any more."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _map(self) -> None:
-        try:
-            self._view, self._mapping = self._guard.map(self._descriptor, self.offset + self.nbytes)
-        except OSError as error:
-            raise self._unmapped(error.errno or 0) from None
-
-    def _unmapped(self, number: int) -> ServeError:
-        return _refused(self.name, f"unable to process address space{os.strerror(number)}")
 
     def view(self, offset: int, nbytes: int) -> tuple[memoryview, GuardedMapping]:
         """A part that is within bounds where it lies, and what `check_whole` takes when it has been read or written. It
@@ -97,10 +79,7 @@ class ClientRegion(Region):
             ServeError: INVALID_ARGUMENT, the client has cut the file.
         """
         self._check_present(offset + nbytes)
-        if self._mapping.is_torn:
-            self._map()
-        begin = self.offset + offset
-        return self._view[begin : begin + nbytes], self._mapping
+        return self.file.view(self.offset + offset, nbytes), self.file.mapping
 
     def check_whole(self, mapping: GuardedMapping, end: int) -> None:
         """Raises: ServeError: not all before byte `end` of the region was there: INVALID_ARGUMENT, the client has cut
@@ -130,15 +109,12 @@ class ClientRegion(Region):
         self.check_whole(mapping, offset + len(data))
 
     def _check_present(self, end: int) -> None:
-        if os.fstat(self._descriptor).st_size < self.offset + end:
-            raise self._cut(self.offset + end)
-
-    def _cut(self, end: int) -> ServeError:
-        size = os.fstat(self._descriptor).st_size
-        return invalid_argument(
-            f"shared memory region '{self.name}' has been cut: byte {end} of '{self.key}' is needed, which has {size}"
-            " now; register it again"
-        )
+        size = self.file.bytes_left
+        if size < self.offset + end:
+            raise invalid_argument(
+                f"shared memory region '{self.name}' has been cut: byte {self.offset + end} of '{self.key}' is needed,"
+                f" which has {size} now; register it again"
+            )
 
 
 def _open(name: str, key: str) -> int:

@@ -15,6 +15,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, SequenceBatching
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
+from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Tensor
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.services.client_memory.attachment import ClientMemory
@@ -168,6 +169,47 @@ def test_a_large_input_is_seen_where_it_lies(memory: ClientMemory, regions: Clie
     assert isinstance(heard.told[0], InferResponse)
 
 
+@pytest.mark.parametrize(
+    ("offsets", "is_placed"),
+    [
+        ((64, 64 + 4 * LARGE), True),
+        ((64 + 4 * LARGE, 64), False),
+        ((64, 128 + 4 * LARGE), False),
+        ((68, 68 + 4 * LARGE), False),
+    ],
+    ids=["as in a slot", "in another order", "with a gap", "between multiples of 64"],
+)
+def test_large_inputs_are_named_by_their_place_where_they_lie_as_in_a_slot(
+    memory: ClientMemory, regions: ClientRegions, offsets: tuple[int, int], is_placed: bool
+) -> None:
+    size = 4 * LARGE
+    with shared_file(4096 + 3 * size, "placed") as made:
+        made.put(4096 + offsets[0], b"abcd")
+        regions.register("placed", made.key, 4096, 64 + 2 * size + 64)
+        asked = request(
+            *(
+                InputHead(name, "FP32", (LARGE,), part(size, offset, "placed"))
+                for name, offset in zip("AB", offsets, strict=True)
+            )
+        )
+        memory.attach(asked, Heard(regions))
+        assert [len(data) for data in asked.data] == [size, size]
+        assert bytes(memoryview(asked.data[0])[:4]) == b"abcd"
+        placed = asked.data if isinstance(asked.data, PlacedTensors) else None
+        assert (placed and placed.offset) == (4096 + offsets[0] if is_placed else None)
+
+
+def test_a_slots_end_lies_within_the_region_too(memory: ClientMemory, regions: ClientRegions) -> None:
+    size = 4 * LARGE + 4
+    with shared_file(2 * size, "end") as made:
+        for name, nbytes in (("short", size), ("long", size + 60)):
+            regions.register(name, made.key, 0, nbytes)
+            asked = request(InputHead("IN", "FP32", (LARGE + 1,), part(size, 0, name)))
+            memory.attach(asked, Heard(regions))
+            assert isinstance(asked.data, PlacedTensors) == (name == "long")
+            assert [len(data) for data in asked.data] == [size]
+
+
 def test_what_is_done_with_inputs_beside_copying_them_has_a_copy(
     memory: ClientMemory, regions: ClientRegions, large: SharedFile
 ) -> None:
@@ -206,6 +248,14 @@ def test_an_input_of_the_wrong_size_keeps_its_size_for_validation_to_refuse(
     asked = request(four(**part(12)), InputHead("IN", "NONSENSE", (1,), part(5)), four(**part(0)))
     memory.attach(asked, Heard(regions))
     assert [len(data) for data in asked.data] == [12, 5, 0]
+
+
+def test_large_strings_for_a_model_that_takes_none_are_left_to_validation(
+    memory: ClientMemory, regions: ClientRegions, large: SharedFile
+) -> None:
+    asked = request(InputHead("IN", "BYTES", (1,), part(4 * LARGE, 0, "large")))
+    memory.attach(asked, Heard(regions))
+    assert [len(data) for data in asked.data] == [4 * LARGE]
 
 
 @pytest.mark.parametrize(

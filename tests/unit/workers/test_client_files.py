@@ -1,0 +1,170 @@
+"""Inputs that lie in a client's file: what a worker reads where it lies, and for how long it has the file."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.instance_peer import Peer
+from support.shared_memory import GUARD, SharedFile, shared_file
+from support.waiting import wait_until
+from support.workers import BatchInput, batch_input, members_of, on_plane
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import unavailable
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_form import Member
+from rocserve.core.tensor_places import PlacedTensors
+from rocserve.plane.guarded_mapping import GuardedFile
+from rocserve.plane.loop import PlaneLoop
+from rocserve.workers.batch_inputs import BatchGatherer, request_inputs
+from rocserve.workers.client_files import GivenFiles
+from rocserve.workers.worker_end import ReceivedBatch
+
+COUNT = 2048
+"""Elements of an input: more than are copied sooner than they are read where they lie."""
+BEGIN = 4096
+"""Of the inputs in the file."""
+KINDS = {DataType.FP32: np.float32, DataType.INT32: np.int32}
+
+
+@pytest.fixture
+def peer(plane: PlaneLoop) -> Iterator[Peer]:
+    peer = Peer(plane)
+    yield peer
+    peer.end()
+    peer.close()
+
+
+@pytest.fixture
+def file() -> Iterator[SharedFile]:
+    with shared_file(1 << 16, "given") as made:
+        yield made
+
+
+def opened(file: SharedFile) -> GuardedFile:
+    descriptor = os.open(file.path, os.O_RDWR)
+    return GuardedFile(GUARD, descriptor, file.path.stat().st_size, to_write=True)
+
+
+def inputs_of(datatype: DataType) -> list[BatchInput]:
+    return [batch_input("A", np.zeros((1, COUNT), KINDS[datatype]))]
+
+
+def in_file(file: GuardedFile, datatype: DataType = DataType.FP32) -> Member:
+    """A request whose one input lies in a file."""
+    ((form, _, _, _),) = members_of(inputs_of(datatype), ("SUM",), (1,))
+    view = file.view(BEGIN, form.places.end)
+    return form, PlacedTensors(view, form.places, file, BEGIN, file), 0, b""
+
+
+def execute(peer: Peer, *members: Member) -> ReceivedBatch:
+    on_plane(peer.plane, lambda: peer.instance.execute(False, members, peer.on_outcome))
+    return peer.take()
+
+
+def end(peer: Peer, batch: ReceivedBatch) -> None:
+    peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))
+    assert peer.arrived.acquire(timeout=10)
+
+
+def seen(peer: Peer, batch: ReceivedBatch) -> bytes:
+    """The first bytes of its request's input, as the worker finds them."""
+    (request,) = batch.requests
+    (data,) = request_inputs(request, peer.end_of_worker.files[request.file])
+    assert len(data) == 4 * COUNT
+    return bytes(data[:4])
+
+
+def test_an_input_is_read_where_it_lies_and_cannot_be_written(peer: Peer, file: SharedFile) -> None:
+    batch = execute(peer, in_file(opened(file)))
+    file.put(BEGIN, b"abcd")
+    assert seen(peer, batch) == b"abcd"
+    (request,) = batch.requests
+    assert request_inputs(request, peer.end_of_worker.files[request.file])[0].readonly
+    end(peer, batch)
+
+
+def test_a_file_is_given_once_and_let_go_of_when_nobody_holds_it(peer: Peer, file: SharedFile) -> None:
+    first, second = opened(file), opened(file)
+    for held in (first, second, first):
+        batch = execute(peer, in_file(held))
+        assert batch.requests[0].file == (1 if held is first else 2)
+        end(peer, batch)
+    assert sorted(peer.end_of_worker.files) == [0, 1, 2]
+    del first, held
+    gc.collect()
+    batch = execute(peer, in_file(second))
+    assert sorted(peer.end_of_worker.files) == [0, 2]
+    assert seen(peer, batch) == bytes(4)
+    end(peer, batch)
+
+
+def test_a_file_stays_for_its_batch_when_it_is_let_go_of_meanwhile(peer: Peer, file: SharedFile) -> None:
+    file.put(BEGIN, b"abcd")
+    held = opened(file)
+    batch = execute(peer, in_file(held))
+    del held
+    gc.collect()
+    assert on_plane(peer.plane, lambda: len(peer.instance._files._ends)) == 1
+    assert seen(peer, batch) == b"abcd"
+    end(peer, batch)
+    del batch
+    wait_until(lambda: not peer.instance._files._ends, "the worker to let go of the file")
+
+
+def test_a_file_that_cannot_be_given_has_its_inputs_copied(
+    peer: Peer, file: SharedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.put(BEGIN, b"abcd")
+    monkeypatch.setattr("rocserve.workers.client_files._MOST_FILES", 1)
+    first, second = opened(file), opened(file)
+    for held, number in ((first, 1), (second, 0)):
+        batch = execute(peer, in_file(held))
+        assert (batch.requests[0].file, seen(peer, batch)) == (number, b"abcd")
+        end(peer, batch)
+    here, _there = socket.socketpair()
+    with pytest.raises(BlockingIOError):
+        while True:
+            here.send(b"!", socket.MSG_DONTWAIT)
+    assert GivenFiles(here, lambda number: None).number(first) == 0
+
+
+@pytest.mark.parametrize(
+    ("datatype", "reads_files", "is_seen"),
+    [(DataType.FP32, True, True), (DataType.FP32, False, False), (DataType.INT32, True, False)],
+)
+def test_a_model_sees_the_file_itself_where_that_is_safe(
+    peer: Peer, file: SharedFile, datatype: DataType, reads_files: bool, is_seen: bool
+) -> None:
+    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=8), lambda rows: {}, reads_files)
+    received = execute(peer, in_file(opened(file), datatype))
+    batch = gatherer.batch(received.requests)
+    file.put(BEGIN, b"abcd")
+    assert bytes(batch.inputs["A"].data[:4]) == (b"abcd" if is_seen else bytes(4))
+    end(peer, received)
+
+
+def test_a_batch_of_several_is_gathered_from_files_and_the_heap(peer: Peer, file: SharedFile) -> None:
+    file.put(BEGIN, b"abcd")
+    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=8), lambda rows: {}, True)
+    lying = in_file(opened(file))
+    received = execute(peer, lying, (lying[0], [b"wxyz" * COUNT], 0, b""))
+    data = bytes(gatherer.batch(received.requests).inputs["A"].data)
+    assert (data[:4], data[4 * COUNT : 4 * COUNT + 4], len(data)) == (b"abcd", b"wxyz", 8 * COUNT)
+    end(peer, received)
+
+
+def test_a_file_that_is_cut_is_whole_again_when_it_is(peer: Peer, file: SharedFile) -> None:
+    held = opened(file)
+    for cut, content in ((0, bytes(4)), (1 << 16, b"abcd")):
+        file.cut(cut)
+        if cut:
+            file.put(BEGIN, content)
+        batch = execute(peer, in_file(held))
+        assert seen(peer, batch) == content
+        end(peer, batch)
