@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
+from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.request_memory import Holder, Holding, RequestMemory
@@ -30,6 +31,22 @@ def request_encoding(header: str) -> str:
     if header == IDENTITY or header in _COMPRESSED:
         return header
     raise HttpError(501, "Unsupported compression type", headers={"Accept-Encoding": "gzip, deflate"})
+
+
+@dataclass(frozen=True, slots=True)
+class StatedLength:
+    """HEADER_LENGTH as a client has sent it, and its number."""
+
+    header: str
+    number: int
+
+    @classmethod
+    def of(cls, header: str) -> StatedLength:
+        """Raises: HttpError: it is no number."""
+        found = _INTEGER.match(header)
+        if found is None:
+            raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
+        return cls(header, int(found[1]))
 
 
 def response_encoding(accepted: str | None) -> str:
@@ -107,24 +124,23 @@ class BodyReader:
         self._memory.admit(holder, len(plain))
         return plain
 
-    def json_length(self, header: str | None, body_length: int) -> int:
+    def json_length(self, stated: StatedLength | None, body_length: int) -> int:
         """How many bytes of an inference request's body are its JSON. The tensors behind it are not bound here;
         a body without JSON is.
 
         Args:
-            header: HEADER_LENGTH as the client has sent it; None = all are.
+            stated: by the client; None = all are.
 
         Raises:
-            ServeError, HttpError: the header is no number, or there are too many bytes.
+            ServeError: there are too many bytes.
         """
         length, limit = body_length, self.max_input_size
-        if header is not None:
-            found = _INTEGER.match(header)
-            if found is None:
-                raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
-            length = int(found[1])
+        if stated is not None:
+            length = stated.number
             if not 0 <= length <= body_length:
-                raise invalid_argument(f"inference header size should be in range (0, {body_length}), got: {header}")
+                raise invalid_argument(
+                    f"inference header size should be in range (0, {body_length}), got: {stated.header}"
+                )
         if length > limit:
             raise _json_too_large(length, limit)
         if not length and body_length > limit:
@@ -144,7 +160,7 @@ class BodyReader:
         limit = self.max_input_size if limit is None else limit
         if request.is_whole:
             return self.whole(request, holder, limit)
-        promised = request.headers.get("content-length")
+        promised = request.head.headers.get("content-length")
         if promised is not None and int(promised) > limit:
             raise _too_large(int(promised), limit)
         request.invite()

@@ -25,7 +25,7 @@ from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter
 from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.protocol import Request, Response
-from rocserve.frontends.http.responders import AnswerStream, HttpParts, request_deadline
+from rocserve.frontends.http.responders import AnswerStream, HttpParts, request_timeout
 from rocserve.frontends.http.tensor_json import json_elements, raw_contents
 
 NESTED = "parameters"
@@ -157,15 +157,15 @@ class GenerateHandler:
             ServeError: the request is refused.
             HttpError: what only HTTP knows is wrong.
         """
-        if request.method != "POST":
+        if request.head.method != "POST":
             raise not_allowed(JSON)
-        deadline = request_deadline(request.headers, self._parts.settings.request_timeout_seconds)
+        timeout = request_timeout(request.head.headers, self._parts.settings.request_timeout_seconds)
         models = self._parts.models
         config = models.find(model, version) or await models.ask(model, version)
         body: Buffer = b""
-        responder = AnswerStream(request, self._parts, deadline)
+        responder = AnswerStream(request, self._parts, timeout)
         try:
-            if request.headers.get("content-encoding", "identity") not in ("", "identity"):
+            if request.head.headers.get("content-encoding", "identity") not in ("", "identity"):
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
             body = await self._parts.bodies.read(request, responder)
             parse = partial(parse_generate, config.name, version, config.max_batch_size, tuple(config.inputs))

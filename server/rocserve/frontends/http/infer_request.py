@@ -199,6 +199,8 @@ class _RememberedText:
 
     def request(self, elements: list[bytes], binary: memoryview) -> InferRequest:
         """Raises: ServeError, the elements are not what the head says."""
+        if not elements:
+            return InferRequest(self.head, "", list(map(binary.__getitem__, self.parts)))
         values = iter(elements)
         data: list[Buffer] = [
             _json_data(parse_json(next(values)), entry) if part is _IN_JSON else binary[part]

@@ -65,13 +65,14 @@ class InferBodyWriter:
         head, data = response.head, response.data
         if not (form.is_all_binary or all(form.is_binary(output.name) for output in head.outputs)):
             return infer_body(response, form)
-        key = (head, tuple(map(len, data)))
+        sizes = tuple(map(len, data))
+        key = (head, sizes)
         text = self._texts.get(key)
         if text is None:
             text = self._texts.keep(key, bytes(infer_body(replace(response, id=""), form)[0]))
         if response.id:
             text = b'{"id":%b,%b' % (json_bytes(response.id), text[1:])
-        return [text, *[each for each in data if len(each)]]
+        return [text, *(data if all(sizes) else [each for each in data if len(each)])]
 
 
 def infer_body(response: InferResponse, form: AnswerForm) -> list[Buffer]:

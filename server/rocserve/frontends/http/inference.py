@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from rocserve.core.errors import ServeError, deadline_exceeded, internal, unimplemented
@@ -14,6 +15,7 @@ from rocserve.frontends.http.body import (
     HEADER_LENGTH,
     IDENTITY,
     LARGEST_BODY,
+    StatedLength,
     compressed,
     request_encoding,
     response_encoding,
@@ -34,12 +36,13 @@ from rocserve.frontends.http.infer_response import (
     takes_long,
 )
 from rocserve.frontends.http.large_bodies import LARGE_JSON
-from rocserve.frontends.http.protocol import Request, Response
+from rocserve.frontends.http.protocol import Head, Request, Response
 from rocserve.frontends.http.raw_request import form_boundary, form_parts, form_request, raw_request
-from rocserve.frontends.http.responders import HttpParts, HttpResponder, request_deadline
+from rocserve.frontends.http.responders import HttpParts, HttpResponder, request_timeout
 from rocserve.plane.loop import TimerHandle
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import NOT_FOR_DECOUPLED
+from rocserve.settings import HttpSettings
 
 _HEADER_LENGTH_KEY = HEADER_LENGTH.lower()
 _BINARY = "application/octet-stream"
@@ -57,35 +60,84 @@ class InferHandler:
         self.reader = InferRequestReader(self.heads)
         self.writer = InferBodyWriter()
 
-    def answer(self, request: Request, model: str, version: str) -> None:
-        """Answers one infer request, at once or later.
-
-        Raises:
-            HttpError: what only HTTP knows is wrong.
-        """
-        if request.method != "POST":
+    def handler(self, head: Head, model: str, version: str) -> Callable[[Request], None]:
+        """What answers the infer requests of a head, at once or later. Raises: HttpError: they are refused."""
+        if head.method != "POST":
             raise not_allowed()
+        return _InferRequests(self, head.headers, model, version).answer
+
+
+@dataclass(frozen=True, slots=True)
+class InferHead:
+    """What the head of infer requests says."""
+
+    model: str
+    version: str
+    timeout: float | None
+    """Seconds."""
+    encoding: str
+    json_length: StatedLength | None
+    limit: int
+    """Bytes of a body: without tensors behind the JSON the whole is bound as JSON is."""
+    boundary: bytes | None
+    """Between the parts of a form; None = bodies are none."""
+    wants_encoding: bool
+    """Of answers."""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], model: str, version: str, settings: HttpSettings) -> InferHead:
+        """Raises: ServeError, HttpError: one of the headers is wrong."""
+        timeout = request_timeout(headers, settings.request_timeout_seconds)
+        encoding, length = headers.get("content-encoding"), headers.get(_HEADER_LENGTH_KEY)
+        return cls(
+            model,
+            version,
+            timeout,
+            request_encoding(encoding) if encoding else IDENTITY,
+            None if length is None else StatedLength.of(length),
+            settings.max_input_size if length is None else LARGEST_BODY,
+            None if length is not None else form_boundary(headers.get("content-type", "")),
+            "accept-encoding" in headers,
+        )
+
+
+class _InferRequests:
+    """All that come with one head, which is read for the first of them whose model is known."""
+
+    def __init__(self, handler: InferHandler, headers: Mapping[str, str], model: str, version: str) -> None:
+        self._handler = handler
+        self._headers = headers
+        self._model = model
+        self._version = version
+        self._head: InferHead | None = None
+
+    def answer(self, request: Request) -> None:
+        """Answer one of them. Raises: HttpError: what only HTTP knows is wrong."""
         try:
-            deadline = request_deadline(request.headers, self.parts.settings.request_timeout_seconds)
-            config = self.parts.models.find(model, version)
-            if config is not None:
-                InferCall(self, request, model, version, deadline, config).begin()
-                return
+            config = self._handler.parts.models.find(self._model, self._version)
+            if config is None:
+                request.run(self._ask(request))
+            else:
+                self._begin(request, config)
         except ServeError as error:
             self._refuse_unread(request, error)
-            return
-        request.run(self._ask(request, model, version, deadline))
 
-    async def _ask(self, request: Request, model: str, version: str, deadline: float | None) -> None:
+    async def _ask(self, request: Request) -> None:
         try:
-            config = await self.parts.models.ask(model, version)
-            InferCall(self, request, model, version, deadline, config).begin()
+            self._begin(request, await self._handler.parts.models.ask(self._model, self._version))
         except ServeError as error:
             self._refuse_unread(request, error)
 
     def _refuse_unread(self, request: Request, error: ServeError) -> None:
-        self.parts.inference.refuse(error, str)
+        self._handler.parts.inference.refuse(error, str)
         request.respond(error_response(error, PLAIN))
+
+    def _begin(self, request: Request, config: ModelConfig) -> None:
+        if config.decoupled:
+            raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
+        if self._head is None:
+            self._head = InferHead.of(self._headers, self._model, self._version, self._handler.parts.settings)
+        InferCall(self._handler, self._head, request, config).begin()
 
 
 class InferCall(HttpResponder):
@@ -93,69 +145,47 @@ class InferCall(HttpResponder):
 
     takes_one = True
 
-    def __init__(
-        self,
-        handler: InferHandler,
-        request: Request,
-        model: str,
-        version: str,
-        deadline: float | None,
-        config: ModelConfig,
-    ) -> None:
-        """Raises: ServeError, HttpError."""
-        if config.decoupled:
-            raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
-        super().__init__(request, handler.parts, deadline)
-        headers = request.headers
+    _refusal_type = PLAIN
+    """The content type of its answer, if it is refused."""
+    _json: Buffer = b""
+    _form = JSON_ONLY
+    _timer: TimerHandle | None = None
+    _is_answered = False
+    """Or nobody waits for its answer."""
+
+    def __init__(self, handler: InferHandler, head: InferHead, request: Request, config: ModelConfig) -> None:
+        super().__init__(request, handler.parts, head.timeout)
         self._handler = handler
-        self._model = model
-        self._version = version
+        self._head = head
         self._config = config
-        encoding = headers.get("content-encoding")
-        self._encoding = request_encoding(encoding) if encoding else IDENTITY
-        self._json_header = headers.get(_HEADER_LENGTH_KEY)
-        """How many bytes of the body are its JSON, as the client says; None = all."""
-        self._limit = handler.parts.bodies.max_input_size if self._json_header is None else LARGEST_BODY
-        """Bytes of the body: without tensors behind the JSON the whole is bound as JSON is."""
-        self._boundary = None if self._json_header is not None else form_boundary(headers.get("content-type", ""))
-        """Between the parts of a form; None = the body is none."""
-        self._refusal_type = PLAIN
-        """The content type of its answer, if it is refused."""
-        self._json: Buffer = b""
-        self._form = JSON_ONLY
-        self._timer: TimerHandle | None = None
-        self._is_answered = False
-        """Or nobody waits for its answer."""
 
     def begin(self) -> None:
         """Raises: HttpError."""
-        request = self.request
-        if (
-            not request.is_whole
-            or self._encoding != IDENTITY
-            or (len(request.data) > LARGE_JSON and self._may_be_large())
-        ):
+        request, head = self.request, self._head
+        length = len(request.data) if head.json_length is None else head.json_length.number
+        if not request.is_whole or head.encoding != IDENTITY or length > LARGE_JSON:
             request.run(self._receive())
             return
         try:
-            self._schedule(self._read(self._parts.bodies.whole(request, self, self._limit)))
+            self._schedule(self._read(self._parts.bodies.whole(request, self, head.limit)))
         except BaseException as error:
             self._give_up(error)
 
     async def _receive(self) -> None:
-        bodies, reader = self._parts.bodies, self._handler.reader
+        bodies, head = self._parts.bodies, self._head
         try:
-            if self._encoding == IDENTITY:
-                body = await bodies.read(self.request, self, self._limit)
+            if head.encoding == IDENTITY:
+                body = await bodies.read(self.request, self, head.limit)
             else:
                 body = await bodies.read_compressed(self.request, self)
-            length = bodies.json_length(self._json_header, len(body))
+            length = bodies.json_length(head.json_length, len(body))
             self._refusal_type = JSON
-            if length > LARGE_JSON and self._boundary is None:
-                parse = partial(parse_infer_text, self._model, len(body) - length)
+            if length > LARGE_JSON and head.boundary is None:
+                parse = partial(parse_infer_text, head.model, len(body) - length)
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
                 self._form = text.form
-                self._schedule(reader.request(text, memoryview(body)[length:], self._model, self._version))
+                binary = memoryview(body)[length:]
+                self._schedule(self._handler.reader.request(text, binary, head.model, head.version))
             else:
                 self._schedule(self._read(body))
         except BaseException as error:
@@ -170,35 +200,29 @@ class InferCall(HttpResponder):
         self._parts.inference.refuse(error, partial(id_of_refused, self._json))
         self.request.respond(error_response(error, self._refusal_type))
 
-    def _may_be_large(self) -> bool:
-        """Whether the JSON of a large body may be so large that it is parsed elsewhere."""
-        header = self._json_header
-        return header is None or len(header) > 6 or not header.isdecimal()
-
     def _read(self, body: Buffer) -> InferRequest:
-        """Raises: ServeError, HttpError."""
-        handler = self._handler
-        length = self._parts.bodies.json_length(self._json_header, len(body))
+        """Raises: ServeError."""
+        head, handler = self._head, self._handler
+        length = self._parts.bodies.json_length(head.json_length, len(body))
         self._refusal_type = JSON
-        if self._boundary is not None:
-            parts = form_parts(body, self._boundary)
-            return form_request(parts, self._config, self._version, handler.heads)
+        if head.boundary is not None:
+            return form_request(form_parts(body, head.boundary), self._config, head.version, handler.heads)
         if not length:
             self._form = BINARY_ONLY
-            return raw_request(body, self._config, self._version, handler.heads)
+            return raw_request(body, self._config, head.version, handler.heads)
         self._json = memoryview(body)[:length]
-        request, self._form = handler.reader.read(body, length, self._model, self._version)
+        request, self._form = handler.reader.read(body, length, head.model, head.version)
         return request
 
     def _schedule(self, infer_request: InferRequest) -> None:
         """Raises: ServeError."""
-        request = self.request
-        if self._json_header is None:
+        request, forwarding = self.request, self._handler.forwarding
+        if self._head.json_length is None:
             # Its tensors are no views on the body.
             self._parts.memory.admit(self, sum(map(len, infer_request.data)))
-        if self._handler.forwarding is not None:
-            pairs = ((name.decode("latin-1"), value) for name, value in request.header_pairs)
-            infer_request.head = self._handler.forwarding.forward(infer_request.head, pairs)
+        if forwarding is not None:
+            pairs = ((name.decode("latin-1"), value) for name, value in request.head.pairs)
+            infer_request.head = forwarding.forward(infer_request.head, pairs)
         if self._deadline is not None:
             self._timer = self._parts.inference.plane.call_at(self._deadline, self._expire)
         request.on_gone = self.leave
@@ -244,7 +268,7 @@ class InferCall(HttpResponder):
                 error = parts.inference.paths.without(outcome)
                 response = error_response(error, JSON if self.is_refused else PLAIN)
             elif (
-                "accept-encoding" in request.headers
+                self._head.wants_encoding
                 or sum(map(len, outcome.data)) > _ONE_PIECE
                 or (not self._form.is_all_binary and takes_long(outcome, self._form))
             ):
@@ -263,7 +287,7 @@ class InferCall(HttpResponder):
     async def _send(self, outcome: InferResponse) -> Response | None:
         """A large answer, or perhaps a compressed one."""
         memory, write = self._parts.memory, self._handler.writer.write
-        encoding = response_encoding(self.request.headers.get("accept-encoding"))
+        encoding = response_encoding(self.request.head.headers.get("accept-encoding"))
         try:
             memory.admit_answer(self, sum(map(len, outcome.data)))
             if takes_long(outcome, self._form):

@@ -89,11 +89,11 @@ class EventStreams:
         """Until the client or the server ends. Raises: ServeError: too many are open."""
         if self._open >= _MOST_STREAMS:
             raise unavailable(f"{_MOST_STREAMS} clients are sent events, as many as may be; ask /v2/overview")
-        if request.method == "HEAD":
+        if request.head.method == "HEAD":
             return Response(200, b"", EVENT_STREAM)
         method = self._methods["RepositoryEvents"]
         assert isinstance(method, SlowMethod)
-        number = request.headers.get("last-event-id", "")
+        number = request.head.headers.get("last-event-id", "")
         after = int(number) if number.isascii() and number.isdecimal() and len(number) < 19 else 0
         self._open += 1
         try:

@@ -1,7 +1,10 @@
 """Speaks HTTP/1.1 with a client: httptools parses what comes, answers go out in the order of their requests.
 
-A request begins when its head is there, one at a time in a connection; its body may still be coming. Whoever handles it
+A request begins when its head is there, one at a time in a connection; its body may still be coming. Its handler
 answers at once, later on the loop, or from a task that ends with the client's connection.
+
+Clients send the same head again and again. A head that the parser has found to be all of a head, by the same bytes and
+at the same place between two requests, is not parsed again: the parser would find the same.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 
 import httptools
 
+from rocserve.core.memo import Memo
 from rocserve.core.tensors import Buffer
 
 LARGEST_HEAD_LINE = 8190
@@ -34,15 +38,11 @@ _BEGUN_AT_ONCE = 16
 _WRITTEN_AT_ONCE = 256 << 10
 """Bytes of a large answer: what a client does not read is then copied to no more than this in the connection."""
 _NO_HEADERS: Mapping[str, str] = {}
-_REMEMBERED_NAMES = 256
-"""Of headers: more than most clients send, and two megabytes at most."""
+_REMEMBERED_HEADS = 256
+_LONGEST_REMEMBERED_HEAD = 1024
+"""Bytes: all of them take ten megabytes at most, when they are nothing but short headers."""
+_HEAD_END = b"\r\n\r\n"
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
-
-
-@lru_cache(_REMEMBERED_NAMES)
-def _lower_case(name: bytes) -> str:
-    """A header's name."""
-    return name.decode("latin-1").lower()
 
 
 def path_of(target: bytes) -> str:
@@ -80,40 +80,59 @@ class Response:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """One request of a client. All calls are made on the loop."""
+class Head:
+    """The head of a request, or of many that came with the same bytes."""
 
-    _connection: Connection
     method: str = ""
     target: bytes = b""
-    header_pairs: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """As they came."""
-    headers: dict[str, str] = field(default_factory=dict)
+    pairs: Sequence[tuple[bytes, bytes]] = ()
+    """The headers as they came."""
+    headers: Mapping[str, str] = field(default_factory=dict)
     """By their names in lower case; of those that came twice the first."""
-    answer_headers: Mapping[str, str] | None = None
-    """Of any answer to it."""
     is_old: bool = False
     """HTTP/1.0, which has no chunks."""
     keeps_alive: bool = False
-    data: bytes | bytearray = b""
-    """What has come of the body."""
-    is_whole: bool = False
-    fault: str | None = None
-    """Why the rest of the body cannot be read."""
-    has_answer: bool = False
-    """It has been sent, to its end."""
-    on_gone: Callable[[], None] | None = None
-    """Called when the client goes before its answer has been sent."""
-    _taken: int = 0
-    _waiter: asyncio.Future[None] | None = None
-    _task: asyncio.Task[None] | None = None
-    _chunked: bool = False
-    _has_begun: bool = False
-    """A part of its answer has been sent."""
+    body_bytes: int = 0
+    """Where the connections remember it."""
+    answer_headers: Mapping[str, str] | None = None
+    """Of any answer to it."""
+    handle: Callable[[Request], None] | None = None
+    """Handles its requests, once what it says has been worked out."""
 
     @property
     def path(self) -> str:
         return path_of(self.target)
+
+
+@dataclass(eq=False)
+class Request:
+    """One request of a client. All calls are made on the loop."""
+
+    # Without slots the values of the class need not be set for each.
+    _connection: Connection
+    head: Head
+    data: bytes | bytearray = b""
+    """What has come of the body."""
+    is_whole: bool = False
+    is_last: bool = field(default=False, init=False)
+    """Its answer, which has begun to be sent, is the last of the connection."""
+    fault: str | None = field(default=None, init=False)
+    """Why the rest of the body cannot be read."""
+    has_answer: bool = field(default=False, init=False)
+    """It has been sent, to its end."""
+    on_gone: Callable[[], None] | None = field(default=None, init=False)
+    """Called when the client goes before its answer has been sent."""
+    _taken: int = field(default=0, init=False)
+    _waiter: asyncio.Future[None] | None = field(default=None, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
+    _chunked: bool = field(default=False, init=False)
+    _has_begun: bool = field(default=False, init=False)
+    """A part of its answer has been sent."""
+
+    @property
+    def began_at(self) -> float:
+        """time.monotonic() seconds."""
+        return self._connection.begun_at
 
     @property
     def remote(self) -> str:
@@ -139,7 +158,7 @@ class Request:
 
     def invite(self) -> None:
         """A client that asks first may send its body."""
-        if self.headers.get("expect", "").lower() == "100-continue":
+        if self.head.headers.get("expect", "").lower() == "100-continue":
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
@@ -163,8 +182,8 @@ class Request:
     def respond(self, response: Response) -> None:
         body = response.body
         head = self._head(response.status, response.content_type, response.headers, len(body))
-        self._connection.write(head if self.method == "HEAD" else head + body)
-        self._end()
+        self._connection.write(head if self.head.method == "HEAD" else head + body)
+        self._connection.end_request(self)
 
     def fail(self, error: Exception) -> None:
         response = self._connection.common.failure(self, error)
@@ -189,14 +208,14 @@ class Request:
             for start in range(0, len(view), _WRITTEN_AT_ONCE):
                 self._connection.write(view[start : start + _WRITTEN_AT_ONCE])
                 await self._connection.drain()
-        self._end()
+        self._connection.end_request(self)
 
     def begin_stream(self, status: int, content_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
         """Of an answer whose length is not known; raises as `respond_in_parts` does."""
         self._connection.check_open()
         self._has_begun = True
-        if self.is_old:
-            self.keeps_alive = False
+        if self.head.is_old:
+            self.is_last = True
         else:
             self._chunked = True
             headers = {**headers, "Transfer-Encoding": "chunked"}
@@ -210,31 +229,19 @@ class Request:
     def end_stream(self) -> None:
         if self._chunked:
             self._connection.write(b"0\r\n\r\n")
-        self._end()
+        self._connection.end_request(self)
 
     def _head(self, status: int, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
-        connection = self._connection
-        if connection.common.closes_after_answers or self.fault is not None or time.monotonic() > connection.ends_at:
-            self.keeps_alive = False
-        version = "1.0" if self.is_old else "1.1"
-        if self.answer_headers:
-            headers = {**headers, **self.answer_headers}
-        more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]) if headers else ""
+        connection, common, head = self._connection, self._connection.common, self.head
+        now = time.monotonic()
+        if not head.keeps_alive or common.closes_after_answers or self.fault is not None or now > connection.ends_at:
+            self.is_last = True
+        if head.answer_headers:
+            headers = {**headers, **head.answer_headers}
+        lines = _first_lines(status, content_type, tuple(headers.items()), head.is_old, self.is_last)
         if length is not None:
-            more += f"Content-Length: {length}\r\n"
-        if not self.keeps_alive:
-            more += "Connection: close\r\n"
-        elif self.is_old:
-            more += "Connection: keep-alive\r\n"
-        return (
-            f"HTTP/{version} {status} {_PHRASES[status]}\r\nContent-Type: {content_type}\r\n{more}"
-            f"Date: {self._connection.common.date()}\r\nServer: rocserve\r\n\r\n"
-        ).encode("utf-8", "surrogateescape")
-
-    def _end(self) -> None:
-        self.has_answer = True
-        self.on_gone = None  # It knows the request: such a ring would keep the client's data until the next collection.
-        self._connection.end_request(self)
+            lines += b"Content-Length: %d\r\n" % length
+        return lines + common.last_lines(now)
 
     def leave(self) -> None:
         """The client has gone."""
@@ -243,6 +250,18 @@ class Request:
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
             on_gone()
+
+
+@lru_cache(_REMEMBERED_HEADS)
+def _first_lines(
+    status: int, content_type: str, headers: tuple[tuple[str, str], ...], is_old: bool, is_last: bool
+) -> bytes:
+    """Of the head of an answer: all but its length and what the server says of itself."""
+    lines = [f"HTTP/{'1.0' if is_old else '1.1'} {status} {_PHRASES[status]}", f"Content-Type: {content_type}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    if is_last or is_old:
+        lines.append(f"Connection: {'close' if is_last else 'keep-alive'}")
+    return "".join([f"{line}\r\n" for line in lines]).encode("utf-8", "surrogateescape")
 
 
 class Connections:
@@ -273,14 +292,18 @@ class Connections:
         self.on_made: Callable[[Connection], None] = lambda connection: None
         self.none_open = asyncio.Event()
         self.none_open.set()
-        self._date = ""
-        self._date_second = 0
+        self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)
+        """By their bytes; of requests that keep their connection and have their body's length."""
+        self._last_lines = b""
+        self._last_lines_until = 0.0
 
-    def date(self) -> str:
-        second = int(time.time())
-        if second != self._date_second:
-            self._date_second, self._date = second, formatdate(second, usegmt=True)
-        return self._date
+    def last_lines(self, now: float) -> bytes:
+        """Of the head of each answer; `now`: time.monotonic() seconds."""
+        if now >= self._last_lines_until:
+            second = time.time()
+            self._last_lines_until = now + 1 - second % 1
+            self._last_lines = f"Date: {formatdate(second, usegmt=True)}\r\nServer: rocserve\r\n\r\n".encode()
+        return self._last_lines
 
 
 class _Refused(Exception):
@@ -316,7 +339,10 @@ class Connection(asyncio.Protocol):
         self._idle_since: float | None = None
         self._head_since: float | None = None
         self._unread_since: float | None = None
-        self._begun_at = 0.0
+        self._target = b""
+        self._pairs: list[tuple[bytes, bytes]] = []
+        self.begun_at = 0.0
+        """When its request began: time.monotonic() seconds."""
         self._drained: asyncio.Future[None] | None = None
 
     # What the transport calls.
@@ -360,12 +386,37 @@ class Connection(asyncio.Protocol):
         self._begin_requests()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_last and self._arriving is None:
-            return  # Read so that the client gets its answer, rather than a reset.
+        if self._arriving is None:
+            if self._is_last:
+                return  # Read so that the client gets its answer, rather than a reset.
+            if not self._is_in_head:
+                data = self._take_known(data)
+        if data:
+            self._parse(data)
+        if self._waiting or self._fault is not None:
+            self._begin_requests()
+        if self._waiting or (self._arriving is not None and self._arriving.unread_bytes > _READ_AHEAD):
+            self._pause_reading()
+
+    def _take_known(self, data: bytes) -> bytes:
+        """Between two requests: take those that are whole and have a remembered head; returns what is behind them."""
+        known, begin = self.common.known_heads, 0
+        while begin < len(data):
+            end = data.find(_HEAD_END, begin) + len(_HEAD_END)
+            head = known.get(data[begin:end])
+            if head is None or end + head.body_bytes > len(data):
+                break
+            begin = end + head.body_bytes
+            self._waiting.append(Request(self, head, data[end:begin], True))
+        return data[begin:]
+
+    def _parse(self, data: bytes) -> None:
         was_in_head = self._is_in_head
         if self._head_since is None and self._idle_since is not None:
             self._head_since = time.monotonic()
         try:
+            if self._arriving is None and not was_in_head:
+                data = self._parse_head(data)
             self._parser.feed_data(data)
             if self._is_in_head and was_in_head:
                 self._head_bytes += len(data)
@@ -377,40 +428,53 @@ class Connection(asyncio.Protocol):
             self._refuse(str(error.__context__ if isinstance(error.__context__, _Refused) else error))
         if self._arriving is not None:
             self._arriving.wake()
-        if self._waiting or self._fault is not None:
-            self._begin_requests()
-        if self._waiting or (self._arriving is not None and self._arriving.unread_bytes > _READ_AHEAD):
-            self._pause_reading()
+
+    def _parse_head(self, data: bytes) -> bytes:
+        """Between two requests: a head that is whole is parsed alone, and remembered where that was all of one head and
+        nothing else; returns what is behind it."""
+        end = data.find(_HEAD_END) + len(_HEAD_END)
+        if not len(_HEAD_END) <= end <= _LONGEST_REMEMBERED_HEAD:
+            return data
+        begun = len(self._waiting)
+        self._parser.feed_data(data[:end])
+        if len(self._waiting) == begun + 1 and not self._is_in_head:
+            request = self._waiting[-1]
+            head = request.head
+            length = int(head.headers.get("content-length", "0"))
+            has_length = "transfer-encoding" not in head.headers and request.is_whole == (length == 0)
+            if has_length and head.keeps_alive and not request.data:
+                head.body_bytes = length
+                self.common.known_heads.keep(data[:end], head)
+        return data[end:]
 
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        self._arriving = Request(self)
+        self._target, self._pairs = b"", []
         self._is_in_head = True
         self._head_bytes = 0
 
     def on_url(self, part: bytes) -> None:
-        assert self._arriving is not None
-        self._arriving.target += part
-        if len(self._arriving.target) > LARGEST_HEAD_LINE:
+        self._target += part
+        if len(self._target) > LARGEST_HEAD_LINE:
             raise _Refused(f"a request's URL is more than {LARGEST_HEAD_LINE} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        request = self._arriving
-        if request is None or not self._is_in_head:
+        if not self._is_in_head:
             return  # A trailer says nothing.
-        if len(request.header_pairs) >= MOST_HEADERS or len(name) > LARGEST_HEAD_LINE or len(value) > LARGEST_HEAD_LINE:
+        if len(self._pairs) >= MOST_HEADERS or len(name) > LARGEST_HEAD_LINE or len(value) > LARGEST_HEAD_LINE:
             raise _Refused(f"a request has at most {MOST_HEADERS} headers of {LARGEST_HEAD_LINE} bytes")
-        request.header_pairs.append((name, value))
-        request.headers.setdefault(_lower_case(name), value.decode("utf-8", "surrogateescape"))
+        self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
-        request = self._arriving
-        assert request is not None
+        parser, pairs = self._parser, self._pairs
         self._is_in_head = False
-        request.method = self._parser.get_method().decode()
-        request.is_old = self._parser.get_http_version() == "1.0"
-        request.keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        headers: dict[str, str] = {}
+        for name, value in pairs:
+            headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+        method, is_old = parser.get_method().decode(), parser.get_http_version() == "1.0"
+        keeps_alive = parser.should_keep_alive() and not parser.should_upgrade()
+        request = self._arriving = Request(self, Head(method, self._target, pairs, headers, is_old, keeps_alive))
         self._waiting.append(request)
 
     def on_body(self, part: bytes) -> None:
@@ -428,7 +492,7 @@ class Connection(asyncio.Protocol):
         request, self._arriving = self._arriving, None
         assert request is not None
         request.is_whole = True
-        if not request.keeps_alive:
+        if not request.head.keeps_alive:
             self._is_last = True
         if request.has_answer:
             self._wait_for_request()
@@ -460,7 +524,7 @@ class Connection(asyncio.Protocol):
                 break
             request = self._current = self._waiting.popleft()
             self._idle_since = self._head_since = None
-            self._begun_at = time.monotonic()
+            self.begun_at = time.monotonic()
             try:
                 self.common.handle(request)
             except Exception as error:
@@ -469,16 +533,20 @@ class Connection(asyncio.Protocol):
             self.loop.call_soon(self._begin_requests)
         self._is_beginning = False
         if self._fault is not None and self._current is None and not self._waiting:
-            refused = Request(self)
+            refused = Request(self, Head())
             refused.is_whole, self._current = True, refused
             text, self._fault = self._fault, None
             refused.respond(Response(400, f"400 Bad Request: {text}\n".encode(), "text/plain; charset=utf-8"))
 
     def end_request(self, request: Request) -> None:
+        """Its answer has been sent."""
+        request.has_answer = True
+        # It knows the request: such a ring would keep the client's data until the next collection.
+        request.on_gone = None
         if self._current is not request:
             return  # The connection has ended before.
         self._current = None
-        if not request.keeps_alive:
+        if request.is_last:
             self._is_last = True
             self._waiting.clear()
             self._close(request)
@@ -499,7 +567,7 @@ class Connection(asyncio.Protocol):
 
     def _close(self, request: Request) -> None:
         """Once all is sent. Closed with something unread, the client would get a reset instead of its answer."""
-        if (request.is_whole and request.method) or not self._transport.can_write_eof():
+        if (request.is_whole and request.head.method) or not self._transport.can_write_eof():
             self.close()
         else:
             self._arriving = None
@@ -562,7 +630,7 @@ class Connection(asyncio.Protocol):
     @property
     def body_since(self) -> float | None:
         """Since when it waits for the whole body of its request; None = it does not, or it has been closed."""
-        return None if self.is_closing or self._current is None or self._current.is_whole else self._begun_at
+        return None if self.is_closing or self._current is None or self._current.is_whole else self.begun_at
 
     def is_overdue(self, limits: ConnectionLimits, now: float) -> bool:
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,9 +81,9 @@ _MOST_DIGITS = 15
 """Of milliseconds: thirty thousand years."""
 
 
-def request_deadline(headers: Mapping[str, str], timeout_seconds: float) -> float | None:
-    """Until when the client of a request waits whose head is there now, as its headers and the server's settings say:
-    time.monotonic() seconds, None = there is no end. The shortest counts.
+def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float | None:
+    """How many seconds the client of a request waits from its beginning on, as its headers and the server's settings
+    say; None = there is no end. The shortest counts.
 
     Args:
         timeout_seconds: the longest that any request may take; 0 = as long as it takes.
@@ -98,30 +98,29 @@ def request_deadline(headers: Mapping[str, str], timeout_seconds: float) -> floa
             if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text)):
                 raise invalid_argument(f"{name}: expected a whole number of milliseconds from 1 on, got '{text}'")
             seconds.append(int(text) / 1000)
-    return time.monotonic() + min(seconds) if seconds else None
+    return min(seconds, default=None)
 
 
 class HttpResponder(ClientResponder):
     """A request of HTTP from its head on: where it comes from, whether its client is still there, and (a Holder) what
     memory its body takes. All is called on the plane's thread."""
 
-    def __init__(self, request: Request, parts: HttpParts, deadline: float | None) -> None:
-        """`deadline`: time.monotonic() seconds, when it passes the client is answered so, whatever becomes of the
-        request."""
+    held_bytes = 0
+    is_refused = False
+    """Whether it failed before it was scheduled."""
+    _is_scheduled = False
+    _is_gone = False
+    _callbacks: Sequence[Callable[[], None]] = ()
+
+    def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
+        """`timeout`: seconds from the request's beginning on, after which the client is answered so, whatever becomes
+        of the request."""
         self.request = request
-        self.held_bytes = 0
         self._parts = parts
-        self._deadline = deadline
-        self._began_ns = self._came_ns = time.monotonic_ns()
-        self._callbacks: list[Callable[[], None]] = []
-        self._is_gone = False
-        self._is_scheduled = False
-        self.is_refused = False
-        """Whether it failed before it was scheduled."""
+        self._deadline = None if timeout is None else request.began_at + timeout
 
     def hand_over(self, request: InferRequest) -> None:
         """Have the request, whose body is there now, scheduled. An error that is raised is its only answer."""
-        self._came_ns = time.monotonic_ns()
         request.deadline = self._deadline
         self._parts.inference.infer(request, self)
         self._is_scheduled = True
@@ -129,15 +128,16 @@ class HttpResponder(ClientResponder):
     def release(self) -> None:
         """The request's body is needed no more. The callbacks know the request, which knows this: such a ring would
         keep the client's data until the next collection."""
-        self._callbacks.clear()
+        self._callbacks = ()
         self._parts.memory.release(self)
 
     def origin(self) -> RequestOrigin:
         request = self.request
-        return RequestOrigin("HTTP", (self._began_ns, self._came_ns), request.headers, request.remote)
+        received_ns = int(request.began_at * 1e9), time.monotonic_ns()
+        return RequestOrigin("HTTP", received_ns, request.head.headers, request.remote)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._callbacks.append(callback)
+        self._callbacks = [*self._callbacks, callback]
         if self._is_gone:
             self._on_gone()
 
@@ -151,7 +151,7 @@ class HttpResponder(ClientResponder):
         self._parts.inference.plane.work_off(send_copied(response, final, self))
 
     def _on_gone(self) -> None:
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:
             callback()
 
@@ -165,8 +165,8 @@ class AnswerStream(HttpResponder):
 
     takes_one = False
 
-    def __init__(self, request: Request, parts: HttpParts, deadline: float | None) -> None:
-        super().__init__(request, parts, deadline)
+    def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
+        super().__init__(request, parts, timeout)
         self._answers = Holding()
         self._queue: asyncio.Queue[Answer] = asyncio.Queue()
         self._backlog_bytes = 0

@@ -4,9 +4,8 @@ responses."""
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rocserve.core.errors import ServeError
@@ -20,7 +19,7 @@ from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
 from rocserve.frontends.http.management import health_json
 from rocserve.frontends.http.page import Page, PageFile
-from rocserve.frontends.http.protocol import ConnectionLimits, Request, Response
+from rocserve.frontends.http.protocol import ConnectionLimits, Head, Request, Response
 from rocserve.frontends.http.responders import HttpParts
 from rocserve.frontends.http.routes import (
     GENERATE,
@@ -53,19 +52,15 @@ class CrossOrigin:
     def __init__(self, origins: Sequence[str]) -> None:
         self._origins = frozenset(origins)
 
-    def answer(self, request: Request) -> bool:
-        """Whether the request was a browser's question what it may ask, which is answered then."""
-        origin = request.headers.get("origin")
+    def is_preflight(self, head: Head) -> bool:
+        """Whether a browser asks what it may ask."""
+        origin = head.headers.get("origin")
         if origin is None or not self._origins.intersection((origin, "*")):
             return False
-        request.answer_headers = {"Access-Control-Allow-Origin": origin, **_EXPOSED}
-        if request.method != "OPTIONS" or "access-control-request-method" not in request.headers:
-            return False
-        request.respond(Response(200, b"", "text/plain", _PREFLIGHT))
-        return True
+        head.answer_headers = {"Access-Control-Allow-Origin": origin, **_EXPOSED}
+        return head.method == "OPTIONS" and "access-control-request-method" in head.headers
 
 
-_REMEMBERED_PATHS = 1024
 _TLS_BYTES = 320 << 10
 """That an HTTP connection with TLS takes: asyncio has a buffer of 256 KiB for each. Together they may take as much as
 requests."""
@@ -83,7 +78,6 @@ class HttpService:
         self._access = access
         self._infer = InferHandler(parts, header_forwarding(settings.header_forward_pattern))
         self._generate = GenerateHandler(parts)
-        self._find_destination = functools.lru_cache(_REMEMBERED_PATHS)(find_destination)
         self._page = Page(parts.methods) if settings.allow_ui else None
         self._cors = CrossOrigin(settings.cors_origins) if settings.cors_origins else None
         self._tasks: dict[asyncio.Task[object], Holding] = {}
@@ -91,7 +85,7 @@ class HttpService:
     def failure(self, request: Request, error: Exception) -> Response:
         """The answer to a request that was refused, or met a fault of the server."""
         if not isinstance(error, ServeError | HttpError):
-            error = self._failures.error_of(f"{request.method} {request.path}", error)
+            error = self._failures.error_of(f"{request.head.method} {request.head.path}", error)
         return error_response(error)
 
     def handle(self, request: Request) -> None:
@@ -100,50 +94,53 @@ class HttpService:
         Raises:
             Exception: its answer is a `failure`.
         """
-        if self._cors is not None and self._cors.answer(request):
-            return
-        destination = self._find_destination(request.target)
-        if destination is None:
-            self._answer_page(request)
-            return
-        route, fields = destination
-        if self._access.restrictions:
-            self._admit(request, route.method)
-        if route is INFER:
-            self._infer.answer(request, fields["name"], fields["version"])
-        elif route is GENERATE or route is GENERATE_STREAM:
-            streams = route is GENERATE_STREAM
-            request.run(self._generate.answer(request, fields["name"], fields["version"], streams))
-        else:
-            request.run(self._manage(request, route, fields))
+        head = request.head
+        if head.handle is None:
+            head.handle = self._handler(head)
+        head.handle(request)
 
-    def _answer_page(self, request: Request) -> None:
-        part = None if self._page is None else self._page.find(request.path)
+    def _handler(self, head: Head) -> Callable[[Request], None]:
+        """What answers the requests of a head. Raises: HttpError: they are refused."""
+        if self._cors is not None and self._cors.is_preflight(head):
+            return lambda request: request.respond(Response(200, b"", "text/plain", _PREFLIGHT))
+        destination = find_destination(head.target)
+        if destination is None:
+            return self._page_handler(head)
+        route, fields = destination
+        self._admit(head, route.method)
+        if route is INFER:
+            return self._infer.handler(head, fields["name"], fields["version"])
+        if route is GENERATE or route is GENERATE_STREAM:
+            model, version, streams = fields["name"], fields["version"], route is GENERATE_STREAM
+            return lambda request: request.run(self._generate.answer(request, model, version, streams))
+        return lambda request: request.run(self._manage(request, route, fields))
+
+    def _page_handler(self, head: Head) -> Callable[[Request], None]:
+        part = None if self._page is None else self._page.find(head.path)
         if part is None:
             raise not_found()
-        if request.method not in GET_OR_HEAD:
+        if head.method not in GET_OR_HEAD:
             raise not_allowed()
         for method in part.shows:
-            self._admit(request, method)
+            self._admit(head, method)
         if isinstance(part, PageFile):
-            request.respond(part.response)
-        else:
-            request.run(part.answer(request))
+            return lambda request: request.respond(part.response)
+        return lambda request: request.run(part.answer(request))
 
-    def _admit(self, request: Request, method: str) -> None:
+    def _admit(self, head: Head, method: str) -> None:
         restriction: Restriction | None = self._access.restrictions.get(method)
-        if restriction is not None and not restriction.admits(request.headers.get(restriction.header.lower())):
+        if restriction is not None and not restriction.admits(head.headers.get(restriction.header.lower())):
             raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'", PLAIN)
 
     async def _manage(self, request: Request, route: Route, fields: Mapping[str, str]) -> Response:
-        if request.method not in route.verbs:
+        if request.head.method not in route.verbs:
             raise not_allowed(route.content_type)
         method = self._parts.methods[route.method]
         holding = Holding()
         try:
-            body = await self._parts.bodies.read(request, holding) if request.method == "POST" else None
+            body = await self._parts.bodies.read(request, holding) if request.head.method == "POST" else None
             if body is not None and len(body) > LARGE_JSON:
-                parse = partial(parse_message, request.target)
+                parse = partial(parse_message, request.head.target)
                 message = self._parts.methods[route.method].request.FromString(
                     await self._parts.large.parse(parse, body)
                 )
@@ -179,7 +176,7 @@ class HttpService:
 
 
 def _peer(request: Request) -> Peer:
-    return Peer(request.remote, any(name in FORWARDING_HEADERS for name in request.headers))
+    return Peer(request.remote, any(name in FORWARDING_HEADERS for name in request.head.headers))
 
 
 def _health_response(health: dict[str, bool], model_name: str) -> Response:

@@ -26,9 +26,9 @@ def metrics_listener(
     """Serves what `write_metrics` gives, which is called on another thread."""
 
     async def answer(request: Request) -> Response:
-        if request.path.rstrip("/") != _PATH:
+        if request.head.path.rstrip("/") != _PATH:
             return _text(404, f"there is only {_PATH}\n")
-        if request.method not in ("GET", "HEAD"):
+        if request.head.method not in ("GET", "HEAD"):
             return _text(405, "only GET and HEAD\n", {"Allow": "GET, HEAD"})
         return _text(200, await asyncio.to_thread(write_metrics))
 

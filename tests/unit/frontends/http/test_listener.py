@@ -36,7 +36,7 @@ class Gate:
         self.cancelled = asyncio.Event()
 
     def answer(self, request: Request) -> None:
-        if request.path == "/wait":
+        if request.head.path == "/wait":
             request.run(self._wait())
         else:
             request.respond(ANSWER)

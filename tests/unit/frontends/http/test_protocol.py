@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,7 +23,7 @@ async def echo(request: Request) -> Response:
         await request.more()
     if request.fault is not None:
         return Response(400, request.fault.encode(), "text/plain")
-    return Response(200, b"<%b>" % request.data, "text/plain", {"X-Method": request.method})
+    return Response(200, b"<%b>" % request.data, "text/plain", {"X-Method": request.head.method})
 
 
 async def stream(request: Request) -> None:
@@ -36,17 +38,17 @@ async def large(request: Request) -> None:
 
 
 def handle(request: Request) -> None:
-    if request.path == "/echo":
+    if request.head.path == "/echo":
         request.run(echo(request))
-    elif request.path == "/stream":
+    elif request.head.path == "/stream":
         request.run(stream(request))
-    elif request.path == "/large":
+    elif request.head.path == "/large":
         request.run(large(request))
-    elif request.path == "/late":
+    elif request.head.path == "/late":
         asyncio.get_running_loop().call_later(0.1, request.respond, Response(200, b"late", "text/plain"))
-    elif request.path == "/fails":
+    elif request.head.path == "/fails":
         request.run(fail())
-    elif request.path == "/breaks":
+    elif request.head.path == "/breaks":
         request.run(fail(request))
     else:
         request.respond(Response(404, b"nothing here", "text/plain"))
@@ -117,6 +119,61 @@ async def test_what_is_asked_at_once_is_answered_in_order() -> None:
         answer = await exchange(port, sent)
     bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 ")[1:]]
     assert bodies == [b"late", *(b"<%d>" % (number % 10) for number in range(60)), b"nothing here"]
+
+
+KNOWN = b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n"
+ALIKE = [
+    (KNOWN, b"nothing here"),
+    (POST + b"Content-Length: 5\r\n\r\nhello", b"<hello>"),
+    (POST + b"Content-Length: 5\r\n\r\nother", b"<other>"),
+    (POST + b"Content-Length: 0\r\n\r\n", b"<>"),
+    (POST + b"Content-Length: %d\r\n\r\n" % len(KNOWN) + KNOWN, b"<%b>" % KNOWN),
+    (POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(KNOWN), KNOWN), b"<%b>" % KNOWN),
+    (b"\r\n" + POST + b"Content-Length: 5\r\n\r\nhello", b"<hello>"),
+    (b"POST /echo HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nhi", b"<hi>"),
+    (POST + b"X: %b\r\nContent-Length: 2\r\n\r\nhi" % (b"x" * 2000), b"<hi>"),
+]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_head_says_the_same_each_time_it_comes(seed: int) -> None:
+    chosen = random.Random(seed)
+    asked = chosen.choices(ALIKE, k=40)
+    sent = b"".join(request for request, _ in asked) + b"GET /nowhere HTTP/1.1\r\n" + CLOSE + b"\r\n"
+    cuts = sorted(chosen.sample(range(len(sent)), 60))
+    pieces = [sent[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
+    async with listening() as port:
+        for parts in ([sent], [request for request, _ in asked] + [sent[-44:]], pieces, [sent]):
+            answer = await exchange(port, *parts, pause=0.001)
+            bodies = [answer.partition(b"\r\n\r\n")[2] for answer in re.split(rb"HTTP/1\.[01] (?=\d)", answer)[1:]]
+            assert bodies == [*(body for _, body in asked), b"nothing here"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /echo HTTP/1.1\nContent-Length: 5\n\nab\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nContent-Length: 5\n\nab\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nContent-Length : 5\r\n\r\nhello",
+        b"POST /echo HTTP/1.1\r\nContent-Length: 5 \r\n\r\nhello",
+        b"POST /echo HTTP/1.1\r\nContent-Length: +5\r\n\r\nhello",
+        b"POST /echo HTTP/1.1\r\nContent-Length:\r\n\r\nhello",
+        b"POST /echo HTTP/1.1\r\nContent-Length: 5\r\n folded\r\n\r\nhello",
+        b"POST /echo HTTP/1.1\r\nTransfer-Encoding: xchunked\r\nContent-Length: 5\r\n\r\nhello",
+        b"POST /echo HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\nhello",
+        b"CONNECT /echo HTTP/1.1\r\nHost: x\r\n\r\n" + KNOWN,
+        b"GET /nowhere HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n" + KNOWN,
+        b"GET /nowhere HTTP/1.1\r\n" + CLOSE + b"\r\n" + KNOWN,
+    ],
+)
+async def test_what_heads_mean_does_not_depend_on_what_came_before(sent: bytes) -> None:
+    ending = b"GET /late HTTP/1.1\r\n" + CLOSE + b"\r\n"
+    async with listening() as port:
+        answers = [await exchange(port, before + sent + ending) for before in (b"", b"", KNOWN, KNOWN * 2)]
+    answers = [re.sub(rb"Date: [^\r]*", b"", answer) for answer in answers]
+    assert answers[1] == answers[0]
+    for answer in answers[2:]:
+        assert answer.endswith(b"nothing here" + answers[0])
 
 
 async def test_an_answer_in_parts_and_one_of_unknown_length() -> None:
@@ -190,6 +247,9 @@ async def test_what_is_refused_is_told_behind_the_answers_before_it(sent: bytes,
         answer = await exchange(port, b"GET /late HTTP/1.1\r\n\r\n" + sent)
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert told in answer.partition(b"late")[2]
+        answer = await exchange(port, (POST + b"Content-Length: 3\r\n\r\nhey") * 2 + sent)
+        assert answer.count(b"<hey>") == 2
+        assert told in answer.rpartition(b"<hey>")[2]
 
 
 async def test_a_head_without_end_is_refused() -> None:

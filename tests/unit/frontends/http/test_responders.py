@@ -21,9 +21,10 @@ from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http import responders
 from rocserve.frontends.http.body import HEADER_LENGTH, BodyReader
-from rocserve.frontends.http.inference import InferCall, InferHandler
+from rocserve.frontends.http.inference import InferCall, InferHandler, InferHead
 from rocserve.frontends.http.protocol import Response
 from rocserve.frontends.http.responders import AnswerStream, HttpResponder
+from rocserve.settings import HttpSettings
 
 
 def response(data: bytearray) -> InferResponse:
@@ -53,14 +54,13 @@ class Call(InferCall):
 
     def __init__(self, answer: Callable[[HttpResponder], None] = lambda responder: None) -> None:
         self.answers: list[Response] = []
-        request: Any = SimpleNamespace(
-            headers={HEADER_LENGTH.lower(): "0"}, is_whole=True, data=b"abc", respond=self.answers.append
-        )
+        request: Any = SimpleNamespace(is_whole=True, data=b"abc", began_at=0.0, respond=self.answers.append)
+        headers = {HEADER_LENGTH.lower(): "0"}
         inputs = [InputConfig("X", DataType.UINT8, (3,))]
         config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=inputs)
         self.memory = (given := parts(answer)).memory
         self.plane: HandLoop = given.inference.plane
-        super().__init__(InferHandler(given, None), request, "m", "", None, config)
+        super().__init__(InferHandler(given, None), InferHead.of(headers, "m", "", HttpSettings()), request, config)
 
 
 def stream() -> AnswerStream:
