@@ -9,7 +9,7 @@ from types import MappingProxyType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import MemoryFull
 from rocserve.frontends.http.json_text import json_bytes
-from rocserve.frontends.http.protocol import Response
+from rocserve.frontends.http.request import Response
 
 JSON = "application/json"
 PLAIN = "text/plain"

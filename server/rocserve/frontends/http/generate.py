@@ -24,7 +24,7 @@ from rocserve.frontends.http.errors import JSON, error_body, error_response, not
 from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter, read_id
 from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
 from rocserve.frontends.http.large_bodies import LARGE_JSON
-from rocserve.frontends.http.protocol import Request, Response
+from rocserve.frontends.http.request import Request, Response
 from rocserve.frontends.http.responders import AnswerStream, HttpParts, request_timeout
 from rocserve.frontends.http.tensor_json import json_elements, raw_contents
 

@@ -199,8 +199,6 @@ class _RememberedText:
 
     def request(self, elements: list[bytes], binary: memoryview) -> InferRequest:
         """Raises: ServeError, the elements are not what the head says."""
-        if not elements:
-            return InferRequest(self.head, "", list(map(binary.__getitem__, self.parts)))
         values = iter(elements)
         data: list[Buffer] = [
             _json_data(parse_json(next(values)), entry) if part is _IN_JSON else binary[part]
@@ -228,12 +226,11 @@ class InferRequestReader:
         Raises:
             ServeError: with Triton's codes and words.
         """
-        view = memoryview(body)
-        binary = view[header_length:]
+        binary = memoryview(body)[header_length:]
         if header_length > LONGEST_REMEMBERED_TEXT:
-            text = parse_infer_text(model_name, len(binary), view[:header_length])
+            text = parse_infer_text(model_name, len(binary), memoryview(body)[:header_length])
             return self.request(text, binary, model_name, model_version), text.form
-        json = bytes(view[:header_length])
+        json = bytes(body[:header_length])
         texts = _ELEMENTS.split(json)
         elements = texts[1::2]
         key = (model_name, model_version, *texts[::2])

@@ -36,8 +36,8 @@ from rocserve.frontends.http.infer_response import (
     takes_long,
 )
 from rocserve.frontends.http.large_bodies import LARGE_JSON
-from rocserve.frontends.http.protocol import Head, Request, Response
 from rocserve.frontends.http.raw_request import form_boundary, form_parts, form_request, raw_request
+from rocserve.frontends.http.request import Head, Request, Response
 from rocserve.frontends.http.responders import HttpParts, HttpResponder, request_timeout
 from rocserve.plane.loop import TimerHandle
 from rocserve.services.forwarded_headers import HeaderForwarding
@@ -147,7 +147,9 @@ class InferCall(HttpResponder):
 
     _refusal_type = PLAIN
     """The content type of its answer, if it is refused."""
-    _json: Buffer = b""
+    _body: Buffer = b""
+    _json_bytes = 0
+    """At the body's beginning."""
     _form = JSON_ONLY
     _timer: TimerHandle | None = None
     _is_answered = False
@@ -197,7 +199,7 @@ class InferCall(HttpResponder):
         self._parts.memory.release(self)
         if not isinstance(error, ServeError):
             raise error
-        self._parts.inference.refuse(error, partial(id_of_refused, self._json))
+        self._parts.inference.refuse(error, partial(id_of_refused, memoryview(self._body)[: self._json_bytes]))
         self.request.respond(error_response(error, self._refusal_type))
 
     def _read(self, body: Buffer) -> InferRequest:
@@ -210,7 +212,7 @@ class InferCall(HttpResponder):
         if not length:
             self._form = BINARY_ONLY
             return raw_request(body, self._config, head.version, handler.heads)
-        self._json = memoryview(body)[:length]
+        self._body, self._json_bytes = body, length
         request, self._form = handler.reader.read(body, length, head.model, head.version)
         return request
 

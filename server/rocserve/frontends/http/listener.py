@@ -13,7 +13,8 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from rocserve.frontends.grpc.transport import file_limit
-from rocserve.frontends.http.protocol import Connection, ConnectionLimits, Connections, Request, Response
+from rocserve.frontends.http.protocol import Connection, ConnectionLimits, Connections
+from rocserve.frontends.http.request import Request, Response
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.observability.rate_limits import Allowance
 

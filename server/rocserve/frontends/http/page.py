@@ -11,7 +11,7 @@ from rocserve.core.errors import ServeError, unavailable
 from rocserve.frontends.http.errors import JSON
 from rocserve.frontends.http.generate import EVENT_STREAM, event
 from rocserve.frontends.http.json_text import json_bytes
-from rocserve.frontends.http.protocol import Request, Response
+from rocserve.frontends.http.request import Request, Response
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
 from rocserve.services.method import Method, SlowMethod

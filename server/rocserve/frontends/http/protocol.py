@@ -14,17 +14,15 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from email.utils import formatdate
-from functools import lru_cache
-from http import HTTPStatus
-from typing import Any
 
 import httptools
 
 from rocserve.core.memo import Memo
 from rocserve.core.tensors import Buffer
+from rocserve.frontends.http.request import Head, Request, Response
 
 LARGEST_HEAD_LINE = 8190
 """Bytes of a URL, and of a header's name and value."""
@@ -35,19 +33,10 @@ _READ_AHEAD = 1 << 20
 """Bytes of a body that are taken before anybody asks for them; then its sender has to wait."""
 _BEGUN_AT_ONCE = 16
 """Requests of one connection that are begun before others have their turn."""
-_WRITTEN_AT_ONCE = 256 << 10
-"""Bytes of a large answer: what a client does not read is then copied to no more than this in the connection."""
-_NO_HEADERS: Mapping[str, str] = {}
 _REMEMBERED_HEADS = 256
 _LONGEST_REMEMBERED_HEAD = 1024
 """Bytes: all of them take ten megabytes at most, when they are nothing but short headers."""
 _HEAD_END = b"\r\n\r\n"
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
-
-
-def path_of(target: bytes) -> str:
-    """As it was sent, percent-encoded, without the query."""
-    return target.partition(b"?")[0].decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,201 +56,6 @@ class ConnectionLimits:
     most_descriptors: int | None = None
     """When a connection's descriptor is above, there is one too many: the server needs some for itself, for workers
     say."""
-
-
-@dataclass(slots=True)
-class Response:
-    """An answer that is there as a whole."""
-
-    status: int
-    body: bytes
-    content_type: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class Head:
-    """The head of a request, or of many that came with the same bytes."""
-
-    method: str = ""
-    target: bytes = b""
-    pairs: Sequence[tuple[bytes, bytes]] = ()
-    """The headers as they came."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """By their names in lower case; of those that came twice the first."""
-    is_old: bool = False
-    """HTTP/1.0, which has no chunks."""
-    keeps_alive: bool = False
-    body_bytes: int = 0
-    """Where the connections remember it."""
-    answer_headers: Mapping[str, str] | None = None
-    """Of any answer to it."""
-    handle: Callable[[Request], None] | None = None
-    """Handles its requests, once what it says has been worked out."""
-
-    @property
-    def path(self) -> str:
-        return path_of(self.target)
-
-
-@dataclass(eq=False)
-class Request:
-    """One request of a client. All calls are made on the loop."""
-
-    # Without slots the values of the class need not be set for each.
-    _connection: Connection
-    head: Head
-    data: bytes | bytearray = b""
-    """What has come of the body."""
-    is_whole: bool = False
-    is_last: bool = field(default=False, init=False)
-    """Its answer, which has begun to be sent, is the last of the connection."""
-    fault: str | None = field(default=None, init=False)
-    """Why the rest of the body cannot be read."""
-    has_answer: bool = field(default=False, init=False)
-    """It has been sent, to its end."""
-    on_gone: Callable[[], None] | None = field(default=None, init=False)
-    """Called when the client goes before its answer has been sent."""
-    _taken: int = field(default=0, init=False)
-    _waiter: asyncio.Future[None] | None = field(default=None, init=False)
-    _task: asyncio.Task[None] | None = field(default=None, init=False)
-    _chunked: bool = field(default=False, init=False)
-    _has_begun: bool = field(default=False, init=False)
-    """A part of its answer has been sent."""
-
-    @property
-    def began_at(self) -> float:
-        """time.monotonic() seconds."""
-        return self._connection.begun_at
-
-    @property
-    def remote(self) -> str:
-        """The client's address, empty where it has gone."""
-        return self._connection.remote
-
-    async def more(self) -> None:
-        """Wait until more of the body has come than at the last call, or all of it, or there is a fault."""
-        while self._taken == len(self.data) and not self.is_whole and self.fault is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            self._connection.read_on()
-            await self._waiter
-        self._taken = len(self.data)
-
-    @property
-    def unread_bytes(self) -> int:
-        return len(self.data) - self._taken
-
-    def wake(self) -> None:
-        """More of it has come."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def invite(self) -> None:
-        """A client that asks first may send its body."""
-        if self.head.headers.get("expect", "").lower() == "100-continue":
-            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
-        """Have a task answer, which is cancelled when the client goes; None = it has been sent. A ConnectionError of it
-        ends the connection; another error is answered."""
-        self._task = self._connection.loop.create_task(self._run(answering))
-        self._connection.common.tasks.add(self._task)
-        self._task.add_done_callback(self._connection.common.tasks.discard)
-
-    async def _run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
-        try:
-            response = await answering
-        except ConnectionError:
-            self._connection.abort()
-        except Exception as error:
-            self.fail(error)
-        else:
-            if response is not None:
-                self.respond(response)
-
-    def respond(self, response: Response) -> None:
-        body = response.body
-        head = self._head(response.status, response.content_type, response.headers, len(body))
-        self._connection.write(head if self.head.method == "HEAD" else head + body)
-        self._connection.end_request(self)
-
-    def fail(self, error: Exception) -> None:
-        response = self._connection.common.failure(self, error)
-        if self._has_begun:
-            self._connection.abort()
-        else:
-            self.respond(response)
-
-    async def respond_in_parts(
-        self, parts: Sequence[Buffer], content_type: str, headers: Mapping[str, str] = _NO_HEADERS
-    ) -> None:
-        """A large answer, which is sent as it is read.
-
-        Raises:
-            ConnectionError: the client has gone.
-        """
-        self._connection.check_open()
-        self._has_begun = True
-        self._connection.write(self._head(200, content_type, headers, sum(map(len, parts))))
-        for part in parts:
-            view = memoryview(part)
-            for start in range(0, len(view), _WRITTEN_AT_ONCE):
-                self._connection.write(view[start : start + _WRITTEN_AT_ONCE])
-                await self._connection.drain()
-        self._connection.end_request(self)
-
-    def begin_stream(self, status: int, content_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
-        """Of an answer whose length is not known; raises as `respond_in_parts` does."""
-        self._connection.check_open()
-        self._has_begun = True
-        if self.head.is_old:
-            self.is_last = True
-        else:
-            self._chunked = True
-            headers = {**headers, "Transfer-Encoding": "chunked"}
-        self._connection.write(self._head(status, content_type, headers, None))
-
-    async def send(self, part: bytes) -> None:
-        self._connection.check_open()
-        self._connection.write(b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part)
-        await self._connection.drain()
-
-    def end_stream(self) -> None:
-        if self._chunked:
-            self._connection.write(b"0\r\n\r\n")
-        self._connection.end_request(self)
-
-    def _head(self, status: int, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
-        connection, common, head = self._connection, self._connection.common, self.head
-        now = time.monotonic()
-        if not head.keeps_alive or common.closes_after_answers or self.fault is not None or now > connection.ends_at:
-            self.is_last = True
-        if head.answer_headers:
-            headers = {**headers, **head.answer_headers}
-        lines = _first_lines(status, content_type, tuple(headers.items()), head.is_old, self.is_last)
-        if length is not None:
-            lines += b"Content-Length: %d\r\n" % length
-        return lines + common.last_lines(now)
-
-    def leave(self) -> None:
-        """The client has gone."""
-        if self._task is not None:
-            self._task.cancel()
-        on_gone, self.on_gone = self.on_gone, None
-        if on_gone is not None:
-            on_gone()
-
-
-@lru_cache(_REMEMBERED_HEADS)
-def _first_lines(
-    status: int, content_type: str, headers: tuple[tuple[str, str], ...], is_old: bool, is_last: bool
-) -> bytes:
-    """Of the head of an answer: all but its length and what the server says of itself."""
-    lines = [f"HTTP/{'1.0' if is_old else '1.1'} {status} {_PHRASES[status]}", f"Content-Type: {content_type}"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    if is_last or is_old:
-        lines.append(f"Connection: {'close' if is_last else 'keep-alive'}")
-    return "".join([f"{line}\r\n" for line in lines]).encode("utf-8", "surrogateescape")
 
 
 class Connections:
@@ -390,25 +184,22 @@ class Connection(asyncio.Protocol):
             if self._is_last:
                 return  # Read so that the client gets its answer, rather than a reset.
             if not self._is_in_head:
-                data = self._take_known(data)
+                # Between two requests: those that are whole and have a remembered head.
+                known, begin = self.common.known_heads, 0
+                while begin < len(data):
+                    end = data.find(_HEAD_END, begin) + len(_HEAD_END)
+                    head = known.get(data[begin:end])
+                    if head is None or end + head.body_bytes > len(data):
+                        break
+                    begin = end + head.body_bytes
+                    self._waiting.append(Request(self, head, data[end:begin], True))
+                data = data[begin:]
         if data:
             self._parse(data)
         if self._waiting or self._fault is not None:
             self._begin_requests()
         if self._waiting or (self._arriving is not None and self._arriving.unread_bytes > _READ_AHEAD):
             self._pause_reading()
-
-    def _take_known(self, data: bytes) -> bytes:
-        """Between two requests: take those that are whole and have a remembered head; returns what is behind them."""
-        known, begin = self.common.known_heads, 0
-        while begin < len(data):
-            end = data.find(_HEAD_END, begin) + len(_HEAD_END)
-            head = known.get(data[begin:end])
-            if head is None or end + head.body_bytes > len(data):
-                break
-            begin = end + head.body_bytes
-            self._waiting.append(Request(self, head, data[end:begin], True))
-        return data[begin:]
 
     def _parse(self, data: bytes) -> None:
         was_in_head = self._is_in_head
@@ -495,7 +286,7 @@ class Connection(asyncio.Protocol):
         if not request.head.keeps_alive:
             self._is_last = True
         if request.has_answer:
-            self._wait_for_request()
+            self._idle_since, self._head_since = time.monotonic(), None
         elif request is self._current:
             request.wake()
 
@@ -551,19 +342,16 @@ class Connection(asyncio.Protocol):
             self._waiting.clear()
             self._close(request)
             return
-        self._wait_for_request()
+        self._idle_since = time.monotonic()
+        if self._is_in_head or not request.is_whole:
+            self._head_since = self._idle_since
         if not request.is_whole:
             # The rest of its body comes first, and is dropped.
             request.data = b""
-            self._head_since = self._idle_since
         if not self._reads:
             self.read_on()
         if self._waiting or self._fault is not None:
             self._begin_requests()
-
-    def _wait_for_request(self) -> None:
-        self._idle_since = time.monotonic()
-        self._head_since = self._idle_since if self._is_in_head else None
 
     def _close(self, request: Request) -> None:
         """Once all is sent. Closed with something unread, the client would get a reset instead of its answer."""

@@ -16,7 +16,7 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
 from rocserve.frontends.http.infer_response import detached
 from rocserve.frontends.http.large_bodies import LargeBodies
-from rocserve.frontends.http.protocol import Request
+from rocserve.frontends.http.request import Request
 from rocserve.scheduling.batch import send_copied
 from rocserve.services.inference import Inference
 from rocserve.services.method import Method

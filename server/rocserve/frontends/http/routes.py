@@ -12,7 +12,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.http import management
 from rocserve.frontends.http.errors import JSON, PLAIN
 from rocserve.frontends.http.management import health_json, no_json
-from rocserve.frontends.http.protocol import path_of
+from rocserve.frontends.http.request import path_of
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.json_form import plain_values
 

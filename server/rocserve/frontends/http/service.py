@@ -19,7 +19,8 @@ from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
 from rocserve.frontends.http.management import health_json
 from rocserve.frontends.http.page import Page, PageFile
-from rocserve.frontends.http.protocol import ConnectionLimits, Head, Request, Response
+from rocserve.frontends.http.protocol import ConnectionLimits
+from rocserve.frontends.http.request import Head, Request, Response
 from rocserve.frontends.http.responders import HttpParts
 from rocserve.frontends.http.routes import (
     GENERATE,

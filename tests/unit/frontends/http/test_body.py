@@ -17,7 +17,7 @@ from rocserve.frontends.http import body as body_module
 from rocserve.frontends.http.body import BodyReader, decompressed
 from rocserve.frontends.http.errors import HttpError
 from rocserve.frontends.http.listener import HttpListener
-from rocserve.frontends.http.protocol import Request, Response
+from rocserve.frontends.http.request import Request, Response
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 

@@ -21,7 +21,8 @@ from support.workers import open_descriptors
 
 from rocserve.frontends.certificates import CertificateFiles, RenewedContext
 from rocserve.frontends.http.listener import HttpListener
-from rocserve.frontends.http.protocol import ConnectionLimits, Request, Response
+from rocserve.frontends.http.protocol import ConnectionLimits
+from rocserve.frontends.http.request import Request, Response
 
 LOG = logging.getLogger("test")
 ANSWER = Response(200, b"answer", "text/plain")

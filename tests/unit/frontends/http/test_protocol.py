@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rocserve.frontends.http.listener import HttpListener
-from rocserve.frontends.http.protocol import ConnectionLimits, Request, Response
+from rocserve.frontends.http.protocol import ConnectionLimits
+from rocserve.frontends.http.request import Request, Response
 
 POST = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
 CLOSE = b"Connection: close\r\n"

@@ -22,7 +22,7 @@ from rocserve.core.tensors import Tensor
 from rocserve.frontends.http import responders
 from rocserve.frontends.http.body import HEADER_LENGTH, BodyReader
 from rocserve.frontends.http.inference import InferCall, InferHandler, InferHead
-from rocserve.frontends.http.protocol import Response
+from rocserve.frontends.http.request import Response
 from rocserve.frontends.http.responders import AnswerStream, HttpResponder
 from rocserve.settings import HttpSettings
 
