@@ -11,24 +11,25 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from rich.console import Console
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration import read_calibration
 from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
 from rocserve.backends.migraphx.configuration.options import Precision, compile_options
-from rocserve.backends.migraphx.installation import python_command
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.serving.layout import migraphx_name
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.settings.flag import SWITCH, flag, part, text
+from rocserve.tools.measuring.candidates import migraphx_candidate
 from rocserve.tools.measuring.comparing import Array, Candidate, Compared, Comparison, Difference
-from rocserve.tools.measuring.messages import MigraphxPrograms, random_inputs, save_inputs
+from rocserve.tools.measuring.messages import MeasuredInput, random_inputs, save_inputs
 from rocserve.tools.measuring.process import LatencySummary, Timing
-from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model
+from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model, with_batch_sizes
 from rocserve.tools.printing import ToolProgress, complain, replacing, say, show, size, table
-from rocserve.tools.tool_context import Compiled, ToolContext, program_input, usable_targets
+from rocserve.tools.tool_context import Compiled, ToolContext, usable_targets
 from rocserve.tools.verb import UsageError, Verb
 
 _REFERENCE = Precision.FP32.value
@@ -67,17 +68,12 @@ class _Compiled:
 
     context: ToolContext
     recipe: ProgramRecipe
+    """The first of its programs."""
     program: CachedProgram
 
     def candidate(self, precision: str) -> Candidate:
-        installation, binding = self.context.installation, self.context.serving.binding
-        size = self.recipe.batch_size
-        return Candidate(
-            precision,
-            MigraphxPrograms(installation, binding, {size: str(self.program.path)}),
-            lambda *_: {size: tuple(program_input(tensor) for tensor in self.program.about.inputs)},
-            python_command(installation),
-        )
+        model, size = self.context.model, self.recipe.batch_size
+        return migraphx_candidate(precision, with_batch_sizes(model, (size,)) if size else model, self.context.device)
 
 
 def compare_precisions(
@@ -107,11 +103,14 @@ def compare_precisions(
                 failures[precision] = f"{precision}: {error.text}"
             progress.done()
         reference = compiled[_REFERENCE]
-        progress.report("reading the calibration data")
-        files, data = _samples(reference, model if has_data else None, Path(folder))
         comparison = Comparison([one.candidate(name) for name, one in compiled.items()], stack, progress.report)
+        size = reference.recipe.batch_size or reference.recipe.largest_batch
+        progress.report("reading the calibration data")
+        files, data = _samples(
+            reference, model if has_data else None, comparison.inputs[_REFERENCE][size], Path(folder)
+        )
         progress.report(f"running {len(files)} samples, and timing")
-        compared = comparison.compare(reference.recipe.batch_size, files, timing)
+        compared = comparison.compare(size, files, timing)
     failures |= comparison.failures
     if compared[_REFERENCE].failure:
         raise unavailable(compared[_REFERENCE].failure)
@@ -150,16 +149,22 @@ def _compile(context: ToolContext, calibrated: ToolModel | None) -> _Compiled:
     return _Compiled(context, recipe, context.program(recipe).program)
 
 
-def _samples(reference: _Compiled, calibrated: ToolModel | None, folder: Path) -> tuple[list[str], str]:
+def _samples(
+    reference: _Compiled, calibrated: ToolModel | None, inputs: Sequence[MeasuredInput], folder: Path
+) -> tuple[list[str], str]:
     """Files with the inputs of a run each, and what they are."""
-    tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
     runs: Sequence[Mapping[str, Array]]
     if calibrated is not None:
+        tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
         read, name = _read_data(calibrated, reference.context, reference.recipe, tensors)
-        runs = read[:_MOST_RUNS]
+        # Calibration data are in the program's layout, a model's inputs in the client's.
+        shapes = {one.name: one.shape for one in inputs}
+        runs = [
+            {key: array if array.shape == shapes[key] else np.moveaxis(array, 1, -1) for key, array in run.items()}
+            for run in read[:_MOST_RUNS]
+        ]
         data = f"{len(runs)} of {len(read)} runs of {name}"
     else:
-        inputs = [program_input(tensor) for tensor in tensors.values()]
         runs = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]
         data = f"{len(runs)} runs of RANDOM inputs: name real ones with --calibration-data for errors that count"
     files = [folder / f"inputs-{number}.npz" for number in range(len(runs))]

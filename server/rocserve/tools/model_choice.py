@@ -227,10 +227,11 @@ def _apply(model: ToolModel, options: ModelOptions) -> ToolModel:
     if "precision" in parameters:
         model = model.with_precision(parameters["precision"])
     model = model.with_parameters(**parameters)
-    return _with_batch_sizes(model, options.batch_sizes) if options.batch_sizes else model
+    return with_batch_sizes(model, options.batch_sizes) if options.batch_sizes else model
 
 
-def _with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
+def with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
+    """The model at these batch sizes. Raises: ServeError: it does not batch."""
     config = model.source.config
     if config.max_batch_size == 0 and config.inputs:
         raise invalid_argument("does not batch (max_batch_size: 0), so there is one program; leave --batch-sizes out")

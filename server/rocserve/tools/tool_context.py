@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import (
     CompileOptions,
@@ -30,7 +29,6 @@ from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramCache
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobRunner
-from rocserve.tools.measuring.messages import MeasuredInput
 from rocserve.tools.model_choice import ToolModel
 
 
@@ -146,18 +144,3 @@ class ToolContext:
         """Where programs run, for people: "target gpu (gfx90a)"."""
         architecture = self.environment.gpu_architecture
         return f"target {self.options.target.value}" + (f" ({architecture})" if architecture else "")
-
-
-def program_input(tensor: ProgramTensor, varying: int | None = None) -> MeasuredInput:
-    """An input of a program. `varying`: the size of a dimension that varies; None = as large as it may be.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, arrays cannot hold its datatype.
-    """
-    dtype = NUMPY_DTYPES.get(tensor.datatype)
-    if dtype is None:
-        raise invalid_argument(f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}, which no array holds")
-    shape = tuple(
-        (dim.most if varying is None else varying) if isinstance(dim, DimensionRange) else dim for dim in tensor.shape
-    )
-    return MeasuredInput(tensor.name, dtype.name, shape)

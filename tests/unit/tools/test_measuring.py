@@ -37,7 +37,7 @@ def _engine(folder: Path) -> WorkerEngine:
 
 
 def _measure(rows: int) -> Measure:
-    return Measure(rows, (MeasuredInput("x", "float32", (rows, 16)),))
+    return Measure((MeasuredInput("x", "float32", (rows, 16)),))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def process(tmp_path: Path) -> Iterator[MeasuringProcess]:
 
 def test_as_many_runs_as_are_ordered_on_as_many_threads(process: MeasuringProcess) -> None:
     assert len(process.measure(_measure(2)).latencies) == 1
-    many = Measure(2, _measure(2).inputs, repeats=3, threads=2)
+    many = Measure(_measure(2).inputs, repeats=3, threads=2)
     measured = process.measure(many)
     assert len(measured.latencies) == 6
     assert 0 < min(measured.latencies) <= measured.elapsed
@@ -57,14 +57,14 @@ def test_as_many_runs_as_are_ordered_on_as_many_threads(process: MeasuringProces
 
 def test_it_begins_when_it_is_told_to(process: MeasuringProcess) -> None:
     begin_at = time.monotonic() + 0.2
-    process.measure(Measure(1, _measure(1).inputs, begin_at=begin_at))
+    process.measure(Measure(_measure(1).inputs, begin_at=begin_at))
     assert time.monotonic() >= begin_at
 
 
 def test_inputs_and_outputs_in_files(process: MeasuringProcess, tmp_path: Path) -> None:
     inputs, outputs = tmp_path / "in.npz", tmp_path / "out.npz"
     save_inputs(inputs, random_inputs(mlp(), 3))
-    order = Measure(3, _measure(3).inputs, data_file=str(inputs), outputs_file=str(outputs), repeats=0)
+    order = Measure(_measure(3).inputs, data_file=str(inputs), outputs_file=str(outputs), repeats=0)
     assert process.measure(order).latencies == ()
     (scores,) = read_outputs(str(outputs))
     assert scores.shape == (3, 10)
@@ -73,7 +73,7 @@ def test_inputs_and_outputs_in_files(process: MeasuringProcess, tmp_path: Path) 
 
 def test_a_run_that_fails_says_why_and_the_next_one_runs(process: MeasuringProcess) -> None:
     with pytest.raises(ServeError, match=r"(?s)^onnxruntime: onnx runtime error: .*Expected: 16"):
-        process.measure(Measure(1, (MeasuredInput("x", "float32", (1, 15)),)))
+        process.measure(Measure((MeasuredInput("x", "float32", (1, 15)),)))
     assert len(process.measure(_measure(1)).latencies) == 1
 
 

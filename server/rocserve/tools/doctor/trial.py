@@ -127,5 +127,5 @@ def _answer(job: TrialJob, config: ModelConfig, filename: str, content: bytes, i
         instance_count=1,
         settings=job.settings,
     )
-    (output,) = open_engine(engine).run_of(1)(inputs)
+    (output,) = open_engine(engine).run(inputs)
     return output

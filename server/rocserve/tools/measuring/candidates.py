@@ -4,48 +4,37 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from rocserve.backends.base import EngineChoice, EngineSpec, ModelSource
-from rocserve.backends.batch_sizes import default_batch_sizes
-from rocserve.backends.migraphx.binding.interface import DimensionRange
-from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target, serving_options
+from rocserve.backends.base import EngineChoice, EngineSpec
+from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes
+from rocserve.backends.migraphx.configuration.options import serving_options
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX as MIGRAPHX_ENGINE
 from rocserve.backends.migraphx.installation import find_installation, python_command
-from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
-from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
-from rocserve.backends.migraphx.planning.plan import plan_programs
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGINE
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.model_config import InputConfig, InstanceGroup, ModelConfig
+from rocserve.core.model_config import InstanceGroup, InstanceKind
+from rocserve.core.requests import TensorSpec
 from rocserve.repository.engine_plan import plan_workers
 from rocserve.repository.machine import ThisMachine
 from rocserve.tools.measuring.comparing import Candidate, Inputs
-from rocserve.tools.measuring.messages import (
-    MeasuredInput,
-    MigraphxPrograms,
-    Opened,
-    TorchModule,
-    WorkerEngine,
-)
+from rocserve.tools.measuring.messages import MeasuredInput, Opened, TorchModule, WorkerEngine
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.printing import ToolProgress
-from rocserve.tools.tool_context import ToolContext, program_input, read_beside
-from rocserve.workers.messages import WorkerPlan
+from rocserve.tools.tool_context import ToolContext
 
 MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
 ENGINES = (MIGRAPHX, ONNXRUNTIME, "eager", "inductor", "migraphx-onnx")
 """Those that a server may use."""
 
 _TORCH_FILES = ("model.pt2", "model.pt")
-_PROBE_SECONDS = 600.0
 
 
 def main_engine(model: ToolModel, wanted: str) -> str:
@@ -108,76 +97,46 @@ def prepare_one(
     if is_pytorch(model):
         if name != TORCH:
             return _pytorch(model, name, instances)
-        return _torch(model, model.source.model_file, lambda _, first: first)
+        return _torch(model, model.source.model_file)
     if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
         raise invalid_argument(f"{name} runs PyTorch's files, and {model.source.model_file.name} is none")
     if name == MIGRAPHX:
         return _migraphx(model, progress, log)
     given, model = model.source.model_file, _on_onnx_file(model)
     read = model.source.model_file
-    with read_beside(given, read, f"{given.name} runs on MIGraphX only, so {read.name} beside it is measured"):
-        return _torch_beside(model) if name == TORCH else _onnxruntime(model, instances)
+    candidate = _torch_beside(model) if name == TORCH else _onnxruntime(model, instances)
+    if read == given:
+        return candidate
+    title = f"{name}: {given.name} runs on MIGraphX only, so {read.name} beside it is measured"
+    return replace(candidate, title=title)
 
 
 def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> Candidate:
+    """All of its programs are compiled here, which shows how far that is."""
     context = ToolContext(model, progress.report, log)
     if model.source.model_file.suffix == ".mxr":
-        programs, inputs = _brought_program(context)
+        check_mxr(model.source.model_file, context.environment, context.options.target)
     else:
-        programs, inputs = _compiled_programs(context, progress)
-    return Candidate(
-        name=MIGRAPHX,
-        engine=MigraphxPrograms(context.installation, context.serving.binding, programs),
-        inputs=lambda *_: inputs,
-        python=python_command(context.installation),
-        environment=_on_device(context.device),
-    )
+        recipes = context.plan().recipes
+        progress.steps(len(recipes))
+        for recipe in recipes:
+            context.program(recipe)
+            progress.done()
+    return migraphx_candidate(MIGRAPHX, model, context.device)
 
 
-def _compiled_programs(context: ToolContext, progress: ToolProgress) -> tuple[dict[int, str], Inputs]:
-    recipes = context.plan().recipes
-    progress.steps(len(recipes))
-    programs: dict[int, str] = {}
-    inputs: dict[int, tuple[MeasuredInput, ...]] = {}
-    for recipe in recipes:
-        program = context.program(recipe).program
-        for size in _sizes(recipe):
-            programs[size] = str(program.path)
-            inputs[size] = tuple(program_input(tensor, size) for tensor in program.about.inputs)
-        progress.done()
-    return programs, inputs
-
-
-def _brought_program(context: ToolContext) -> tuple[dict[int, str], Inputs]:
-    """Of a .mxr: tried in a child before a process that is measured loads it."""
-    file = context.model.source.model_file
-    check_mxr(file, context.environment, context.options.target)
-    job = ProbeJob(context.model.source.name, str(file))
-    tensors = context.runner.run(job, ProbeResult, timeout_seconds=_PROBE_SECONDS, limit_name="the time for it").inputs
-    first = {tensor.shape[0] for tensor in tensors if tensor.shape}
-    rows = first.pop() if len(first) == 1 else 0
-    if isinstance(rows, DimensionRange):
-        sizes = tuple(size for size in default_batch_sizes(rows.most) if size >= rows.least)
-    else:
-        sizes = (rows,)
-    return dict.fromkeys(sizes, str(file)), {
-        size: tuple(program_input(tensor, size) for tensor in tensors) for size in sizes
-    }
+def migraphx_candidate(name: str, model: ToolModel, device: int | None) -> Candidate:
+    return _worker_candidate(name, model, MIGRAPHX_ENGINE, model.source.instance_kind, device)
 
 
 def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
     """On the device where a server would have it."""
     source = model.source
     place = plan_workers(source.config, _onnxruntime_choice(model), ThisMachine(source.settings), 0)[0]
-    on_gpu = place.device is not None
-    config = model.with_parameters(engine=ONNXRUNTIME).source.config
-    engine = _worker_engine(
-        "ONNX Runtime", "onnxruntime", ONNXRUNTIME_ENGINE, source, config, place, 1 if on_gpu else instances
-    )
-    inputs = _planned_inputs(model)
-    return Candidate(
-        ONNXRUNTIME, engine, lambda *_: inputs, environment=_on_device(place.device), shares_a_process=not on_gpu
-    )
+    if place.device is not None:
+        return _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, place.device)
+    candidate = _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, None, instances)
+    return replace(candidate, shares_a_process=True)
 
 
 def _onnxruntime_choice(model: ToolModel) -> EngineChoice:
@@ -190,27 +149,30 @@ def _onnxruntime_choice(model: ToolModel) -> EngineChoice:
     return EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=has_gpu_provider)
 
 
-def _worker_engine(
-    title: str,
-    library: str,
-    engine: EngineSpec,
-    source: ModelSource,
-    config: ModelConfig,
-    place: WorkerPlan,
-    instances: int,
-) -> WorkerEngine:
-    return WorkerEngine(
+def _worker_candidate(
+    name: str, model: ToolModel, engine: EngineSpec, kind: InstanceKind, device: int | None, instances: int = 1
+) -> Candidate:
+    """The engine as a worker of the server has it."""
+    source = model.source
+    title, library, python = "PyTorch", "torch", tuple[str, ...]((sys.executable,))
+    if engine.needs_migraphx:
+        title, library, python = "MIGraphX", "", python_command(find_installation(source.settings))
+    elif engine is ONNXRUNTIME_ENGINE:
+        title, library = "ONNX Runtime", "onnxruntime"
+    worker = WorkerEngine(
         title=title,
         library=library,
         module=engine.module,
         model_folder=str(source.model_folder),
         model_file=str(source.model_file),
-        config=config,
-        instance_kind=place.kind,
-        device=place.device,
+        config=model.with_parameters(engine=engine.name).source.config,
+        instance_kind=kind,
+        device=device,
         instance_count=instances,
         settings=source.settings,
     )
+    environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
+    return Candidate(name, worker, lambda opened, _: _inputs_of(model, opened), python, environment)
 
 
 def is_pytorch(model: ToolModel) -> bool:
@@ -228,34 +190,58 @@ def _pytorch(model: ToolModel, name: str, instances: int) -> Candidate:
     config = model.with_parameters(engine=name).source.config
     place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0]
     config = replace(config, instance_groups=(InstanceGroup("", place.kind, instances),))
-    with_migraphx = choice.engine.needs_migraphx
-    python = python_command(find_installation(source.settings)) if with_migraphx else (sys.executable,)
-    title, library = ("MIGraphX", "") if with_migraphx else ("PyTorch", "torch")
-    engine = _worker_engine(title, library, choice.engine, source, config, place, 1)
-    return Candidate(name, engine, lambda opened, _: _inputs_of(model, opened), python, _on_device(place.device))
+    grouped = replace(model, source=replace(source, config=config))
+    return _worker_candidate(name, grouped, choice.engine, place.kind, place.device)
 
 
 def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
-    signature = opened.signature
+    """By the configuration's batch sizes. A dimension that the engine leaves open is as `input_shapes` or the
+    configuration has it."""
+    signature, config = opened.signature, model.source.config
     assert signature is not None, "a worker's engine reports it"
-    config, batches = model.source.config, signature.supports_batching
+    batches = signature.supports_batching and (config.max_batch_size > 0 or config.has_open_batch)
     most = model.backend.default_max_batch_size
-    largest = config.max_batch_size or min(most, signature.max_batch_size or most)
-    declared = {one.name: one for one in config.inputs}
-    inputs = tuple(
-        declared.get(spec.name) or InputConfig(spec.name, spec.datatype, spec.shape[1:] if batches else spec.shape)
-        for spec in signature.inputs
-    )
-    completed = replace(config, inputs=inputs, max_batch_size=largest if batches else 0)
-    return _planned_inputs(replace(model, source=replace(model.source, config=completed)))
+    unconfigured = most if is_pytorch(model) else LARGEST_WITHOUT_CONFIGURATION
+    largest = config.max_batch_size or min(most, signature.max_batch_size or unconfigured)
+    serving = serving_options(replace(config, max_batch_size=largest if batches else 0))
+    declared = {one.name: one.dims if one.reshape is None else one.reshape for one in config.inputs}
+    shapes = {}
+    for spec in signature.inputs:
+        own = spec.shape[1:] if batches else spec.shape
+        given = serving.input_shapes.get(spec.name) or declared.get(spec.name)
+        if -1 in own and given is None and not is_pytorch(model):
+            raise invalid_argument(
+                f"input '{spec.name}' has the shape {list(own)}: give what the model leaves open a size in"
+                f" 'input_shapes' (--input-shapes)"
+            )
+        pairs = zip(own, given if given is not None and len(given) == len(own) else own, strict=True)
+        shapes[spec.name] = tuple(max(chosen, 1) if dim == -1 else dim for dim, chosen in pairs)
+    sizes = serving.batch_sizes or default_batch_sizes(largest) if batches else (_own_batch(model, shapes.values()),)
+    return {
+        size: tuple(
+            MeasuredInput(spec.name, _numpy_name(spec), (size, *shapes[spec.name]) if batches else shapes[spec.name])
+            for spec in signature.inputs
+        )
+        for size in sizes
+    }
 
 
-def _on_device(device: int | None) -> Mapping[str, str]:
-    return {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
+def _own_batch(model: ToolModel, shapes: Collection[tuple[int, ...]]) -> int:
+    """That a brought program is compiled for; 0 = none is known."""
+    first = {shape[0] for shape in shapes if shape}
+    return first.pop() if model.source.model_file.suffix == ".mxr" and len(first) == 1 else 0
 
 
-def _torch(model: ToolModel, file: Path, inputs: Callable[[Opened, Inputs], Inputs]) -> Candidate:
+def _torch(model: ToolModel, file: Path, order: Sequence[str] = ()) -> Candidate:
+    """On the first candidate's inputs, in its order or this one: a module takes them by their places."""
     on_gpu = model.source.config.parameters.get("target", "") in ("", "gpu")
+    places = {name: place for place, name in enumerate(order)}
+
+    def inputs(_: Opened, first: Inputs) -> Inputs:
+        return {
+            size: tuple(sorted(measured, key=lambda one: places.get(one.name, 0))) for size, measured in first.items()
+        }
+
     return Candidate(TORCH, TorchModule(str(file), on_gpu), inputs)
 
 
@@ -263,17 +249,10 @@ def _torch_beside(model: ToolModel) -> Candidate:
     """A file that PyTorch has written goes before the conversion of the ONNX file."""
     source = model.source
     files = [source.version_folder / name for name in _TORCH_FILES] if model.definition else []
-    file = next((path for path in files if path.is_file()), source.model_file)
-    inputs = _planned_inputs(model)
-    if file == source.model_file:
-        # What is converted takes its inputs by their places in the ONNX file.
-        places = {
-            tensor.name: place for place, tensor in enumerate(read_onnx_graph(file, (source.model_folder,)).inputs)
-        }
-        inputs = {
-            size: tuple(sorted(measured, key=lambda one: places.get(one.name, 0))) for size, measured in inputs.items()
-        }
-    return _torch(model, file, lambda *_: inputs)
+    file = next((path for path in files if path.is_file()), None)
+    if file is None:
+        return _torch(model, source.model_file)
+    return _torch(model, file, [one.name for one in source.config.inputs])
 
 
 def _on_onnx_file(model: ToolModel) -> ToolModel:
@@ -293,42 +272,7 @@ def _on_onnx_file(model: ToolModel) -> ToolModel:
     return replace(model, source=replace(model.source, model_file=file))
 
 
-def _planned_inputs(model: ToolModel) -> Inputs:
-    """By what the configuration and the file say alone, for where there is no MIGraphX."""
-    config = model.source.config
-    serving = serving_options(config)
-    if config.inputs:
-        # They are enough, and the file may hold what only other engines have.
-        sizes = serving.batch_sizes if config.max_batch_size else (0,)
-        return {size: tuple(_declared_input(one, serving, size) for one in config.inputs) for size in sizes}
-    plan = plan_programs(model.source, CompileOptions(Target.REF), serving, ProgramEnvironment(""))
-    datatypes = {tensor.name: tensor.datatype for tensor in plan.inputs}
-    return {
-        size: tuple(
-            MeasuredInput(name, _numpy_name(name, datatypes[name]), _sized(shape, recipe, size))
-            for name, shape in recipe.input_shapes.items()
-        )
-        for recipe in plan.recipes
-        for size in _sizes(recipe)
-    }
-
-
-def _declared_input(one: InputConfig, serving: ServingOptions, size: int) -> MeasuredInput:
-    """What may be of any size is as `input_shapes` says, else 1."""
-    dims = serving.input_shapes.get(one.name) or (one.dims if one.reshape is None else one.reshape)
-    shape = tuple(1 if dim == -1 else dim for dim in dims)
-    return MeasuredInput(one.name, _numpy_name(one.name, one.datatype), (size, *shape) if size else shape)
-
-
-def _sizes(recipe: ProgramRecipe) -> Sequence[int]:
-    return default_batch_sizes(recipe.largest_batch) if recipe.largest_batch else (recipe.batch_size,)
-
-
-def _sized(shape: tuple[int, ...], recipe: ProgramRecipe, size: int) -> tuple[int, ...]:
-    return (size, *shape[1:]) if recipe.largest_batch else shape
-
-
-def _numpy_name(name: str, datatype: DataType | None) -> str:
-    if datatype is None or datatype is DataType.BYTES:
-        raise invalid_argument(f"input '{name}' holds text, for which there are no measurements")
-    return str(np.dtype(datatype.numpy_dtype).name)
+def _numpy_name(spec: TensorSpec) -> str:
+    if spec.datatype is DataType.BYTES:
+        raise invalid_argument(f"input '{spec.name}' holds text, for which there are no measurements")
+    return str(np.dtype(spec.datatype.numpy_dtype).name)

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
+from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
-from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import Signature
@@ -29,7 +30,6 @@ from rocserve.tools.measuring.messages import (
     Measure,
     Measured,
     MeasuredInput,
-    MigraphxPrograms,
     Opened,
     Order,
     TorchModule,
@@ -42,52 +42,33 @@ Array = np.ndarray[Any, Any]
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 """One run. Safe on several threads at once only where the engine is."""
 
-_FACTS = ("execution_providers", "program", "migraphx_version", "device", "target", "precision")
+_FACTS = ("execution_providers", "program", "migraphx_binding", "device", "target", "precision")
 """Of a model's properties, those that describe the measured engine."""
 
 
 class OpenedEngine:
     """A model in an engine."""
 
-    def __init__(self, description: str, runs: Callable[[int], Run], signature: Signature | None = None) -> None:
-        """`runs`: for a batch size, what runs it; raises ServeError where it cannot."""
+    def __init__(self, description: str, run: Run, signature: Signature | None = None) -> None:
         self.description = description
         self.signature = signature
-        self.run_of = runs
+        self.run = run
 
 
 def open_engine(engine: Engine) -> OpenedEngine:
     """
     Raises:
-        ServeError, MigraphxError or whatever the engine raises: it cannot be had, or cannot load the model.
+        ServeError or whatever the engine raises: it cannot be had, or cannot load the model.
     """
     match engine:
-        case MigraphxPrograms():
-            return _open_migraphx(engine)
         case WorkerEngine():
             return _open_worker_engine(engine)
         case TorchModule():
             return _open_torch(engine)
 
 
-def _open_migraphx(engine: MigraphxPrograms) -> OpenedEngine:
-    from rocserve.backends.migraphx.binding.choice import open_binding
-
-    binding = open_binding(engine.installation, engine.binding)
-    programs = {batch_size: binding.load(Path(file)) for batch_size, file in engine.programs.items()}
-
-    def run_of(batch_size: int) -> Run:
-        if batch_size not in programs:
-            raise invalid_argument(f"there is no program for batch size {batch_size}")
-        run: Run = programs[batch_size].run
-        return run
-
-    return OpenedEngine(f"MIGraphX {binding.migraphx_version} ({binding.name})", run_of)
-
-
 def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
     """As a worker of the server has it: the same session or program, devices and batch sizes."""
-    version = importlib.import_module(engine.library).__version__ if engine.library else ""
     file = Path(engine.model_file)
     model: LoadedModel = importlib.import_module(engine.module).load(
         ModelSource(
@@ -103,6 +84,9 @@ def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
             settings=engine.settings,
         )
     )
+    model.warm_up(())
+    if isinstance(model, MigraphxModel):
+        model.wait()
     outputs = tuple(spec.name for spec in model.signature.outputs)
     datatypes = {spec.name: spec.datatype for spec in model.signature.inputs}
 
@@ -114,9 +98,14 @@ def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
         return [_array(result.outputs[name]) for name in outputs]
 
     properties = model_properties(model)
+    version = (
+        importlib.import_module(engine.library).__version__
+        if engine.library
+        else properties.get("migraphx_version", "")
+    )
     facts = ", ".join(properties[name] for name in _FACTS if name in properties)
     description = " ".join(filter(None, (engine.title, version, f"({facts})" if facts else "")))
-    return OpenedEngine(description, lambda _: run, model.signature)
+    return OpenedEngine(description, run, model.signature)
 
 
 def _array(result: Array | Tensor) -> Array:
@@ -138,7 +127,7 @@ def _open_torch(engine: TorchModule) -> OpenedEngine:
             results = module(*(torch.from_numpy(array).to(device) for array in inputs.values()))
             return [result.cpu().numpy() for result in tree_leaves(results)]
 
-    return OpenedEngine(f"PyTorch {torch.__version__} ({device.type}, {Path(engine.torch_file).name})", lambda _: run)
+    return OpenedEngine(f"PyTorch {torch.__version__} ({device.type}, {Path(engine.torch_file).name})", run)
 
 
 def _torch_module(torch: Any, file: str) -> Any:
@@ -198,7 +187,7 @@ def main(answers: int, parent_pipe: int) -> None:
 
 def measure(engine: OpenedEngine, order: Measure) -> Measured:
     """Time runs as the order says."""
-    run = engine.run_of(order.batch_size)
+    run = engine.run
     inputs = _inputs(order.inputs, order.data_file)
     if order.outputs_file:
         save_outputs(order.outputs_file, run(inputs))

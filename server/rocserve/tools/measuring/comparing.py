@@ -115,8 +115,13 @@ class Candidate:
     python: tuple[str, ...] = (sys.executable,)
     """The words that start its process."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    """What errors begin with; "" = its name."""
     shares_a_process: bool = False
     """Whether several instances are threads of one process; else each has its own, as in a server."""
+
+    def process(self) -> MeasuringProcess:
+        return MeasuringProcess(self.title or self.name, self.python, self.environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,7 @@ class Comparison:
         for candidate in candidates:
             report(f"opening {candidate.name}")
             try:
-                process = stack.enter_context(MeasuringProcess(candidate.name, candidate.python, candidate.environment))
+                process = stack.enter_context(candidate.process())
                 opened = process.open(candidate.engine)
                 self.inputs[candidate.name] = candidate.inputs(opened, self.inputs.get(candidates[0].name, {}))
                 self.descriptions[candidate.name] = opened.description
@@ -193,7 +198,7 @@ class Comparison:
         inputs = self.inputs[one.name]
         if batch_size not in inputs:
             raise invalid_argument(f"{one.name}: cannot run batch size {batch_size} of this model")
-        return Measure(batch_size, inputs[batch_size], data_file=sample)
+        return Measure(inputs[batch_size], data_file=sample)
 
     def _differences(
         self, outputs: Mapping[str, list[list[Array]]], failures: dict[str, str]

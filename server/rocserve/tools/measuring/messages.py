@@ -10,21 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.migraphx.installation import MigraphxInstallation
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
-
-
-@dataclass(frozen=True, slots=True)
-class MigraphxPrograms:
-    """A model as compiled programs."""
-
-    installation: MigraphxInstallation
-    binding: str
-    """auto, c_api or module."""
-    programs: Mapping[int, str]
-    """Files by batch size; 0 = the model has no batch dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +22,7 @@ class WorkerEngine:
     title: str
     """What the engine is called: "ONNX Runtime"."""
     library: str
-    """The Python module that has its version; "" = the loaded model's properties have it."""
+    """The Python module that has its version; "" = MIGraphX, whose version the loaded model knows."""
     module: str
     """EngineSpec's."""
     model_folder: str
@@ -55,7 +43,7 @@ class TorchModule:
     on_gpu: bool
 
 
-Engine = MigraphxPrograms | WorkerEngine | TorchModule
+Engine = WorkerEngine | TorchModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +59,6 @@ class MeasuredInput:
 class Measure:
     """Run until both `repeats` runs are done and `seconds` have passed."""
 
-    batch_size: int
     inputs: tuple[MeasuredInput, ...]
     data_file: str = ""
     """An .npz with the inputs; "" = random ones, the same for the same names and shapes."""
@@ -105,7 +92,7 @@ class Measured:
 class Order:
     """One of the two, a line to the process."""
 
-    engine: MigraphxPrograms | WorkerEngine | TorchModule | None = None
+    engine: WorkerEngine | TorchModule | None = None
     """To be opened."""
     measure: Measure | None = None
 
@@ -129,9 +116,9 @@ def random_inputs(inputs: Sequence[MeasuredInput], seed: int = 0) -> dict[str, A
 
 
 def read_inputs(path: Path, inputs: Sequence[MeasuredInput]) -> dict[str, Array]:
-    """Those of an .npz file."""
+    """Those of an .npz file, which lacks the inputs on which no output depends."""
     with np.load(path, allow_pickle=False) as file:
-        return {one.name: np.ascontiguousarray(file[one.name]) for one in inputs}
+        return {one.name: np.ascontiguousarray(file[one.name]) for one in inputs if one.name in file}
 
 
 def save_inputs(path: Path, inputs: Mapping[str, Array]) -> None:

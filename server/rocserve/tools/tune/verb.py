@@ -137,8 +137,8 @@ def sweep(
                 progress.steps(len(inputs))
                 for batch_size, measured in inputs.items():
                     progress.report(f"timing batch size {batch_size}, {_instances(count)}")
-                    order = Measure(batch_size, measured, threads=count // len(processes))
-                    found.append(_measured(processes, order, count, timing))
+                    order = Measure(measured, threads=count // len(processes))
+                    found.append(_measured(processes, order, batch_size, count, timing))
                     progress.done()
         except ServeError as error:
             if not found:
@@ -148,20 +148,20 @@ def sweep(
 
 
 def _open(stack: ExitStack, candidate: Candidate, number: int) -> list[MeasuringProcess]:
-    return [
-        stack.enter_context(MeasuringProcess(candidate.name, candidate.python, candidate.environment))
-        for _ in range(1 if candidate.shares_a_process else number)
-    ]
+    processes = 1 if candidate.shares_a_process else number
+    return [stack.enter_context(candidate.process()) for _ in range(processes)]
 
 
-def _measured(processes: Sequence[MeasuringProcess], order: Measure, number: int, timing: Timing) -> Measurement:
+def _measured(
+    processes: Sequence[MeasuringProcess], order: Measure, batch_size: int, number: int, timing: Timing
+) -> Measurement:
     if timing.warm_up:
         _all(processes, replace(order, repeats=timing.warm_up))
     begin_at = time.monotonic() + _HEAD_START_SECONDS
     results = _all(processes, replace(order, repeats=timing.repeats, seconds=timing.seconds, begin_at=begin_at))
-    rows = max(1, order.batch_size)
+    rows = max(1, batch_size)
     return Measurement(
-        batch_size=order.batch_size,
+        batch_size=batch_size,
         instances=number,
         latency=summarise([latency for result in results for latency in result.latencies]),
         throughput=sum(len(result.latencies) * rows / result.elapsed for result in results),

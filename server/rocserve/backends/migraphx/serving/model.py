@@ -69,6 +69,11 @@ class MigraphxModel:
         except MigraphxError as error:
             raise internal(f"migraphx error: {error}") from None
 
+    def wait(self) -> None:
+        """Until all batch sizes are in service or have failed, once it is warmed up."""
+        if self._background is not None:
+            self._background.wait()
+
     def close(self) -> None:
         """Free the programs and their buffers."""
         if self._background is not None:
