@@ -30,4 +30,9 @@ def receive_with_descriptors(
     """
     room = socket.CMSG_LEN(most_descriptors * _DESCRIPTOR.size)
     message, rights, _, _ = connection.recvmsg(most_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)
-    return message, [descriptor for _, _, data in rights for (descriptor,) in _DESCRIPTOR.iter_unpack(data)]
+    return message, descriptors_of(rights)
+
+
+def descriptors_of(rights: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """Those in what `recvmsg` gives beside a message."""
+    return [descriptor for _, _, data in rights for (descriptor,) in _DESCRIPTOR.iter_unpack(data)]

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
+from rocserve.core.passed_descriptors import descriptors_of, send_with_descriptors
 from rocserve.plane.guarded_mapping import FaultGuard, GuardedFile
 from rocserve.plane.heap import HeapReader
 
@@ -22,6 +22,9 @@ _MOST_FILES = 256
 """Of an instance at a time: each takes a descriptor and a mapping in its worker."""
 _MOST_BYTES = 4096
 """Taken at once: rings, a byte each, and a size."""
+_ROOM = socket.CMSG_LEN(4)
+"""Bytes of one descriptor."""
+_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
 class GivenFiles:
@@ -76,12 +79,13 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
     def take(self, connection: socket.socket) -> bool:
         """Take the rings that are there, and a file behind them. Returns: False: the other end is gone."""
         try:
-            data, descriptors = receive_with_descriptors(connection, _MOST_BYTES, 1, socket.MSG_DONTWAIT)
+            # Written out: it runs for each lone request.
+            data, rights, _, _ = connection.recvmsg(_MOST_BYTES, _ROOM, _FLAGS)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        for descriptor in descriptors:
+        for descriptor in descriptors_of(rights) if rights else ():
             self._taken += 1
             # The kernel ends what is read at once behind a descriptor's message.
             (size,) = _SIZE.unpack(data[-_SIZE.size :])
