@@ -142,51 +142,61 @@ class ModelStatistics:
 
     def _count(self) -> None:
         """Under the lock."""
-        request_end = all_requests = success_ns = queue_ns = input_ns = infer_ns = output_ns = 0
-        while self._uncounted:
-            batch = self._uncounted.popleft()
-            requests = len(batch.queue_starts)
-            executions = requests if batch.is_grouped else 1
-            phases = (
-                (batch.input_end - batch.compute_start) // executions,
-                (batch.output_start - batch.input_end) // executions,
-                (batch.compute_end - batch.output_start) // executions,
+        numbers, uncounted, latencies = self._numbers, self._uncounted, self._latencies
+        request_end = requests = executions = rows = success_ns = queue_ns = input_ns = infer_ns = output_ns = 0
+        # By size: how many executions, and what they took.
+        sizes: dict[int, list[int]] = {}
+        while uncounted:
+            begin, input_end, output_start, end, starts, request_end, size, is_grouped, absent = uncounted.popleft()
+            count = len(starts)
+            alike = count if is_grouped else 1
+            moved, ran, laid = (
+                (input_end - begin) // alike,
+                (output_start - input_end) // alike,
+                (end - output_start) // alike,
             )
-            started, request_end = sum(batch.queue_starts), batch.request_end
-            self._numbers.execution_count += executions
-            self._numbers.inference_count += batch.rows * executions - batch.absent_rows
-            all_requests += requests
-            success_ns += request_end * requests - started
-            queue_ns += batch.compute_start * requests - started
-            input_ns += phases[0] * requests
-            infer_ns += phases[1] * requests
-            output_ns += phases[2] * requests
-            self._add_batch(batch.rows, phases, executions)
-            if self._latencies is not None:
-                apart = [[start] for start in batch.queue_starts] if batch.is_grouped else [batch.queue_starts]
-                for together in apart:
-                    self._latencies.note_batch(batch.compute_start, phases, together, request_end, batch.rows)
+            started = sum(starts)
+            requests += count
+            executions += alike
+            rows += size * alike - absent
+            success_ns += request_end * count - started
+            queue_ns += begin * count - started
+            input_ns += moved * count
+            infer_ns += ran * count
+            output_ns += laid * count
+            sums = sizes.get(size)
+            if sums is None:
+                sums = sizes[size] = [0, 0, 0, 0]
+            sums[0] += alike
+            sums[1] += moved * alike
+            sums[2] += ran * alike
+            sums[3] += laid * alike
+            if latencies is not None:
+                for together in [[start] for start in starts] if is_grouped else [starts]:
+                    latencies.note_batch(begin, (moved, ran, laid), together, request_end, size)
             if self._watched is not None:
-                for start in batch.queue_starts:
+                for start in starts:
                     self._watch(request_end - start, request_end)
-        self._numbers.success.add(success_ns, all_requests)
-        self._numbers.queue.add(queue_ns, all_requests)
-        self._numbers.compute_input.add(input_ns, all_requests)
-        self._numbers.compute_infer.add(infer_ns, all_requests)
-        self._numbers.compute_output.add(output_ns, all_requests)
+        numbers.execution_count += executions
+        numbers.inference_count += rows
+        numbers.success.add(success_ns, requests)
+        numbers.queue.add(queue_ns, requests)
+        numbers.compute_input.add(input_ns, requests)
+        numbers.compute_infer.add(infer_ns, requests)
+        numbers.compute_output.add(output_ns, requests)
+        for size, (alike, *phases) in sizes.items():
+            self._add_batch(size, phases, alike)
         if request_end:
             age_ns = time.monotonic_ns() - request_end
-            self._numbers.last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
+            numbers.last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
 
-    def _add_batch(self, size: int, phases: tuple[int, int, int], executions: int = 1) -> None:
-        """Under the lock; `phases`: of each execution."""
+    def _add_batch(self, size: int, phases: Sequence[int], executions: int = 1) -> None:
+        """Under the lock; `phases`: of all executions."""
         batch = self._numbers.batches.get(size)
         if batch is None:
             batch = self._numbers.batches[size] = BatchStatistics()
-        # Without a call each: it is done for every batch.
         for duration, ns in zip((batch.compute_input, batch.compute_infer, batch.compute_output), phases, strict=True):
-            duration.count += executions
-            duration.ns += ns * executions
+            duration.add(ns, executions)
 
     def record_ensemble(
         self, started_ns: int, begun_ns: int, ended_ns: int, batch_size: int, phases: PhaseTotals

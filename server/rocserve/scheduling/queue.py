@@ -270,7 +270,7 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[InferRequest]:
         """In the order in which they would run."""
-        return chain.from_iterable(self.levels())
+        return chain.from_iterable(map(self._levels.__getitem__, self._order))
 
     def levels(self) -> Iterator[Level]:
         """Those that there are, the highest first."""
