@@ -276,7 +276,7 @@ class PlaneLoop:
         """The thread's work; a process that does nothing else has its main thread do it, without `start`."""
         self.thread = threading.get_ident()
         empty_turns = turns = 0
-        looks = least = self._spin
+        looks = self._spin
         readers, read_epoll = self._readers, self._readers_epoll.poll
         soon, ends, long, timers = self._soon, self._ends, self._long, self._timers
         monotonic = time.monotonic
@@ -307,18 +307,18 @@ class PlaneLoop:
                 self.work_off(long.popleft())
                 busy = True
             if busy:
-                empty_turns, looks, least = 0, self._spin, self._spin
+                empty_turns, looks = 0, self._spin
                 self._last_came_at = now
                 continue
             empty_turns += 1
             if empty_turns <= looks:
                 continue
-            if looks == least:
-                looks = self._looks(least)
+            if looks == self._spin:
+                looks = self._looks(looks)
             if empty_turns > looks:
                 self._sleep()
                 # What did not come while it slept need not be looked for.
-                empty_turns, looks, least = 1, 0, 0
+                empty_turns, looks = 1, self._looks(0)
 
     def _read(self, readable: list[tuple[int, int]]) -> None:
         for descriptor, _ in readable:

@@ -197,7 +197,7 @@ class GrpcServer:
         # The calls that have come are on their way to their workers already.
         if self._unrequested >= _REQUESTED_TOGETHER:
             self._request_calls()
-        next_event, live, since = self._polling.next, self.live, self.waiting.since
+        next_event = self._polling.next
         for handled in range(MOST_EVENTS):
             try:
                 event = next_event()
@@ -213,9 +213,6 @@ class GrpcServer:
                 tag(event)
             except Exception as error:
                 self.failures.report("an event of the gRPC completion queue could not be handled", error)
-            if len(live) == 1 and not since:
-                # It is alone, and whole: nothing is to be collected that it could run with.
-                return True
         return True
 
     def give_up_unread(self) -> None:
