@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
 import socket
+import struct
 from dataclasses import dataclass
+
+_SO_ATTACH_FILTER = 26
+_NO_HANDSHAKE_BEGINS = (
+    (0x30, 0, 0, 13),  # The flags of a segment's TCP header.
+    (0x54, 0, 0, 0x12),  # Of them SYN and ACK.
+    (0x15, 0, 1, 0x02),  # SYN alone: drop it,
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole.
+)
+"""A filter of the kernel's (socket(7), SO_ATTACH_FILTER)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +64,15 @@ class ListenAddress:
         if error.errno in (errno.EADDRNOTAVAIL, None) or error.errno < 0:
             remedy = f"name an address of this machine with --{self.flags}-address"
         return OSError(error.errno, f"cannot serve {self.protocol} at {self.address}:{self.port}: {why}; {remedy}")
+
+
+def begin_no_handshakes(listening: socket.socket) -> None:
+    """Before the socket is closed: clients that connect between the last `accept` and the end would be reset, with the
+    requests that they sent. The kernel answers no attempt to connect any more; they are made anew a second later."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _NO_HANDSHAKE_BEGINS))
+    with contextlib.suppress(OSError):  # A kernel without filters.
+        listening.setsockopt(
+            socket.SOL_SOCKET,
+            _SO_ATTACH_FILTER,
+            struct.pack("HP", len(_NO_HANDSHAKE_BEGINS), ctypes.addressof(code)),
+        )

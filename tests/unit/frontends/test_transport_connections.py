@@ -288,6 +288,39 @@ def test_an_idle_server_with_open_connections_stops_at_once_and_twice(serve: Any
     assert time.monotonic() - began < 10
 
 
+def test_who_has_connected_when_the_port_is_closed_is_served(serve: Any) -> None:
+    """Its first bytes, sent at once, meet no reset."""
+    served = serve(one(echo), max_connection_age_ms=1000)
+    resets: list[str] = []
+    refused = threading.Event()
+
+    def connect() -> None:
+        while not refused.is_set():
+            with socket.socket() as client:
+                client.settimeout(0.5)
+                try:
+                    client.connect(("127.0.0.1", served.port))
+                except OSError:  # Refused, or not answered any more.
+                    refused.set()
+                    return
+                client.settimeout(20)
+                try:
+                    client.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+                    if not client.recv(9):
+                        resets.append("closed")
+                except OSError as error:
+                    resets.append(str(error))
+
+    threads = [threading.Thread(target=connect) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    served.transport.stop(30)
+    for thread in threads:
+        thread.join()
+    assert resets == []
+
+
 def test_a_port_in_use_is_said(serve: Any) -> None:
     port = serve(one(echo)).port
     with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}.*in use"):

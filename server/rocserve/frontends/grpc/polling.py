@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from rocserve.frontends.listen_address import begin_no_handshakes
+
 Event = Any
 
 POLLS_ITSELF = "-event_engine_listener"
@@ -213,14 +215,27 @@ def _tells(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
     return False
 
 
-def stop_listening(port: int) -> None:
+def take_last_connections(port: int) -> None:
+    """Those that are made already, or nearly so; before `stop_listening`."""
+    for _, found in _sockets(port):
+        if _listens(found):
+            begin_no_handshakes(found)
+
+
+def stop_listening(port: int) -> bool:
     """New connections are refused from now on, the others go on. gRPC's core ends its port and its calls together: a
-    call that is on its way then is answered CANCELLED, unless the port is closed first."""
+    call that is on its way then is answered CANCELLED, unless the port is closed first. False: a connection waits for
+    the core, and would be reset; the port is not closed."""
     for descriptor, found in _sockets(port):
         if _listens(found):
+            waiting = select.poll()
+            waiting.register(found, select.POLLIN)
+            if waiting.poll(0):
+                return False
             # The core keeps the descriptor, of which nothing will ever come.
             with socket.socket() as silent:
                 os.dup2(silent.fileno(), descriptor, inheritable=False)
+    return True
 
 
 def has_connections(port: int) -> bool:

@@ -29,6 +29,7 @@ from rocserve.frontends.grpc.polling import (
     find_epoll,
     has_connections,
     stop_listening,
+    take_last_connections,
 )
 from rocserve.frontends.grpc.server_calls import (
     Event,
@@ -65,7 +66,7 @@ OUTSTANDING_REQUESTS = MOST_EVENTS + _REQUESTED_TOGETHER
 """How many calls the core may hand over before it is asked for others."""
 
 LAST_EVENTS_SECONDS = 0.05
-"""How long events are handled after the server has shut down."""
+"""How long events are handled after the server has shut down, and how long handshakes may take that have begun."""
 
 AGE_SPREAD = 1.1
 """gRPC's core ends connections between 0.9 and 1.1 times their age."""
@@ -236,16 +237,22 @@ class GrpcServer:
             self._hasten_end()
 
     def _begin_stop(self) -> None:
-        """Connections that end for their age are waited for: the core cancels calls on their way when it shuts down."""
+        """Who has connected already is served."""
         if self._port:
             port, self._port = self._port, 0
-            # Who has connected already is served: each look takes one.
-            for _ in range(self.looks):
-                self.poll()
-            stop_listening(port)
-            age_seconds = self._settings.max_connection_age_ms * AGE_SPREAD / 1000
-            linger = age_seconds + LINGER_SECONDS if age_seconds else 0.0
-            self._shut_down_without_connections(port, time.monotonic() + linger)
+            take_last_connections(port)
+            self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._close_port(port))
+
+    def _close_port(self, port: int) -> None:
+        """Connections that end for their age are waited for: the core cancels calls on their way when it shuts down."""
+        if self._stopping:
+            return
+        if not stop_listening(port):
+            self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._close_port(port))
+            return
+        age_seconds = self._settings.max_connection_age_ms * AGE_SPREAD / 1000
+        linger = age_seconds + LINGER_SECONDS if age_seconds else 0.0
+        self._shut_down_without_connections(port, time.monotonic() + linger)
 
     def _shut_down_without_connections(self, port: int, deadline: float) -> None:
         now = time.monotonic()

@@ -15,7 +15,7 @@ from typing import Any
 from rocserve.frontends.grpc.transport import file_limit
 from rocserve.frontends.http.protocol import Connection, ConnectionLimits, Connections
 from rocserve.frontends.http.request import Request, Response
-from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.listen_address import ListenAddress, begin_no_handshakes
 from rocserve.observability.rate_limits import Allowance
 
 _PENDING_CONNECTIONS = 1024
@@ -109,6 +109,7 @@ class HttpListener:
         connections.is_ending = True
         for listening in self._listening:
             self._loop.remove_reader(listening.fileno())
+            begin_no_handshakes(listening)
             # Who has connected already is served.
             while self._take(listening):
                 pass
