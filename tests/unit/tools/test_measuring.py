@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from support.migraphx_models import mlp, random_inputs
 
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX
+from rocserve.backends.migraphx.installation import find_installation, python_command
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings
@@ -34,6 +36,18 @@ def _engine(folder: Path) -> WorkerEngine:
     config = ModelConfig("m", backend="onnx", max_batch_size=4)
     names = ("ONNX Runtime", "onnxruntime", "rocserve.backends.onnx.backend")
     return WorkerEngine(*names, str(folder), str(file), config, InstanceKind.CPU, None, 1, EngineSettings())
+
+
+def test_migraphx_is_open_once_all_its_batch_sizes_are_in_service(migraphx_root: Path, tmp_path: Path) -> None:
+    file, cache = tmp_path / "model.onnx", tmp_path / "cache"
+    file.write_bytes(mlp())
+    config = ModelConfig("m", backend="onnx", max_batch_size=4, parameters={"target": "ref"})
+    settings = EngineSettings(str(cache), migraphx_root=str(migraphx_root))
+    names = ("MIGraphX", "", MIGRAPHX.module)
+    engine = WorkerEngine(*names, str(tmp_path), str(file), config, InstanceKind.CPU, None, 1, settings)
+    with MeasuringProcess("migraphx", python_command(find_installation(settings)), {}) as process:
+        assert process.open(engine).description.startswith("MIGraphX 2.")
+        assert len(list(cache.glob("programs/*/program.mxr"))) == len((1, 2, 4))
 
 
 def _measure(rows: int) -> Measure:

@@ -33,16 +33,10 @@ class PrintedInstruction:
     """What other instructions call it: @5, or a parameter's name."""
     operator: str
     """E.g. convolution, ref::add, gpu::code_object, @param, @literal."""
-    attributes: str
-    """As printed, without the brackets."""
+    symbol: str
+    """The kernel of a code object; "" of anything else."""
     bytes: int
     """Of its result; 0 where that varies."""
-
-    @property
-    def symbol(self) -> str:
-        """The kernel of a code object; "" of anything else."""
-        match = _SYMBOL.search(self.attributes)
-        return match["symbol"] if match else ""
 
     @property
     def title(self) -> str:
@@ -97,19 +91,8 @@ def _read_instruction(name: str, rest: str) -> PrintedInstruction:
     operator = match[0] if match else expression
     if operator.startswith("@param:"):
         operator = "@param"
-    return PrintedInstruction(name, operator.strip(), _bracketed(expression[len(operator) :]), _shape_bytes(shape))
-
-
-def _bracketed(text: str) -> str:
-    """The text within the brackets that `text` begins with, which may hold others."""
-    if not text.startswith("["):
-        return ""
-    depth = 0
-    for position, letter in enumerate(text):
-        depth += {"[": 1, "]": -1}.get(letter, 0)
-        if depth == 0:
-            return text[1:position]
-    return text[1:]
+    symbol = _SYMBOL.search(expression)
+    return PrintedInstruction(name, operator.strip(), symbol["symbol"] if symbol else "", _shape_bytes(shape))
 
 
 def _shape_bytes(text: str) -> int:
