@@ -24,6 +24,7 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _PUNCH_HOLE_KEEP_SIZE = 3
 _FAILED = ctypes.c_void_p(-1).value
 _MAP_FIXED = 0x10
@@ -62,6 +63,11 @@ def give_back(descriptor: int, start: int, nbytes: int) -> None:
     """Pages of a file go back to the system; they are zeros from then on."""
     if _libc.fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, start, nbytes):
         raise OSError(ctypes.get_errno(), "memory cannot be given back")
+
+
+def leave(address: int, nbytes: int) -> None:
+    """Count pages of a file that are mapped as this process's no more, until it touches them again."""
+    _libc.madvise(address, nbytes, mmap.MADV_DONTNEED)
 
 
 def put_zeros(address: int, nbytes: int) -> bool:

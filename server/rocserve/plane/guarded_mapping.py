@@ -118,6 +118,10 @@ class GuardedFile:
             self._view, self.mapping = self._guard.map(self._descriptor, self.size, self._to_write)
         return self._view[offset : offset + nbytes]
 
+    def leave(self) -> None:
+        """Its pages count as this process's no more, until they are touched again."""
+        anonymous_file.leave(self.mapping.begin, self.mapping.end - self.mapping.begin)
+
     @property
     def bytes_left(self) -> int:
         """The size that the file has now."""

@@ -22,6 +22,8 @@ _MOST_FILES = 256
 """Of an instance at a time: each takes a descriptor and a mapping in its worker."""
 _MOST_BYTES = 4096
 """Taken at once: rings, a byte each, and a size."""
+_MOST_RESIDENT = 64 << 20
+"""Bytes of clients' files that count as an instance's memory, beside those of one batch."""
 _ROOM = socket.CMSG_LEN(4)
 """Bytes of one descriptor."""
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -75,6 +77,7 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
         super().__init__({0: heap})
         self._guard = guard
         self._taken = 0
+        self._resident = 0
 
     def take(self, connection: socket.socket) -> bool:
         """Take the rings that are there, and a file behind them. Returns: False: the other end is gone."""
@@ -91,3 +94,13 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
             (size,) = _SIZE.unpack(data[-_SIZE.size :])
             self[self._taken] = GuardedFile(self._guard, descriptor, size, to_write=False)
         return bool(data)
+
+    def read(self, nbytes: int) -> None:
+        """Bytes of a file are about to be read. These stay the client's memory: none of it is to count for long as that
+        of the worker, which may be bounded."""
+        self._resident += nbytes
+        if self._resident > _MOST_RESIDENT:
+            self._resident = nbytes
+            for file in self.values():
+                if isinstance(file, GuardedFile):
+                    file.leave()

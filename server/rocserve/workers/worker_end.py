@@ -224,11 +224,13 @@ class WorkerEnd:
         forms = self._forms
         for kind, flags, _, number, a, b, c in ENTRY.iter_unpack(self.inputs.view(place, count * ENTRY_BYTES)):
             if kind == REQUEST:
-                file = a if flags == IN_FILE else 0
-                while file and file not in self.files:
-                    self.files.take(self._connection)
-                inputs = b if flags else place + b
-                requests.append(ReceivedRequest(forms[number], a, inputs, place + (c >> 32), c & 0xFFFFFFFF, file))
+                form, file, inputs = forms[number], 0, b if flags else place + b
+                if flags == IN_FILE:
+                    file = a
+                    while file not in self.files:
+                        self.files.take(self._connection)
+                    self.files.read(form.places.end)
+                requests.append(ReceivedRequest(form, a, inputs, place + (c >> 32), c & 0xFFFFFFFF, file))
             elif kind == LAYOUT:
                 forms[number] = RequestForm(from_json(RequestLayout, bytes(self.inputs.view(place + a, b))))
             else:

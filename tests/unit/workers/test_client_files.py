@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,6 +158,26 @@ def test_a_batch_of_several_is_gathered_from_files_and_the_heap(peer: Peer, file
     data = bytes(gatherer.batch(received.requests).inputs["A"].data)
     assert (data[:4], data[4 * COUNT : 4 * COUNT + 4], len(data)) == (b"abcd", b"wxyz", 8 * COUNT)
     end(peer, received)
+
+
+def test_what_has_been_read_does_not_count_as_the_workers_memory_for_long(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resident() -> list[int]:
+        """KiB, of the mapping to read."""
+        maps = Path("/proc/self/smaps").read_text().split("VmFlags")
+        return [int(each.split("Rss:")[1].split()[0]) for each in maps if file.path.name in each and " r--s " in each]
+
+    monkeypatch.setattr("rocserve.workers.client_files._MOST_RESIDENT", 3 * 4 * COUNT)
+    sizes: list[int] = []
+    with shared_file(1 << 16, "resident") as file:
+        held = opened(file)
+        for _ in range(4):
+            batch = execute(peer, in_file(held))
+            sizes += resident()
+            assert seen(peer, batch) == bytes(4)
+            end(peer, batch)
+    assert [size > 0 for size in sizes] == [False, True, True, False]
 
 
 def test_a_file_that_is_cut_is_whole_again_when_it_is(peer: Peer, file: SharedFile) -> None:
