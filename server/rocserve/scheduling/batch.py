@@ -59,25 +59,20 @@ class ResponseMaker:
         failure = outcome.error or outcome.failures.get(index)
         if failure is not None:
             return failure
-        try:
-            response = self.make(entry, *outcome.outputs_of(index), outcome.parameters.get(index, NO_PARAMETERS))
-        except ServeError as fault:
-            return fault
-        response.is_large, response.slot = outcome.is_large, outcome.slot
-        return response
+        parameters = outcome.parameters.get(index, NO_PARAMETERS)
+        return self.make(entry, *outcome.outputs_of(index), parameters, outcome.is_large, outcome.slot)
 
     def make(
         self,
         entry: InferRequest,
         heads: tuple[TensorHead, ...],
         data: Sequence[Buffer],
-        parameters: Parameters = NO_PARAMETERS,
-    ) -> InferResponse:
-        """The response to a request, of all outputs that it wants.
-
-        Raises:
-            ServeError: an output is not what the configuration says of it.
-        """
+        parameters: Parameters,
+        is_large: bool,
+        slot: object,
+    ) -> InferResponse | ServeError:
+        """The response to a request, of all outputs that it wants; an error where one is not what the configuration
+        says of it."""
         plan = entry.plan
         try:
             if heads is not self._last_heads or plan is not self._last_plan:
@@ -90,11 +85,12 @@ class ResponseMaker:
             if plan.classifications:
                 outputs = [self._classified(tensor, plan.classifications) for tensor in response.outputs]
                 response = InferResponse.of(self._name, self._version, entry.id, outputs, parameters)
-        except ServeError:
-            raise
+        except ServeError as fault:
+            return fault
         except Exception as error:
             # A worker may say anything of its outputs, and its client is to be answered all the same.
-            raise internal(f"the model's outputs make no response: {error!r}") from error
+            return internal(f"the model's outputs make no response: {error!r}")
+        response.is_large, response.slot = is_large, slot
         return response
 
     def _form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:

@@ -176,15 +176,13 @@ class InFlightRequests:
         if answer is None or isinstance(answer, ServeError):
             response = answer
         else:
-            try:
-                data = [tensor.data for tensor in answer.outputs]
-                response = self._responses.make(in_flight.request, heads_of(answer.outputs), data, answer.parameters)
-                response.is_large, response.slot = sum(map(len, data)) > LARGE_RESPONSE, answer.slot
-                if response.is_large:
-                    go_on = functools.partial(self._go_on, in_flight)
-                    in_flight.large = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
-            except ServeError as error:
-                response = error
+            data = [tensor.data for tensor in answer.outputs]
+            is_large = sum(map(len, data)) > LARGE_RESPONSE
+            heads = heads_of(answer.outputs)
+            response = self._responses.make(in_flight.request, heads, data, answer.parameters, is_large, answer.slot)
+            if is_large and not isinstance(response, ServeError):
+                go_on = functools.partial(self._go_on, in_flight)
+                in_flight.large = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
         if self._decoupled:
             self._count_response(in_flight, response, answered_ns)
         if not final:
