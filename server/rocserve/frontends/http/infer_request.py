@@ -386,7 +386,7 @@ def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutp
         is_binary = as_binary is not MISSING and boolean(as_binary, "Unable to parse 'binary_data'")
         binary.setdefault(name, is_binary)
         outputs.append(RequestedOutput(name, kept or NO_PARAMETERS))
-    return outputs, AnswerForm(binary, otherwise_binary, shared)
+    return outputs, AnswerForm(tuple(binary.items()), otherwise_binary, frozenset(shared))
 
 
 def _check_output(parameters: Any) -> None:

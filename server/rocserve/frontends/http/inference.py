@@ -31,9 +31,9 @@ from rocserve.frontends.http.infer_request import (
 from rocserve.frontends.http.infer_response import (
     BINARY_ONLY,
     JSON_ONLY,
-    InferBodyWriter,
+    AnswerLayout,
+    AnswerLayouts,
     detached,
-    takes_long,
 )
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.raw_request import form_boundary, form_parts, form_request, raw_request
@@ -58,7 +58,7 @@ class InferHandler:
         self.forwarding = forwarding
         self.heads = RequestHeads()
         self.reader = InferRequestReader(self.heads)
-        self.writer = InferBodyWriter()
+        self.layouts = AnswerLayouts()
 
     def handler(self, head: Head, model: str, version: str) -> Callable[[Request], None]:
         """What answers the infer requests of a head, at once or later. Raises: HttpError: they are refused."""
@@ -269,16 +269,13 @@ class InferCall(HttpResponder):
             if isinstance(outcome, ServeError):
                 error = parts.inference.paths.without(outcome)
                 response = error_response(error, JSON if self.is_refused else PLAIN)
-            elif (
-                self._head.wants_encoding
-                or sum(map(len, outcome.data)) > _ONE_PIECE
-                or (not self._form.is_all_binary and takes_long(outcome, self._form))
-            ):
-                request.run(self._send(detached(outcome)))
-                return
             else:
+                layout = self._handler.layouts.of(outcome, self._form)
+                if layout.takes_long or self._head.wants_encoding or sum(map(len, outcome.data)) > _ONE_PIECE:
+                    request.run(self._send(detached(outcome), layout))
+                    return
                 # It is the connection's at once, and held by nobody else.
-                body = self._handler.writer.write(outcome, self._form)
+                body = layout.body(outcome)
                 response = Response(200, b"".join(body), *_content(body))
             request.respond(response)
         except ServeError as error:
@@ -286,16 +283,13 @@ class InferCall(HttpResponder):
         except Exception as error:
             request.fail(error)
 
-    async def _send(self, outcome: InferResponse) -> Response | None:
+    async def _send(self, outcome: InferResponse, layout: AnswerLayout) -> Response | None:
         """A large answer, or perhaps a compressed one."""
-        memory, write = self._parts.memory, self._handler.writer.write
+        memory = self._parts.memory
         encoding = response_encoding(self.request.head.headers.get("accept-encoding"))
         try:
             memory.admit_answer(self, sum(map(len, outcome.data)))
-            if takes_long(outcome, self._form):
-                body = await asyncio.to_thread(write, outcome, self._form)
-            else:
-                body = write(outcome, self._form)
+            body = await asyncio.to_thread(layout.body, outcome) if layout.takes_long else layout.body(outcome)
             memory.release_answer(self)
             memory.admit_answer(self, sum(map(len, body)))
             content_type, headers = _content(body)

@@ -15,6 +15,7 @@ DEEPEST_NESTING = 100
 _BEGUN_VALUE = re.compile(r"n(ul?)?|t(ru?)?|f(a(ls?)?)?|-")
 _BARE_FRACTION = re.compile(r"-?\d+\.")
 
+_DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _FAULTS = {
     "Expecting property name enclosed in double quotes": "Missing a name for object member.",
@@ -37,7 +38,7 @@ def parse_json(data: Buffer) -> Any:
     """
     source = str(data, "utf-8", "surrogateescape")
     try:
-        return json.loads(source)
+        return _DECODER.decode(source)
     except json.JSONDecodeError as error:
         fault, position = _fault(source, error)
         offset = len(source[:position].encode("utf-8", "surrogateescape"))
@@ -79,7 +80,7 @@ def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
         position = source.index("}", position)
     elif message.startswith("Invalid \\uXXXX"):
         position = source.rindex("\\", 0, position + 1)
-    elif message in ("Expecting value", "Illegal trailing comma before end of array", "Unexpected UTF-8 BOM"):
+    elif message in ("Expecting value", "Illegal trailing comma before end of array"):
         word = _BEGUN_VALUE.match(source, position)
         return "Invalid value.", word.end() if word else _after_comma(source, position)
     known = next((text for found, text in _FAULTS.items() if message.startswith(found)), "Invalid value.")

@@ -18,7 +18,7 @@ from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.generate import generate_body, parse_generate
 from rocserve.frontends.http.infer_request import MOST_ENTRIES, InferRequestReader, RequestHeads
-from rocserve.frontends.http.infer_response import BINARY_ONLY, AnswerForm, InferBodyWriter, infer_body
+from rocserve.frontends.http.infer_response import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts
 from rocserve.frontends.http.raw_request import raw_request
 
 INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
@@ -59,8 +59,7 @@ def test_a_request() -> None:
     assert request.head.parameters == {**body["parameters"], "e": float(2**63)}
     assert [entry.parameters.get("classification") for entry in request.head.outputs] == [2, None, None]
     assert request.sequence is None
-    assert [form.is_binary(name) for name in ("A", "B", "C", "D")] == [True, False, False, False]
-    assert form.shared == {"B"}
+    assert form == AnswerForm((("A", True), ("B", False), ("C", False)), False, frozenset("B"))
 
 
 def test_sequences_and_the_default_form() -> None:
@@ -68,7 +67,7 @@ def test_sequences_and_the_default_form() -> None:
     request, form = read({"inputs": [], "parameters": parameters})
     assert request.sequence == SequenceTag("s", True, False)
     assert request.head.parameters == {}
-    assert form.is_binary("anything")
+    assert form == BINARY_ONLY
 
 
 def test_equal_requests_have_one_head() -> None:
@@ -292,8 +291,15 @@ RESPONSE = InferResponse.of(
 )
 
 
+FORMS = [AnswerForm((("B", True),)), AnswerForm((("B", True),), shared=frozenset("A"))]
+
+
+def body_of(response: InferResponse, form: AnswerForm) -> list[Any]:
+    return AnswerLayouts().of(response, form).body(response)
+
+
 def test_an_answer() -> None:
-    body, *tensors = infer_body(RESPONSE, AnswerForm({"B": True}))
+    body, *tensors = body_of(RESPONSE, AnswerForm((("B", True),)))
     assert json.loads(body) == {
         "id": "i",
         "model_name": "m",
@@ -305,23 +311,23 @@ def test_an_answer() -> None:
         ],
     }
     assert tensors == [b"\1\0\0\0b"]
-    shared = infer_body(replace(RESPONSE, id="", parameters={}), AnswerForm(shared={"A"}))
+    shared = body_of(replace(RESPONSE, id="", parameters={}), AnswerForm(shared=frozenset("A")))
     assert shared == [
         b'{"model_name":"m","model_version":"1","outputs":[{"name":"A","datatype":"INT8","shape":[1,2]},'
         b'{"name":"B","datatype":"BYTES","shape":[1],"data":["b"]}]}'
     ]
 
 
-@pytest.mark.parametrize("form", [BINARY_ONLY, AnswerForm({"B": True}), AnswerForm({"B": True}, shared={"A"})])
+@pytest.mark.parametrize("form", [BINARY_ONLY, JSON_ONLY, *FORMS])
 @pytest.mark.parametrize("parameters", [{}, {"p": True}])
 def test_remembered_json_is_that_of_a_first_answer(form: AnswerForm, parameters: dict[str, bool]) -> None:
-    writer = InferBodyWriter()
+    layouts = AnswerLayouts()
     for request_id in ("", 'i"', "j", ""):
         for data in (b"\1\2", b"\3\4"):
             response = replace(RESPONSE, id=request_id, parameters=parameters, data=[data, RESPONSE.data[1]])
-            assert writer.write(response, form) == infer_body(response, form)
+            assert layouts.of(response, form).body(response) == body_of(response, form)
     other = InferResponse.of("m", "1", "i", [Tensor("A", DataType.INT8, (2, 1), b"\1\2")])
-    assert writer.write(other, form) == infer_body(other, form)
+    assert layouts.of(other, form).body(other) == body_of(other, form)
 
 
 def generate(body: Any, config: ModelConfig = CONFIG) -> Any:
