@@ -20,7 +20,7 @@ _LEVELS = {"TIMESTAMPS": TraceLevel.TIMESTAMPS, "TENSORS": TraceLevel.TENSORS}
 
 
 class TraceControlService:
-    """Safe on any thread."""
+    """On the data plane's thread."""
 
     def __init__(self, tracing: Tracing, tables: ServingTableHolder) -> None:
         self._tracing = tracing

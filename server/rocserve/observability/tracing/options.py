@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -175,7 +174,8 @@ def _spans(config: TraceConfig, environment: Mapping[str, str]) -> tuple[SpanOpt
 
 
 class TraceSetting:
-    """What holds for one model, or for all without a setting of their own, until it is replaced by another."""
+    """What holds for one model, or for all without a setting of their own, until it is replaced by another. On
+    the data plane's thread, but for `has_all`."""
 
     def __init__(self, values: TraceValues, specified: frozenset[str] = frozenset(), fault: str = "") -> None:
         """
@@ -186,7 +186,6 @@ class TraceSetting:
         self._values = values
         self.specified = specified
         self.fault = fault
-        self._lock = threading.Lock()
         self._seen = 0
         self._remaining = values.count
         self._begun = 0
@@ -216,8 +215,7 @@ class TraceSetting:
 
     def has_all(self, collected: int) -> bool:
         """Whether no more traces will follow `collected` finished ones."""
-        with self._lock:
-            return self._remaining == 0 and collected >= self._begun
+        return self._remaining == 0 and collected >= self._begun
 
     def choose(self, forced: bool = False) -> bool:
         """Whether the request that has come now is traced.
@@ -225,15 +223,12 @@ class TraceSetting:
         Args:
             forced: its client traces it already, so that neither rate nor count matter.
         """
-        with self._lock:
-            chosen = False
-            if self._values.rate:
-                if (self.fault or not self._remaining) and not forced:
-                    return False
-                self._seen += 1
-                chosen = self._seen % self._values.rate == 0 and self._remaining != 0
-                if chosen and self._remaining > 0:
-                    self._remaining -= 1
-            chosen = chosen or forced
-            self._begun += chosen
-            return chosen
+        rate, is_due = self._values.rate, False
+        if rate and (forced or (self._remaining and not self.fault)):
+            self._seen += 1
+            is_due = self._seen % rate == 0 and self._remaining != 0
+        self._begun += is_due or forced
+        if is_due and self._remaining > 0:
+            # In this order: the sink's thread asks whether all are there that have begun, when none remain.
+            self._remaining -= 1
+        return is_due or forced

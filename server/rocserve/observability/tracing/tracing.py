@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -40,7 +39,7 @@ class TraceSink(Protocol):
 
 
 class Tracing:
-    """Callable from any thread."""
+    """On the data plane's thread."""
 
     def __init__(self, options: TraceOptions, sink: TraceSink) -> None:
         self.options = options
@@ -50,7 +49,6 @@ class Tracing:
         """Called when `is_on` has changed."""
         self._sink = sink
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
         self._default = TraceSetting(options.values)
         self._global = TraceSetting(options.values, fault=self._fault(options.values))
         self._models: dict[str, TraceSetting] = {}
@@ -68,14 +66,13 @@ class Tracing:
         Raises:
             ServeError: INVALID_ARGUMENT, the result would not make sense.
         """
-        with self._lock:
-            try:
-                self._change_one(model_name, change)
-                if not model_name:
-                    for name in list(self._models):
-                        self._change_one(name, {})
-            finally:
-                self._switch()
+        try:
+            self._change_one(model_name, change)
+            if not model_name:
+                for name in list(self._models):
+                    self._change_one(name, {})
+        finally:
+            self._switch()
 
     def begin(self, model_name: str, headers: Mapping[str, str]) -> TraceGroup | None:
         """The trace of a request that has come, or None where it is not chosen.
@@ -103,7 +100,6 @@ class Tracing:
         return self._models.get(model_name, self._global)
 
     def _change_one(self, model_name: str, change: TraceChange) -> None:
-        """Under the lock."""
         if model_name:
             current, above = self._models.get(model_name), self._global
         else:
