@@ -188,10 +188,9 @@ class FolderCache:
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, new, ignore_errors=True)
             make(new)
+            (new / _DIGESTS).write_bytes(folder_listing(new))
             for made in new.rglob("*"):
                 made.chmod(0o700 if made.is_dir() else 0o600)
-            with os.fdopen(os.open(new / _DIGESTS, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as digests:
-                digests.write(folder_listing(new))
             file = stack.enter_context((new / _DIGESTS).open("rb"))
             hold(file, shared=True)
             new.rename(self.place / name)

@@ -34,6 +34,8 @@ from rocserve.tools.verb import UsageError, Verb
 
 _REFERENCE = Precision.FP32.value
 _RANDOM_RUNS = 8
+_IMAGE_RANK = 4
+"""Dimensions of the inputs that are NHWC in a TensorFlow graph, and NCHW to its program."""
 _MOST_RUNS = 64
 """Of the calibration data; the differences are of this many runs at most."""
 
@@ -157,12 +159,13 @@ def _samples(
     if calibrated is not None:
         tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
         read, name = _read_data(calibrated, reference.context, reference.recipe, tensors)
-        # Calibration data are in the program's layout, a model's inputs in the client's.
-        shapes = {one.name: one.shape for one in inputs}
-        runs = [
-            {key: array if array.shape == shapes[key] else np.moveaxis(array, 1, -1) for key, array in run.items()}
-            for run in read[:_MOST_RUNS]
-        ]
+        runs = read[:_MOST_RUNS]
+        if reference.recipe.source.kind is SourceKind.TENSORFLOW:
+            # Calibration data are in the program's layout, the model's inputs in the client's.
+            runs = [
+                {key: np.moveaxis(array, 1, -1) if array.ndim == _IMAGE_RANK else array for key, array in run.items()}
+                for run in runs
+            ]
         data = f"{len(runs)} of {len(read)} runs of {name}"
     else:
         runs = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.graphdef import classifier
 from support.migraphx_models import IMAGE_SHAPE, mini_resnet, two_in_two_out
 from support.tools import Command, Ran
 
@@ -46,6 +47,19 @@ def test_on_calibration_data(migraphx_root: Path, command: Command, model: Path,
     assert 0 < _relative(ran, "fp8") < 0.3
     assert f"errors against fp32, on 3 of 3 runs of the calibration data {data}\n" in ran.out
     assert "resnet, batch size 1, target ref" in ran.out
+
+
+def test_images_of_a_tensorflow_graph(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    """Clients' are NHWC, the program's NCHW."""
+    (tmp_path / "m.pb").write_bytes(classifier())
+    np.savez(tmp_path / "samples.npz", image=np.random.default_rng(1).random((3, 8, 8, 3), dtype=np.float32))
+    ran = command.on_migraphx(
+        migraphx_root, "compile", tmp_path / "m.pb", "--compare", "--calibration-data", tmp_path / "samples.npz",
+        "--precision", "fp16", "--target", "ref", *_QUICK,
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    assert "on 3 of 3 runs of the calibration data" in ran.out
+    assert 0 < float(ran.row("fp16")[3]) < 0.1
 
 
 def test_on_random_data_which_is_said(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
