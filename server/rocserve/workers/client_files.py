@@ -22,7 +22,7 @@ _MOST_FILES = 256
 """Of an instance at a time: each takes a descriptor and a mapping in its worker."""
 _MOST_BYTES = 4096
 """Taken at once: rings, a byte each, and a size."""
-_MOST_RESIDENT = 64 << 20
+_MOST_RESIDENT = 256 << 20
 """Bytes of clients' files that count as an instance's memory, beside those of one batch."""
 _ROOM = socket.CMSG_LEN(4)
 """Bytes of one descriptor."""
@@ -96,11 +96,12 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
         return bool(data)
 
     def read(self, nbytes: int) -> None:
-        """Bytes of a file are about to be read. These stay the client's memory: none of it is to count for long as that
-        of the worker, which may be bounded."""
+        """Bytes of a file are about to be read. What has been read counts as the worker's memory, which may be bounded,
+        until it is left; to read it again takes longer then."""
         self._resident += nbytes
         if self._resident > _MOST_RESIDENT:
             self._resident = nbytes
-            for file in self.values():
-                if isinstance(file, GuardedFile):
+            files = [file for file in self.values() if isinstance(file, GuardedFile)]
+            if sum(file.size for file in files) > _MOST_RESIDENT:
+                for file in files:
                     file.leave()
