@@ -21,6 +21,21 @@ def test_each_request_of_a_batch_is_charged_the_whole_batch():
     assert counted.last_inference_ms > 0
 
 
+def test_requests_that_ran_one_by_one_are_an_execution_each_and_sizes_are_apart():
+    statistics = ModelStatistics()
+    statistics.record_batch(Execution(100, 110, 150, 160, [40, 80], 200, rows=3, is_grouped=True))
+    statistics.record_batch(Execution(100, 104, 105, 106, [90], 200, rows=3))
+    statistics.record_batch(Execution(300, 310, 350, 360, [290], 400, rows=8, absent_rows=7))
+    counted = statistics.snapshot()
+    assert (counted.inference_count, counted.execution_count) == (3 + 3 + 3 + 1, 4)
+    assert (counted.success.count, counted.success.ns) == (4, 160 + 120 + 110 + 110)
+    assert (counted.queue.count, counted.queue.ns) == (4, 60 + 20 + 10 + 10)
+    # The two share what their batch took.
+    assert (counted.compute_infer.count, counted.compute_infer.ns) == (4, 20 + 20 + 1 + 40)
+    by_size = {size: (batch.compute_infer.count, batch.compute_infer.ns) for size, batch in counted.batches.items()}
+    assert by_size == {3: (3, 41), 8: (1, 40)}
+
+
 def test_failures_count_as_failures_only():
     statistics = ModelStatistics()
     statistics.record_failure(10, 30)
