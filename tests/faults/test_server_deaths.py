@@ -18,7 +18,7 @@ import pytest
 from support.delegated_cgroup import delegated_cgroup, python_within
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
-from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, slow_sum
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -28,6 +28,7 @@ MOST_SUPERVISOR_BYTES = 15 << 20
 SLACK = 8
 """Descriptors of clients' connections that come and go, and of workers that have had many batches; fewer than one for
 each death."""
+VALUES = np.array([[1.0, 2.0]], np.float32)
 PYTHON_CONFIG = """
 backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
@@ -46,16 +47,11 @@ class TritonPythonModel:
             for request in requests
         ]
 """
-SPEAKS = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        print("ready to add")
-
+SLOW_CONFIG = """
+platform: "onnx_onnxv1"
+input { name: "X" data_type: TYPE_FP32 dims: [ -1, 256 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1, 256 ] }
 """
-BOUNDED = 'parameters { key: "worker_memory_bytes" value { string_value: "4000000000" } }'
 CHAIN = """
 platform: "ensemble"
 input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
@@ -114,8 +110,8 @@ def drop_python(repository: Path, name: str, source: str, config: str = "") -> N
     (repository / name / "config.pbtxt").write_text(PYTHON_CONFIG + config)
 
 
-def ask(server: RocserveProcess, model: str) -> list[list[float]]:
-    entry = infer_input("X", np.array([[1.0, 2.0]], np.float32))
+def ask(server: RocserveProcess, model: str, values: np.ndarray = VALUES) -> list[list[float]]:
+    entry = infer_input("X", values)
     with server.client() as client:
         return client.infer(model, [entry], client_timeout=20).as_numpy("Y").tolist()
 
@@ -244,10 +240,10 @@ def test_a_model_that_was_broken_since_keeps_no_other_from_being_served(serve, r
         load.wait_until_answered_by(1.0)
 
 
-def ask_in_background(server: RocserveProcess, model: str) -> threading.Thread:
+def ask_in_background(server: RocserveProcess, model: str, values: np.ndarray = VALUES) -> threading.Thread:
     def run() -> None:
         with suppress(InferenceServerException):
-            ask(server, model)
+            ask(server, model, values)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -296,6 +292,56 @@ def test_what_has_changed_or_ended_meanwhile_is_loaded_anew(serve, repository: P
     }
     assert kept == {"rocserve:same"}
     assert [ask(server, name) for name in ("same", "changed", "ended")] == [[[2.0, 3.0]], [[3.0, 4.0]], [[2.0, 3.0]]]
+
+
+@pytest.mark.timeout(300)
+def test_models_that_share_a_process_under_load(serve, repository: Path) -> None:
+    """The process outlives the server, with each of its models that is still the same."""
+    names = ("same", "other", "changed", "gone")
+    for name in names:
+        drop(repository, name, add_constant(1.0), ADD_CONSTANT_CONFIG)
+    server: RocserveProcess = serve(repository, "--shared-workers=1")
+    workers = pids(server)
+    assert len(workers) == 1
+    with ExitStack() as running:
+        loads = [running.enter_context(ConstantLoad(server.address, name, {1.0, 2.0}, 2)) for name in names[:3]]
+        for death in range(1, DEATHS):
+            for load in loads:
+                load.wait_until_answered_by(1.0, times=20)
+            kill_and_wait(server)
+            assert pids(server) == workers
+            assert server.log_text.count("is still loaded") == death * len(names)
+        threads = server.workers()[0].num_threads()
+        assert server.process is not None
+        supervisor = psutil.Process(server.process.pid)
+        supervisor.suspend()
+        server.server_process().kill()
+        drop(repository, "changed", add_constant(2.0), ADD_CONSTANT_CONFIG)
+        shutil.rmtree(repository / "gone")
+        supervisor.resume()
+        loads[2].wait_until_answered_by(2.0, times=20)
+        for load in loads[:2]:
+            load.wait_until_answered_by(1.0, times=20)
+    assert [wrong for load in loads for wrong in load.wrong] == []
+    assert {status for load in loads for status, _ in load.failures} == {"StatusCode.UNAVAILABLE"}
+    assert pids(server) == workers
+    # That of its session, and of its instance.
+    wait_until(lambda: server.workers()[0].num_threads() == threads - 2, "the end of the model that is gone")
+
+
+def test_models_that_share_a_process_that_is_at_a_request(serve, repository: Path) -> None:
+    """One that is at it while the next server comes is loaded anew beside it, and goes when it is done."""
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop(repository, "slow", slow_sum(2000), SLOW_CONFIG)
+    server: RocserveProcess = serve(repository, "--shared-workers=1")
+    (worker,) = server.workers()
+    threads, seconds = worker.num_threads(), worker.cpu_times().user
+    ask_in_background(server, "slow", np.ones((2048, 256), np.float32))
+    wait_until(lambda: worker.cpu_times().user > seconds + 0.2, "the request in the model")
+    kill_and_wait(server)
+    assert server.workers() == [worker]
+    assert ask(server, "m") == [[2.0, 3.0]]
+    wait_until(lambda: worker.num_threads() == threads, "the end of the one that was left")
 
 
 def test_a_zygote_that_dies_with_the_server(serve, repository: Path) -> None:

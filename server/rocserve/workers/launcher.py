@@ -117,9 +117,11 @@ class WorkerLauncher:
         else:
             self._link.start()
 
-    async def launch(self, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger) -> WorkerSession:
-        """A session with these instances in a process of its own, which is started, or in that of its group; what that
-        writes goes to `log`.
+    async def launch(
+        self, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
+    ) -> WorkerSession:
+        """A session with these instances in a process of its own, which is started, or in that of its group, which may
+        have kept it; what the process writes goes to `log`. `key`: as of WorkerSession.open.
 
         Raises:
             ServeError: INTERNAL, it cannot be started.
@@ -127,12 +129,13 @@ class WorkerLauncher:
         """
         name = options.shared_worker
         if not name:
-            return await _session(await self._start(options, log), instances)
+            return await _session(await self._start(options, log), instances, key)
         async with self._starting[name]:
             process = self._shared.get(name)
             if process is None or not process.takes_sessions:
-                process = self._shared[name] = await self._start(options, log)
-            return await _session(process, instances)
+                process = await self.take_over(name, options, log) or await self._start(options, log)
+                self._shared[name] = process
+            return await _session(process, instances, key)
 
     async def _start(self, options: LaunchOptions, log: logging.Logger) -> WorkerProcess:
         """A process without a session. Raises: as `launch`."""
@@ -175,7 +178,7 @@ class WorkerLauncher:
                     self._watch.add_grouped(group, None)
 
     async def take_over(self, key: str, options: LaunchOptions, log: logging.Logger) -> WorkerProcess | None:
-        """A worker of the server before that has loaded what has this key; None: there is none."""
+        """The worker of the server before that is held by this key; None: there is none."""
         settings = self._bounded(options)
 
         def add(spawned: Spawned, descriptors: Sequence[int]) -> WorkerProcess:
@@ -224,12 +227,14 @@ class WorkerLauncher:
         self._link.send(Keep(worker.pid, key))
 
     def end_kept(self) -> None:
-        """Workers of the server before that have not been taken over by now are ended: their models are gone, or
-        others. With them go the cgroups that it has left."""
+        """Workers and sessions of the server before that have not been taken over by now are ended: their models are
+        gone, or others. With them go the cgroups that it has left."""
         if not self._may_take_over:
             return
         self._may_take_over = False
         self._link.send(EndLeft())
+        for process in self._shared.values():
+            process.end_left()
         for group in self._groups.left() if self._groups is not None else ():
             if str(group.folder) not in self._taken_groups:
                 self._watch.add_grouped(group, None)
@@ -276,10 +281,10 @@ class WorkerLauncher:
             worker.zygote_gone()
 
 
-async def _session(process: WorkerProcess, instances: Sequence[Instance]) -> WorkerSession:
+async def _session(process: WorkerProcess, instances: Sequence[Instance], key: str) -> WorkerSession:
     """Raises: as WorkerSession.open; nothing is left then."""
     try:
-        return await WorkerSession.open(process, instances)
+        return await WorkerSession.open(process, instances, key)
     except BaseException:
         if not process.sessions:
             process.kill()

@@ -5,10 +5,10 @@ session's thread talks on the control socket and loads and warms up the model; t
 takes batches and answers them (engines release the GIL while they compute, or have one instance only). With a model
 that sees each request for itself it is the other way round, see RequestService.
 
-The session of a process that has one runs on the main thread, and the process ends with it. Should the server die it
-stays, with its model: what was under way is dropped, and the next server hands it the sockets of another session, for
-the zygote holds the other end of the reception meanwhile. Of a process that is shared the main thread waits for further
-sessions until the process is ended.
+The session of a process that has one runs on the main thread, and the process ends with it. Of a process that is shared
+the main thread waits for further sessions until the process is ended. Should the server die sessions stay, with their
+models: what was under way is dropped, and the next server hands over new sockets, for the zygote holds the other end of
+the reception meanwhile.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import cast
 
 from rocserve.core.custom_metrics import MetricChanges
@@ -40,7 +41,10 @@ from rocserve.workers.isolation import hide_memory
 from rocserve.workers.messages import (
     ALONE,
     FRAME_LENGTH,
+    LEFT_END,
+    LONGEST_RECEPTION,
     MOST_SOCKETS,
+    SHARED,
     ControlMessage,
     Load,
     Loaded,
@@ -93,6 +97,8 @@ class Worker:
         self._reception = reception
         self.log = log
         self.guard = FaultGuard()
+        self._sessions: set[Session] = set()
+        """Of a process that is shared."""
         self._quiet_levels: dict[str, int] = {}
         """By logger, while the log is verbose: what it was before."""
 
@@ -100,7 +106,7 @@ class Worker:
         """Raises: EOFError, OSError: the server is gone, and no other has come."""
         kind, sockets = self.receive()
         if kind == ALONE:
-            session = Session(self, sockets, is_shared=False)
+            session = Session(self, sockets, kind)
             status = session.run()
             if status == 0:
                 session.close()
@@ -108,30 +114,40 @@ class Worker:
         _, most_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files, most_open_files))
         while True:
-            threading.Thread(target=self._run_shared, args=(sockets,), name="session", daemon=True).start()
-            _, sockets = self.receive()
+            self._take(kind, sockets)
+            kind, sockets = self.receive()
 
-    def receive(self) -> tuple[bytes, list[socket.socket]]:
-        """ALONE or SHARED, and the sockets of a session. Raises: EOFError, OSError."""
-        kind, descriptors = receive_with_descriptors(self._reception, 1, MOST_SOCKETS)
-        if not kind:
-            end_group()
-            raise EOFError("no other server has come")
-        return kind, [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    def _take(self, kind: bytes, sockets: Sequence[socket.socket]) -> None:
+        """What comes to a process that is shared."""
+        if kind == LEFT_END:
+            for session in list(self._sessions):
+                session.end_if_left()
+        elif not any(session.renew(kind, sockets) for session in list(self._sessions)):
+            threading.Thread(target=self._run_shared, args=(kind, sockets), name="session", daemon=True).start()
 
-    def _run_shared(self, sockets: Sequence[socket.socket]) -> None:
-        session = Session(self, sockets, is_shared=True)
+    def _run_shared(self, kind: bytes, sockets: Sequence[socket.socket]) -> None:
+        session = Session(self, sockets, kind)
+        self._sessions.add(session)
         try:
             # The server has ended a session whose control socket is closed.
             with suppress(EOFError, ConnectionError):
                 session.run()
         finally:
+            self._sessions.discard(session)
             session.close()
             # What it had goes back to the system now: the process goes on.
             del session
             gc.collect()
             if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
                 trim(0)
+
+    def receive(self) -> tuple[bytes, list[socket.socket]]:
+        """What the server says, and the sockets of a session. Raises: EOFError, OSError."""
+        kind, descriptors = receive_with_descriptors(self._reception, LONGEST_RECEPTION, MOST_SOCKETS)
+        if not kind:
+            end_group()
+            raise EOFError("no other server has come")
+        return kind, [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
     def set_verbose(self, verbose: bool) -> None:
         for name in ("", _SERVER_LOG):
@@ -147,10 +163,17 @@ class Worker:
 class Session:
     """The worker's side of one model version."""
 
-    def __init__(self, worker: Worker, sockets: Sequence[socket.socket], is_shared: bool) -> None:
-        """`is_shared`: other sessions are in the process."""
+    def __init__(self, worker: Worker, sockets: Sequence[socket.socket], kind: bytes) -> None:
+        """`kind`: what has come with the sockets; a session that other servers may have is found by it."""
         self._worker = worker
-        self._is_shared = is_shared
+        self._kind = kind
+        self._is_shared = kind != ALONE
+        self._is_left = False
+        """Its server is gone, ..."""
+        self._waits = False
+        """... and with it what was under way."""
+        self._handed: SimpleQueue[Sequence[socket.socket]] = SimpleQueue()
+        """The sockets of the next server; none = no server wants it."""
         self._log = worker.log
         self._control = ControlSocket(sockets[0])
         self._instances = sockets[1:]
@@ -182,9 +205,7 @@ class Session:
                 service.warm_up(request)
             except BaseException as error:
                 return self._fail("warm up", error, load)
-            while not service.serve(lambda: self._control.send(WarmedUp()), self._wait):
-                if self._is_shared:
-                    break
+            while not service.serve(lambda: self._control.send(WarmedUp()), self._wait) and self._kind != SHARED:
                 self._wait_for_server(service, loaded)
                 reports.repeat()
         return 0
@@ -210,21 +231,45 @@ class Session:
         try:
             self._receive(ends_without=False)
         except (EOFError, ConnectionError):
+            self._is_left = True
             return False
         return True
+
+    def renew(self, kind: bytes, sockets: Sequence[socket.socket]) -> bool:
+        """A server opens a session of this kind; whether this one goes on as that. On the main thread."""
+        if not self._waits or kind != self._kind:
+            return False
+        self._is_left = self._waits = False
+        self._handed.put(sockets)
+        return True
+
+    def end_if_left(self) -> None:
+        """The next server is there, and has what it wants. On the main thread."""
+        if self._is_left:
+            self._waits = False
+            self._handed.put(())
+
+    def _next_sockets(self) -> Sequence[socket.socket]:
+        """Those of the next server. Raises: EOFError, OSError."""
+        if not self._is_shared:
+            return self._worker.receive()[1]
+        self._waits = True
+        if not (sockets := self._handed.get()):
+            raise EOFError("no server wants the model any more")
+        return sockets
 
     def _wait_for_server(self, service: ModelService, loaded: Loaded) -> None:
         """Take what a new server shares with its workers, and report to it as to the one before.
 
         Raises: EOFError, OSError.
         """
-        _, (control, *instances) = self._worker.receive()
+        control, *instances = self._next_sockets()
         self._control.renew(control)
         load = self._receive()
         assert isinstance(load, Load)
         self._worker.set_verbose(load.verbose)
         service.renew(instances)
-        self._control.send(replace(loaded, properties=dict(service.properties)))
+        self._control.send(replace(loaded, properties=dict(service.properties), was_kept=True))
         self._receive()  # WarmUp: it is warm.
 
     def _send_metrics(self, changes: MetricChanges) -> None:

@@ -24,9 +24,12 @@ from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
 from rocserve.workers.isolation import Confinement, gpu_devices
 
-ALONE, SHARED = b"1", b"+"
-"""What a server says over a worker's reception, with the sockets of a session: a control socket, and one for each
-instance. The process has one session alone, or those of other models beside it."""
+ALONE, SHARED, LEFT_END = b"1", b"+", b"-"
+"""What a server says over a worker's reception. The first two come with the sockets of a session: a control socket, and
+one for each instance. The process has one session alone, or those of other models beside it: then the session's key
+follows. LEFT_END comes without: sessions that are still left from the server before are to end."""
+LONGEST_RECEPTION = 64
+"""Bytes."""
 MOST_SOCKETS = 253
 """Of a session: Linux passes no more descriptors in one message."""
 LONGEST_TEXT = 8192
@@ -91,6 +94,8 @@ class Loaded:
     """How the engine runs the model, for its metadata."""
     batches_at_once: int = 1
     """That an instance may have in its engine."""
+    was_kept: bool = False
+    """Since a server before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +216,7 @@ class Keep:
 
     pid: int
     key: str
-    """Equal for workers that have loaded the same in the same way."""
+    """Equal for workers that have loaded the same in the same way; of one that models share the group's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from rocserve.workers.instance import Instance
 from rocserve.workers.messages import (
     ALONE,
     FRAME_LENGTH,
+    LEFT_END,
     LONGEST_FRAME,
     LONGEST_TEXT,
     MOST_SOCKETS,
@@ -124,6 +125,11 @@ class WorkerProcess:
         self._fault = reason
         self.break_off(reason)
 
+    def end_left(self) -> None:
+        """Sessions of the server before that this one has not gone on with are to end, in a process that is shared."""
+        with contextlib.suppress(OSError):
+            self.reception.send(LEFT_END, socket.MSG_DONTWAIT)
+
     def break_off(self, reason: str) -> None:
         """It talks nonsense, or not at all: kill it."""
         self._broken = reason
@@ -227,8 +233,9 @@ class WorkerSession:
             self.end()
 
     @classmethod
-    async def open(cls, process: WorkerProcess, instances: Sequence[Instance]) -> WorkerSession:
-        """Hands the sockets over by the process' reception.
+    async def open(cls, process: WorkerProcess, instances: Sequence[Instance], key: str = "") -> WorkerSession:
+        """Hands the sockets over by the process' reception. `key`: of a session that a process that is shared keeps for
+        the next server; "" = none.
 
         Raises:
             ServeError: INTERNAL, these are more instances than can be handed over.
@@ -241,9 +248,8 @@ class WorkerSession:
         # A process that has ended takes nothing; its control socket is closed then.
         with contextlib.suppress(OSError):
             files = [each.fileno() for each in peers]
-            send_with_descriptors(
-                process.reception, SHARED if process.group_name else ALONE, files, socket.MSG_DONTWAIT
-            )
+            kind = SHARED + key.encode() if process.group_name else ALONE
+            send_with_descriptors(process.reception, kind, files, socket.MSG_DONTWAIT)
         for each in peers:
             each.close()
         if not process.group_name:
@@ -382,6 +388,8 @@ class WorkerSession:
         """End it at once. A process that others share goes on, and lets go of the model when it is done with the batch
         in flight."""
         if self.process.group_name:
+            # Else the session would wait for another server.
+            self._send(Unload())
             self.end()
         if self.process.sessions in ([], [self]):
             self.process.kill()

@@ -100,8 +100,7 @@ class WorkerSupervisor:
         self._load = dataclasses.replace(load, plan=plan, model_file=plan.model_file or load.model_file)
         # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
         self._options = options if plan.device is None else options.on_gpu(plan.device)
-        is_kept = group.content and not options.shared_worker
-        self._key = _key(self._load, self._options, group.content) if is_kept else ""
+        self._key = _key(self._load, self._options, group.content) if group.content else ""
         self._launcher = group.launcher
         self._events = group.events
         self._load_limit = LoadLimit(group.limits.load_seconds)
@@ -131,11 +130,10 @@ class WorkerSupervisor:
         """
         try:
             async with asyncio.timeout(_TAKE_OVER_SECONDS):
-                process = await self._launcher.take_over(self._key, self._options, self._log) if self._key else None
+                is_held = self._key and not self._options.shared_worker
+                process = await self._launcher.take_over(self._key, self._options, self._log) if is_held else None
                 if process is not None:
-                    signature = await self._load_by(process)
-                    self._log.info("%s is still loaded", self._name)
-                    return signature
+                    return await self._load_by(process)
         except (ServeError, TimeoutError) as error:
             reason = str(error) or f"it has not answered within {_TAKE_OVER_SECONDS:g} s"
             self._log.warning("the worker of %s that was left could not be taken over: %s", self._name, reason)
@@ -151,7 +149,7 @@ class WorkerSupervisor:
             if process is not None:
                 self._worker = await WorkerSession.open(process, instances)
             else:
-                self._worker = await self._launcher.launch(self._options, instances, self._log)
+                self._worker = await self._launcher.launch(self._options, instances, self._log, self._key)
         except BaseException as error:
             if process is not None:
                 process.kill()
@@ -164,6 +162,8 @@ class WorkerSupervisor:
         worker = self._worker
         async with self._limited_load(worker):
             loaded = await worker.load(self._load, functools.partial(self._progress, worker))
+        if loaded.was_kept:
+            self._log.info("%s is still loaded", self._name)
         for instance in worker.instances:
             instance.batches_at_once = loaded.batches_at_once
         self._events.described(loaded.properties)
@@ -233,7 +233,7 @@ class WorkerSupervisor:
         for instance in worker.instances:
             self._events.instance_opened(instance)
         if self._key:
-            self._launcher.keep(worker.process, self._key)
+            self._launcher.keep(worker.process, self._options.shared_worker or self._key)
 
     @contextlib.asynccontextmanager
     async def _limited_load(self, worker: WorkerSession) -> AsyncIterator[None]:
