@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
@@ -202,12 +203,12 @@ def test_large_tensors(client):
 def test_workers_have_a_clients_file_until_it_is_unregistered_but_for_those_that_bring_code(client, server):
     values = np.random.default_rng(4).random(LARGE, dtype=np.float32)
 
-    def readers(file: SharedFile) -> list[str]:
-        return [
-            process.name()
+    def readers(file: SharedFile) -> dict[str, psutil.Process]:
+        return {
+            process.name(): process
             for process in server.server_process().children(recursive=True)
             if file.path.name in (Path("/proc") / str(process.pid) / "maps").read_text()
-        ]
+        }
 
     with shared_file(values.nbytes) as file:
         file.put(0, values.tobytes())
@@ -216,7 +217,13 @@ def test_workers_have_a_clients_file_until_it_is_unregistered_but_for_those_that
         entry.set_shared_memory("r", values.nbytes)
         for model in ("large", "python"):
             assert (client.infer(model, [entry]).as_numpy("OUTPUT0") == values).all()
-        assert readers(file) == ["rocserve:large"]
+        (worker,) = readers(file).values()
+        assert worker.name() == "rocserve:large"
+        worker.kill()
+        worker.wait(10)
+        wait_until(lambda: client.is_model_ready("large"))
+        assert (client.infer("large", [entry]).as_numpy("OUTPUT0") == values).all()
+        assert [process != worker for process in readers(file).values()] == [True]
         client.unregister_system_shared_memory("r")
         wait_until(lambda: not readers(file))
 
