@@ -22,9 +22,12 @@ _WORTH_BYTES = 32 << 20
 _LITTLE = 1 / 16
 """Of that growth: requests that hold less than this are not what has grown."""
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
 """Of malloc.h."""
-_OPERATORS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_OPERATORS_OWN = (
+    "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX",
+    "GLIBC_TUNABLES",
+)  # fmt: skip
 """Variables of the environment by which the operator sets the same (mallopt(3))."""
 _NEVER = -1
 _LARGEST_BLOCK = 32 << 20
@@ -37,15 +40,23 @@ def private_bytes(statm: Path = Path("/proc/self/statm")) -> int:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
-def keep_freed_memory() -> Callable[[], object]:
+def keep_freed_memory(of_any_size: bool = False) -> Callable[[], object]:
     """Have glibc keep all that is freed, unless the operator has set otherwise. Returns: what gives it back. Where
-    the C library is another, neither does anything."""
+    the C library is another, neither does anything.
+
+    Args:
+        of_any_size: larger blocks too, in one heap: those of further threads hold 64 MiB each.
+    """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return lambda: None
     if os.environ.keys().isdisjoint(_OPERATORS_OWN):
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
+        if of_any_size:
+            libc.mallopt(_M_ARENA_MAX, 1)
+            libc.mallopt(_M_MMAP_MAX, 0)
+        else:
+            libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
     return lambda: libc.malloc_trim(0)
 
 

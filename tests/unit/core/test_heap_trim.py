@@ -87,28 +87,38 @@ async def test_checks_go_on_after_one_for_which_there_was_no_descriptor(monkeypa
 
 
 KEPT = """
+import sys
+import threading
 from rocserve.core.heap_trim import keep_freed_memory, private_bytes
 
-trim = keep_freed_memory()
-messages = [bytearray(b"x") * (4 << 20) for _ in range(20)]
-full = private_bytes()
-messages.clear()
-kept = private_bytes()
-trim()
-print(full, kept, private_bytes())
+count, mib, of_any_size = map(int, sys.argv[1:])
+trim = keep_freed_memory(bool(of_any_size))
+
+def run():
+    messages = [bytearray(b"x") * (mib << 20) for _ in range(count)]
+    full = private_bytes()
+    messages.clear()
+    kept = private_bytes()
+    trim()
+    print(full, kept, private_bytes())
+
+thread = threading.Thread(target=run)
+thread.start() if of_any_size else run()
 """
 
 
-def sizes(**environment: str) -> tuple[int, ...]:
-    """Bytes of a process that has messages, has freed them, and has trimmed. The setting stays, so it is one of its
-    own."""
+def sizes(count: int = 20, mib: int = 4, of_any_size: bool = False, **environment: str) -> tuple[int, ...]:
+    """Bytes of a process that has messages, has freed them, and has trimmed; on a further thread where they may be of
+    any size. The setting stays, so it is one of its own."""
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    shown = subprocess.run([sys.executable, "-c", KEPT], check=True, capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-c", KEPT, *map(str, (count, mib, int(of_any_size)))]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return tuple(map(int, shown.stdout.split()))
 
 
-def test_what_is_freed_is_kept_until_it_is_given_back() -> None:
-    full, kept, left = sizes()
+@pytest.mark.parametrize("arguments", [(20, 4), (2, 40, True)])
+def test_what_is_freed_is_kept_until_it_is_given_back(arguments: tuple[int, ...]) -> None:
+    full, kept, left = sizes(*arguments)
     assert kept > full - 10 * MIB
     assert left < full - 70 * MIB
 

@@ -22,6 +22,7 @@ from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import Program, outputs_of
 from rocserve.core.device_references import DEVICE_PROPERTY, References
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
+from rocserve.core.heap_trim import keep_freed_memory
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 
@@ -66,6 +67,10 @@ class TorchModel:
         self.properties: Mapping[str, str] = {name: value for name, value in facts.items() if value}
         self._config = source.config
         self._options = options
+        if device.type == "cpu":
+            # Each batch works in what the one before has freed: new pages take more time than many an operator. What
+            # loading has left goes back.
+            keep_freed_memory(of_any_size=True)()
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
         self._bound: BoundProgram = bind(program.signature, source.config, self._call)
         if not self.signature.supports_batching:
