@@ -16,10 +16,8 @@ from support.waiting import wait_until
 SETTLE_SECONDS = 0.5
 
 
-def ready_after(server: RocserveProcess, model: str, version: str, since: float) -> float:
-    """Seconds until the index says that the version is READY."""
-    wait_until(lambda: index_of(server, model).get(version, ("", ""))[0] == "READY", f"version {version} of {model}")
-    return time.monotonic() - since
+def wait_until_state(server: RocserveProcess, version: str, state: str) -> None:
+    wait_until(lambda: index_of(server, "m").get(version, ("", ""))[0] == state, f"version {version} {state}")
 
 
 @pytest.mark.timeout(240)
@@ -29,16 +27,14 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
     with ConstantLoad(server.address, "m", {1.0, 2.0, 3.0, 5.0, 6.0}) as load:
         load.wait_until_answered_by(1.0)
 
-        # A good version, written at once: READY at most settle time + 0.5 s after its last byte, plus its load.
+        # A good version, written at once.
         drop(repository, "m", add_constant(2.0), version=2)
-        taken = ready_after(server, "m", "2", time.monotonic())
-        own_load = load_seconds(server, "m", 2)
-        assert taken <= SETTLE_SECONDS + 0.5 + own_load
+        wait_until_state(server, "2", "READY")
         load.wait_until_answered_by(2.0)
 
         # A broken ONNX file as version 3: the reason is there to read, version 2 goes on.
         drop(repository, "m", b"this is no ONNX file", version=3)
-        wait_until(lambda: index_of(server, "m").get("3", ("", ""))[0] == "UNAVAILABLE", "the broken version")
+        wait_until_state(server, "3", "UNAVAILABLE")
         assert index_of(server, "m")["3"][1]
         load.wait_until_answered_by(2.0)
         shutil.rmtree(model / "3")
@@ -58,8 +54,7 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
             for position in range(len(content)):
                 file.write(content[position : position + 1])
                 time.sleep(2.0 / len(content))
-        taken = ready_after(server, "m", "4", time.monotonic())
-        assert taken <= SETTLE_SECONDS + 0.5 + load_seconds(server, "m", 4)
+        wait_until_state(server, "4", "READY")
         load.wait_until_answered_by(5.0)
 
         # An editor's swap file is no change.
@@ -79,29 +74,13 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
         # A new folder by rename, as deployments do it: version 5.
         staged = drop(tmp_path, "staged", add_constant(6.0), version=5)
         shutil.move(staged / "5", model / "5")
-        ready_after(server, "m", "5", time.monotonic())
+        wait_until_state(server, "5", "READY")
         load.wait_until_answered_by(6.0)
 
     assert load.failures == []
     assert load.wrong == []
     assert set(load.answered) == {1.0, 2.0, 5.0, 6.0}
     assert "max_batchsize" in server.log_text
-
-
-def load_seconds(server: RocserveProcess, model: str, version: int) -> float:
-    """The engine's own load, between the log's two lines of it."""
-    loaded = f"successfully loaded '{model}' version {version}"
-    wait_until(lambda: loaded in server.log_text, "the line that follows the load")
-    begun = moment(server.log_text, f"loading: {model}:{version}")
-    ended = moment(server.log_text, loaded)
-    return ended - begun
-
-
-def moment(log: str, text: str) -> float:
-    """The time of day, in seconds, of the last line with the text."""
-    line = [line for line in log.splitlines() if text in line][-1]
-    hours, minutes, seconds = line.split()[1].split(":")
-    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 
 
 def test_a_model_whose_folder_goes_is_unloaded_and_comes_back(serve, repository: Path, tmp_path: Path):

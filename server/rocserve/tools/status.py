@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.measure import Measurement
@@ -179,19 +180,21 @@ def _polled(client: Client, poll: StatusPoll, url: str, console: Console) -> Ren
 def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> RenderableType:
     """The rows as wide as the console: "-" for figures that are not known yet."""
     figures = [name for name in _FIGURES if name != "engine" or any(name in row.figures for row in rows)]
-    made = _table(title, rows, figures)
+    made = _table(console, title, rows, figures)
     longest = max((len(row.reason) for row in rows), default=0)
     if _width(made, console) + _GAP + max(len("reason"), min(longest, _LEAST_REASON)) <= console.width:
-        return _table(title, rows, figures, Column("reason", overflow="fold"))
+        return _table(console, title, rows, figures, Column("reason", overflow="fold"))
     for name in filter(figures.__contains__, _DISPENSABLE):
         if _width(made, console) <= console.width:
             break
         figures.remove(name)
-        made = _table(title, rows, figures)
+        made = _table(console, title, rows, figures)
     return Group(made, *(Text(f"{row.model} {row.version}: {row.reason}") for row in rows if row.reason))
 
 
-def _table(title: str, rows: Sequence[StatusRow], figures: Sequence[str], *reason: Column) -> Table:
+def _table(
+    console: Console, title: str, rows: Sequence[StatusRow], figures: Sequence[str], *reason: Column
+) -> Table:
     """`reason`: the column of the reasons, where there is one."""
     cells = [
         (
@@ -204,7 +207,9 @@ def _table(title: str, rows: Sequence[StatusRow], figures: Sequence[str], *reaso
         for row in rows
     ]
     left = 4 if "engine" in figures else 3
-    return table(title, ("model", "version", "state", *figures, *reason), cells, left=left)
+    # In a pipe a rule below the names would be as wide as the longest reason.
+    box = SIMPLE_HEAD if console.is_terminal else None
+    return table(title, ("model", "version", "state", *figures, *reason), cells, left=left, box=box)
 
 
 def _width(made: Table, console: Console) -> int:

@@ -181,6 +181,8 @@ def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
     (failed,) = [line for line in lines if "broken" in line]
     assert "UNAVAILABLE" in failed
     assert ("a long reason " * 20).strip() in failed
+    # No rule, which would be as wide as the reason.
+    assert len(lines) == 4
 
 
 @pytest.mark.parametrize(
