@@ -73,9 +73,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell echo $$(($$(nproc) * 3 
 test: setup
 	$(PYTEST) -m 'not long'
 
-# What takes long, and a running Triton instead of its recorded answers.
+# What takes long, and a running Triton instead of its recorded answers. With three processes two CPUs rest half of the time.
 test-long: setup
-	$(PYTEST) -m long --triton=live
+	$(PYTEST) -m long --triton=live --numprocesses=$(shell echo $$(($$(nproc) * 5 / 2)))
 
 # What Triton's clients see, by way of front ends that are processes, and the memory that these have together. What
 # becomes of configurations is not theirs.

@@ -41,11 +41,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if here in item.path.parents and item.path.relative_to(here).parts[0] not in quick:
             item.add_marker(pytest.mark.long)
-    # What takes longest begins first, so that no process is left alone with it in the end.
-    counts = Counter(item.path for item in items)
+    # What takes longest begins first, so that no process is left alone with it in the end: tests/parity, which one
+    # process runs; files whose tests have limits of their own, by the longest; then folders by the servers they start.
     folders = {name: place for place, name in enumerate(("parity", "campaign", "faults", "docs", "e2e", "security"))}
-    ranks = {path: folders.get(path.parts[len(here.parts)], len(folders)) for path in counts}
-    items.sort(key=lambda item: (ranks[item.path], -counts[item.path], item.path))
+    counts = Counter(item.path for item in items)
+    limits = dict.fromkeys(counts, 0.0)
+    for item in items:
+        limits[item.path] = max([limits[item.path], *(mark.args[0] for mark in item.iter_markers("timeout"))])
+
+    def place(path: Path) -> tuple[bool, float, int, int, Path]:
+        folder = path.parts[len(here.parts)]
+        return folder != "parity", -limits[path], folders.get(folder, len(folders)), -counts[path], path
+
+    places = {path: place(path) for path in counts}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish() -> None:
