@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from xdist.scheduler import LoadFileScheduling
 
 pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
@@ -84,6 +86,20 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "repository"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts a server on a repository with further flags, which the tests of a file share."""
+    with ExitStack() as running:
+
+        def start(repository: Path, *flags: str) -> RocserveProcess:
+            log = tmp_path_factory.mktemp("server") / "log"
+            server = running.enter_context(RocserveProcess([repository], *flags, log=log))
+            server.wait_until_ready()
+            return server
+
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.http as http_client
 from support.metrics import FLAGS as METRICS
 from support.parity.models import parity_models, write_model
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
@@ -33,12 +33,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., RocserveProcess]]:
 
 
 @pytest.fixture(scope="module")
-def rocserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def rocserve_server(start: Start) -> RocserveProcess:
     """One server on the sample repository, for tests that change nothing."""
-    log = tmp_path_factory.mktemp("server") / "server.log"
-    with RocserveProcess([SAMPLE_REPOSITORY], log=log) as server:
-        server.wait_until_ready()
-        yield server
+    return start(SAMPLE_REPOSITORY)
 
 
 @pytest.fixture(scope="session", params=[0, 2], ids=["one-process", "front-ends"])

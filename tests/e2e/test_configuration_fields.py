@@ -48,8 +48,7 @@ def test_fields_and_flags(serve: Serve, tmp_path: Path) -> None:
     drop(tmp_path, "sealed", model, agent.format(digest))
     drop(tmp_path, "broken", model, agent.format("0" * 32))
     drop(tmp_path, "member", add_constant(3))
-    (tmp_path / "chain" / "1").mkdir(parents=True)
-    (tmp_path / "chain" / "config.pbtxt").write_text(CHAIN)
+    drop(tmp_path, "chain", None, CHAIN)
     server = serve(
         tmp_path,
         flags=(

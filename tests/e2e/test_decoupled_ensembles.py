@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
-from support.python_models import write_model
+from support.models import drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -112,8 +112,8 @@ ensemble_scheduling {{
 def server(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("decoupled-ensembles")
     repository = folder / "repository"
-    write_model(repository / "count", COUNT, COUNT_CONFIG)
-    write_model(repository / "square", SQUARE, SQUARE_CONFIG)
+    drop(repository, "count", COUNT, COUNT_CONFIG)
+    drop(repository, "square", SQUARE, SQUARE_CONFIG)
     ensembles = {
         "squares": SQUARES.replace("LIMIT", "0"),
         "squares_one_by_one": SQUARES.replace("LIMIT", "1"),
@@ -122,8 +122,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):
         "mixed": MIXED,
     }
     for name, config in ensembles.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(config)
+        drop(repository, name, None, config)
     with RocserveProcess([repository], "--exit-on-error=false", log=folder / "server.log") as running:
         wait_until(lambda: running.client().is_model_ready("count_squares"), "the ensembles")
         yield running

@@ -22,7 +22,7 @@ from support.load import ConstantLoad
 from support.metrics import port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, identity
 from support.sequences import drop_accumulator, run_at_once, run_sequence
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.shared_memory import shared_file
 from support.simple_models import drop_simple_models
 from support.waiting import wait_until
@@ -43,9 +43,8 @@ LARGE = 24 << 20
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    folder = tmp_path_factory.mktemp("front-ends")
-    repository = folder / "repository"
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    repository = tmp_path_factory.mktemp("front-ends")
     drop_simple_models(repository)
     for name in ("digits", "digits_classifier", "digits_preprocess"):
         shutil.copytree(SAMPLE_REPOSITORY / name, repository / name)
@@ -66,9 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
         "--metrics-address=127.0.0.1",
         "--metrics-port=0",
     )
-    with RocserveProcess([repository], *flags, log=folder / "log") as process:
-        process.wait_until_ready()
-        yield process
+    return start(repository, *flags)
 
 
 def own_client(server: RocserveProcess) -> triton.InferenceServerClient:

@@ -275,8 +275,7 @@ def chains(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Client]
             + STEP % ("on_gpu", "added", "scores", "network", "")
             + STEP % (last, "network", "y", "scores", reported)
         )
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(CHAIN % steps)
+        drop(repository, name, None, CHAIN % steps)
     with Client(server.address) as client:
         for model in ("on_gpu", "by_1", "by_100", "by_200", "on", "off"):
             client.load_model(model)

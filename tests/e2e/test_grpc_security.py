@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_sub, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -56,7 +56,7 @@ def repository(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     """Everything but `health` and `model-repository` is restricted."""
     folder = tmp_path_factory.mktemp("security")
     others = ",".join(sorted({*PROTOCOLS.values()} - {"health", "model-repository", "inference"}))
@@ -66,9 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
         "--grpc-header-forward-pattern=^(my_|priority|triton_)",
         f"--grpc-max-message-bytes={LARGEST_MESSAGE}",
     )
-    with RocserveProcess([repository(folder)], *flags, log=folder / "log") as process:
-        process.wait_until_ready()
-        yield process
+    return start(repository(folder), *flags)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import http.client
 import ssl
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from support.front_ends import drop_patient
 from support.http_requests import ask
 from support.metrics import port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.trace_file import read_entries
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -28,7 +27,7 @@ BODY = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [1
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("http-front-ends")
     repository = folder / "repository"
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
@@ -46,9 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
         "--grpc-restricted-protocol=metadata:key=word",
         "--http-restricted-api=statistics:key=word",
     )
-    with RocserveProcess([repository], *flags, log=folder / "log") as process:
-        process.wait_until_ready()
-        yield process
+    return start(repository, *flags)
 
 
 def infer(server: RocserveProcess, model: str = "m", **more: Any) -> tuple[int, Any]:

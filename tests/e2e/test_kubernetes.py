@@ -25,7 +25,6 @@ from support.manifests import DEPLOY, objects, rendered, the
 from support.migraphx import CHECKOUT
 from support.models import add_constant, drop
 from support.pod import Pod, require_containers
-from support.python_models import write_model
 from support.stores import TOOLS, tool
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -218,7 +217,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     program("prometheus")
     folder = tmp_path_factory.mktemp("pod")
     models = folder / "models"
-    write_model(models / "slow", SLOW, SLOW_CONFIG)
+    drop(models, "slow", SLOW, SLOW_CONFIG)
     (folder / "prometheus").mkdir()
     stop = threading.Event()
     with Pod(pod_spec(), models, "/models", folder, "--max-request-memory=4194304") as pod:

@@ -68,11 +68,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     repository = folder / "repository"
     drop(repository, "floats", identity(TensorProto.FLOAT, ["n"]), CONFIG.format("TYPE_FP32"))
     drop(repository, "words", identity(TensorProto.STRING, ["n"]), CONFIG.format("TYPE_STRING"))
-    (repository / "chain" / "1").mkdir(parents=True)
-    (repository / "chain" / "config.pbtxt").write_text(CHAIN)
-    (repository / "many" / "1").mkdir(parents=True)
-    (repository / "many" / "config.pbtxt").write_text(MANY)
-    (repository / "many" / "1" / "model.py").write_text(MANY_PY)
+    drop(repository, "chain", None, CHAIN)
+    drop(repository, "many", MANY_PY, MANY)
     flags = ("--allow-client-shm=true", "--max-request-memory=1073741824", f"--front-ends={request.param}")
     with RocserveProcess([repository], *flags, log=folder / "log") as process:
         process.wait_until_ready()

@@ -131,9 +131,7 @@ def test_the_form_and_the_levels_are_changed_at_once(server: RocserveProcess) ->
 
 
 def test_a_running_model_is_told_of_details(serve: Any, repository: Path) -> None:
-    (repository / "details" / "1").mkdir(parents=True)
-    (repository / "details" / "config.pbtxt").write_text(DETAILS_CONFIG)
-    (repository / "details" / "1" / "model.py").write_text(DETAILS)
+    drop(repository, "details", DETAILS, DETAILS_CONFIG)
     server = serve(repository)
     server.wait_until_ready()
     client = server.client()

@@ -54,13 +54,8 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "repository"
     for number in range(MODELS):
         drop(folder, f"m{number}", add_constant(number), config=ADD_CONSTANT_CONFIG)
-    (folder / "both" / "1").mkdir(parents=True)
-    (folder / "both" / "config.pbtxt").write_text(ENSEMBLE)
-    (folder / "caller" / "1").mkdir(parents=True)
-    (folder / "caller" / "1" / "model.py").write_text(CALLER)
-    (folder / "caller" / "config.pbtxt").write_text(
-        ADD_CONSTANT_CONFIG.replace('platform: "onnx_onnxv1"', 'backend: "python"')
-    )
+    drop(folder, "both", None, ENSEMBLE)
+    drop(folder, "caller", CALLER, ADD_CONSTANT_CONFIG.replace('platform: "onnx_onnxv1"', 'backend: "python"'))
     return folder
 
 

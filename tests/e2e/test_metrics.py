@@ -60,8 +60,7 @@ def test_requests_are_counted(serve, repository: Path) -> None:
 
 def test_what_is_told_before_the_first_request(serve, repository: Path) -> None:
     drop(repository, "m", add_constant(1.0), "response_cache { enable: true }")
-    (repository / "e" / "1").mkdir(parents=True)
-    (repository / "e" / "config.pbtxt").write_text(ENSEMBLE)
+    drop(repository, "e", None, ENSEMBLE)
     server: RocserveProcess = serve(repository, flags=FLAGS)
     server.wait_until_ready()
     samples = scrape(port_of(server))
@@ -134,9 +133,7 @@ instance_group { count: 2 kind: KIND_CPU }
 
 
 def test_metrics_of_python_models(serve, repository: Path) -> None:
-    (repository / "m" / "1").mkdir(parents=True)
-    (repository / "m" / "1" / "model.py").write_text(METERED)
-    (repository / "m" / "config.pbtxt").write_text(METERED_CONFIG)
+    drop(repository, "m", METERED, METERED_CONFIG)
     server: RocserveProcess = serve(repository, flags=(*FLAGS, "--model-control-mode=explicit", "--load-model=m"))
     server.wait_until_ready()
     client, port = server.client(), port_of(server)

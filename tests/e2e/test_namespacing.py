@@ -35,8 +35,7 @@ def repositories(tmp_path: Path) -> tuple[Path, Path]:
     for folder, value, name in ((first, 1, "one"), (second, 2, "two")):
         drop(folder, "member", add_constant(value))
         for ensemble in (name, "same"):
-            (folder / ensemble / "1").mkdir(parents=True)
-            (folder / ensemble / "config.pbtxt").write_text(ENSEMBLE)
+            drop(folder, ensemble, None, ENSEMBLE)
     return first, second
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from support.models import add_constant, drop
-from support.python_models import write_model
 from support.server import RocserveProcess
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -77,7 +76,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for model in SAMPLE_REPOSITORY.iterdir():
         if model.name.startswith(("digits", "detect_shapes")):
             shutil.copytree(model, repository / model.name)
-    write_model(repository / MARKUP, HOSTILE % MARKUP, HOSTILE_CONFIG)
+    drop(repository, MARKUP, HOSTILE % MARKUP, HOSTILE_CONFIG)
     return repository
 
 

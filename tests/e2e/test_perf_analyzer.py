@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.simple_models import drop_simple_models
 
 from benchmarks.environments import PeerUnavailable, folder_lock
@@ -102,14 +102,11 @@ def perf_analyzer() -> PerfAnalyzer:
 
 
 @pytest.fixture(scope="module")
-def server(perf_analyzer: PerfAnalyzer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    folder = tmp_path_factory.mktemp("perf-analyzer")
-    repository = folder / "repository"
+def server(start: Start, perf_analyzer: PerfAnalyzer, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    repository = tmp_path_factory.mktemp("perf-analyzer")
     drop_simple_models(repository)
     flags = ("--http-address=127.0.0.1", "--http-port=0", "--allow-client-shm=true")
-    with RocserveProcess([repository], *flags, log=folder / "server.log") as running:
-        running.wait_until_ready()
-        yield running
+    return start(repository, *flags)
 
 
 CASES = [

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
-from support.python_models import MODELS, write_model
-from support.server import RocserveProcess
+from support.models import drop
+from support.python_models import MODELS
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -27,7 +28,7 @@ DIGITS = sorted((Path(__file__).parents[1] / "data" / "digits").glob("*.jpg"))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("python-models")
     repository = folder / "repository"
     shutil.copytree(MODELS, repository)
@@ -36,9 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     config.write_text(config.read_text().replace("$$TRITON_MODEL_DIRECTORY", str(folder)))
     for name in ("digits", "digits_classifier", "digits_preprocess"):
         shutil.copytree(SAMPLE_REPOSITORY / name, repository / name)
-    with RocserveProcess([repository], log=folder / "server.log") as running:
-        running.wait_until_ready()
-        yield running
+    return start(repository)
 
 
 def _make_environment(folder: Path) -> None:
@@ -303,7 +302,7 @@ def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
         "leaving": "import os\nos._exit(3)\n",
     }
     for name, source in sources.items():
-        write_model(tmp_path / "repository" / name, source, config)
+        drop(tmp_path / "repository", name, source, config)
     server = serve(tmp_path / "repository")
     client = server.client()
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from types import MappingProxyType
 
 import numpy as np
 import psutil
 import pytest
 from support.infer_inputs import infer_input
-from support.python_models import write_model
-from support.server import RocserveProcess
+from support.models import drop
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -150,14 +149,12 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("processes")
     for name, source in MODELS.items():
-        write_model(folder / "repository" / name, HEAD + source, CONFIG)
+        drop(folder / "repository", name, HEAD + source, CONFIG)
     (folder / "repository" / "steady" / "1" / "helper.py").write_text("FACTOR = 10\n")
-    with RocserveProcess([folder / "repository"], log=folder / "server.log") as running:
-        running.wait_until_ready()
-        yield running
+    return start(folder / "repository")
 
 
 def infer(server: RocserveProcess, model: str, *numbers: int) -> list[int]:
@@ -211,14 +208,14 @@ def test_the_log_has_the_line_of_a_crash(server):
 
 def test_processes_that_a_model_leaves_behind_end_with_it(serve, tmp_path):
     repository = tmp_path / "repository"
-    write_model(repository / "parent", HEAD + MODELS["parent"], CONFIG)
+    drop(repository, "parent", HEAD + MODELS["parent"], CONFIG)
     server = serve(repository, flags=("--model-control-mode=poll",))
     server.wait_until_ready()
     (child,) = infer(server, "parent", 0)
     assert psutil.pid_exists(child)
     shutil.rmtree(repository / "parent")
     wait_until(lambda: has_ended(child), "the end of the unloaded model's child")
-    write_model(repository / "parent", HEAD + MODELS["parent"], CONFIG)
+    drop(repository, "parent", HEAD + MODELS["parent"], CONFIG)
     wait_until(lambda: server.client().is_model_ready("parent"), "the model's return")
     (child,) = infer(server, "parent", 0)
     server.kill()
@@ -236,7 +233,7 @@ def has_ended(pid: int) -> bool:
 def test_modules_of_one_name_and_a_change_of_one_of_them(serve, tmp_path):
     repository = tmp_path / "repository"
     for name, factor in (("first", 2), ("second", 3)):
-        write_model(repository / name, HEAD + MODELS["steady"], CONFIG)
+        drop(repository, name, HEAD + MODELS["steady"], CONFIG)
         (repository / name / "1" / "helper.py").write_text(f"FACTOR = {factor}\n")
     server = serve(repository, flags=("--model-control-mode=poll",))
     server.wait_until_ready()

@@ -15,7 +15,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.paced_models import REPEATING_SCRIPT, REPEATING_TENSORS, TENSORS, drop_paced
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -28,9 +28,8 @@ instance_group {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder: Path = tmp_path_factory.mktemp("queueing")
-    repository = folder / "repository"
+def server(start: Start, tmp_path_factory) -> RocserveProcess:
+    repository = tmp_path_factory.mktemp("queueing")
     drop_paced(repository, "plain")
     drop_paced(
         repository,
@@ -44,9 +43,7 @@ def server(tmp_path_factory):
         REPEATING_TENSORS,
         REPEATING_SCRIPT,
     )
-    with RocserveProcess([repository], *FLAGS, log=folder / "log") as process:
-        process.wait_until_ready()
-        yield process
+    return start(repository, *FLAGS)
 
 
 def milliseconds(value: int, model: str) -> triton.InferInput:

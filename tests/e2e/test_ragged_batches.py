@@ -11,7 +11,7 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 from support.infer_inputs import infer_input
 from support.models import drop, graph, identity
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 RAGGED_CONFIG = """
@@ -154,9 +154,8 @@ def counted_texts() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder: Path = tmp_path_factory.mktemp("ragged")
-    repository = folder / "repository"
+def server(start: Start, tmp_path_factory) -> RocserveProcess:
+    repository = tmp_path_factory.mktemp("ragged")
     drop(repository, "ragged", ragged_model(), RAGGED_CONFIG)
     warm_up = (
         'model_warmup { name: "w" batch_size: 2'
@@ -173,13 +172,8 @@ def server(tmp_path_factory):
         output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1, -1 ] }
         batch_output { target_name: "OUTPUT0" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "INPUT0" }""",
     )
-    version = repository / "python" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(PYTHON_MODEL)
-    (repository / "python" / "config.pbtxt").write_text(PYTHON_CONFIG)
-    with RocserveProcess([repository], log=folder / "log") as process:
-        process.wait_until_ready()
-        yield process
+    drop(repository, "python", PYTHON_MODEL, PYTHON_CONFIG)
+    return start(repository)
 
 
 def ask_all(server: RocserveProcess, model: str, arrays: list[np.ndarray], datatype: str, name: str = "X") -> list:

@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from support.load import ConstantLoad
+from support.models import drop
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -54,13 +55,6 @@ SCALING = {
 }
 
 
-def drop(repository: Path, name: str, constant: float) -> None:
-    folder = repository / name
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(CONFIG)
-    (folder / "1" / "model.py").write_text(SCRIPT.format(constant=constant))
-
-
 def deploy(cluster: RayCluster, repository: Path, **scaling: object) -> None:
     cluster.deploy(
         [str(repository), "--load-model=plus"],
@@ -76,10 +70,10 @@ def deploy(cluster: RayCluster, repository: Path, **scaling: object) -> None:
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """In the second one `plus` adds 2."""
     first, second = (tmp_path_factory.mktemp("models") for _ in range(2))
-    drop(first, "plus", 1)
-    drop(second, "plus", 2)
+    drop(first, "plus", SCRIPT.format(constant=1), CONFIG)
+    drop(second, "plus", SCRIPT.format(constant=2), CONFIG)
     for constant, name in enumerate(("ten", "eleven", "twelve"), 10):
-        drop(first, name, constant)
+        drop(first, name, SCRIPT.format(constant=constant), CONFIG)
     return first, second
 
 

@@ -75,8 +75,7 @@ def test_a_new_version_does_not_give_the_old_ones_answers(serve, repository: Pat
 
 def test_an_ensemble_has_answers_of_its_own(serve, repository: Path) -> None:
     drop(repository, "m", add_constant(1.0))
-    (repository / "e" / "1").mkdir(parents=True)
-    (repository / "e" / "config.pbtxt").write_text(ENSEMBLE)
+    drop(repository, "e", None, ENSEMBLE)
     server: RocserveProcess = serve(repository, flags=(CACHE,))
     server.wait_until_ready()
     client = server.client()

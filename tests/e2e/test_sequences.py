@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +26,12 @@ from support.sequences import (
     TEXTS_CONFIG,
     ask,
     drop_accumulator,
-    drop_python,
     growing,
     request_input,
     run_at_once,
     run_sequence,
 )
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -41,28 +40,25 @@ OLDEST = "oldest { max_candidate_sequences: 8 } max_sequence_idle_microseconds: 
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    folder = tmp_path_factory.mktemp("sequences")
-    repository = folder / "models"
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    repository = tmp_path_factory.mktemp("sequences")
     two = "instance_group { count: 2 kind: KIND_CPU }"
     drop_accumulator(repository, "direct", DIRECT, more=two)
     drop_accumulator(repository, "oldest", OLDEST, more=two)
     drop_accumulator(repository, "single", DIRECT, max_batch_size=0)
     drop_accumulator(repository, "hasty", "direct { } max_sequence_idle_microseconds: 200000", max_batch_size=1)
-    begin = {"initial_state/begin": np.array([100, 200], np.int32).tobytes()}
-    drop_python(repository, "python", PYTHON_MODEL, PYTHON_CONFIG, begin)
+    state = drop(repository, "python", PYTHON_MODEL, PYTHON_CONFIG) / "initial_state"
+    state.mkdir()
+    (state / "begin").write_bytes(np.array([100, 200], np.int32).tobytes())
     iterative = ITERATIVE_CONFIG + "sequence_batching { iterative_sequence: true }"
     drop(repository, "growing", growing(), GROWING_CONFIG)
     drop(repository, "texts", identity(TensorProto.STRING, ["batch", 2]), TEXTS_CONFIG)
-    (repository / "chain" / "1").mkdir(parents=True)
-    (repository / "chain" / "config.pbtxt").write_text(ENSEMBLE_CONFIG)
-    drop_python(repository, "crashing", CRASHING_MODEL, CRASHING_CONFIG)
-    drop_python(repository, "iterative", ITERATIVE_MODEL, iterative)
+    drop(repository, "chain", None, ENSEMBLE_CONFIG)
+    drop(repository, "crashing", CRASHING_MODEL, CRASHING_CONFIG)
+    drop(repository, "iterative", ITERATIVE_MODEL, iterative)
     decoupled = iterative + " model_transaction_policy { decoupled: true }"
-    drop_python(repository, "iterative_decoupled", ITERATIVE_MODEL, decoupled)
-    with RocserveProcess([repository], log=folder / "server.log") as process:
-        process.wait_until_ready()
-        yield process
+    drop(repository, "iterative_decoupled", ITERATIVE_MODEL, decoupled)
+    return start(repository)
 
 
 @pytest.fixture

@@ -70,11 +70,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drop(folder, "large", identity(TensorProto.FLOAT, [LARGE]))
     drop(folder, "words", identity(TensorProto.STRING, [3]))
     shutil.copytree(PYTHON_MODELS / "repeat", folder / "repeat")
-    (folder / "python" / "1").mkdir(parents=True)
-    (folder / "python" / "config.pbtxt").write_text('backend: "python"\n')
-    (folder / "python" / "1" / "model.py").write_text(PYTHON_IDENTITY)
-    (folder / "chain" / "1").mkdir(parents=True)
-    (folder / "chain" / "config.pbtxt").write_text(CHAIN)
+    drop(folder, "python", PYTHON_IDENTITY, 'backend: "python"\n')
+    drop(folder, "chain", None, CHAIN)
     return folder
 
 

@@ -29,10 +29,8 @@ class TritonPythonModel:
 
 
 def add_python(folder: Path, name: str, parameters: str = "") -> None:
-    (folder / name / "1").mkdir(parents=True)
-    (folder / name / "1" / "model.py").write_text(IDENTITY)
     config = ADD_CONSTANT_CONFIG.replace('platform: "onnx_onnxv1"', 'backend: "python"')
-    (folder / name / "config.pbtxt").write_text(config + parameters)
+    drop(folder, name, IDENTITY, config + parameters)
 
 
 def ask(server: RocserveProcess, name: str) -> list[float]:

@@ -77,20 +77,13 @@ class TritonPythonModel:
 RUN = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
 
 
-def write_python(repository: Path, name: str, config: str, script: str) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(config)
-    (repository / name / "1" / "model.py").write_text(script)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("models")
     drop(repository, "m", add_constant(1.0))
-    (repository / "chain" / "1").mkdir(parents=True)
-    (repository / "chain" / "config.pbtxt").write_text(CHAIN)
-    write_python(repository, "caller", CALLER_CONFIG, CALLER)
-    write_python(repository, "repeat", REPEAT_CONFIG, REPEAT)
+    drop(repository, "chain", None, CHAIN)
+    drop(repository, "caller", CALLER, CALLER_CONFIG)
+    drop(repository, "repeat", REPEAT, REPEAT_CONFIG)
     return repository
 
 

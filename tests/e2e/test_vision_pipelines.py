@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from PIL import Image
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.slow_yolo import opencv_suppress, slow_decode
 
 from rocserve_client import Client
@@ -28,8 +27,8 @@ GEOMETRIES = (
 
 @pytest.fixture(scope="module")
 def server(
-    tmp_path_factory: pytest.TempPathFactory, untrained_resnet50: Path, untrained_yolov4: Path
-) -> Iterator[RocserveProcess]:
+    start: Start, tmp_path_factory: pytest.TempPathFactory, untrained_resnet50: Path, untrained_yolov4: Path
+) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("vision")
     for pattern in ("resnet50*", "classify_image", "yolov4*", "detect_objects"):
         for model in (ROOT / "model_repository").glob(pattern):
@@ -38,9 +37,7 @@ def server(
     for name, file in (("resnet50", untrained_resnet50), ("yolov4", untrained_yolov4)):
         (folder / "models" / name / "1").mkdir()
         (folder / "models" / name / "1" / "model.onnx").hardlink_to(file)
-    with RocserveProcess([folder / "models"], log=folder / "server.log") as server:
-        server.wait_until_ready()
-        yield server
+    return start(folder / "models")
 
 
 def test_boxes_are_those_of_the_network_s_heads(server: RocserveProcess, untrained_yolov4: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import drop, slow_sum
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -24,7 +24,7 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 256 ] }
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(start: Start, tmp_path_factory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("waiting")
     repository: Path = folder / "repository"
     drop(repository, "slow", slow_sum(4000), CONFIG)
@@ -40,9 +40,7 @@ def server(tmp_path_factory):
         slow_sum(4000),
         CONFIG + "dynamic_batching { preferred_batch_size: [ 1 ] default_queue_policy { max_queue_size: 2 } }",
     )
-    with RocserveProcess([repository], log=folder / "log") as process:
-        process.wait_until_ready()
-        yield process
+    return start(repository)
 
 
 def rows(count: int = 64) -> triton.InferInput:

@@ -15,7 +15,6 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
-from support.python_models import write_model
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -69,7 +68,7 @@ def refusal(server: RocserveProcess, model: str, config: dict[str, object]) -> s
 
 def test_instances_without_number_are_refused_and_nobody_notices(serve, repository: Path) -> None:
     drop(repository, "m", add_constant(1.0), MODEL)
-    write_model(repository / "python", SCRIPT, PYTHON)
+    drop(repository, "python", SCRIPT, PYTHON)
     server = serve(repository, "--model-control-mode=explicit", "--load-model=*", "--max-model-instances=3")
     before = resident(server)
     groups = {
@@ -116,7 +115,7 @@ def slowest_health(server: RocserveProcess, times: int) -> float:
 )
 def test_what_costs_only_as_it_is_used_is_served(serve, repository: Path, scheduler: str) -> None:
     config = PYTHON.replace("max_batch_size: 8", "max_batch_size: 2147483647") + scheduler
-    write_model(repository / "m", SCRIPT, config)
+    drop(repository, "m", SCRIPT, config)
     server = serve(repository, SETTLE)
     assert rows_of(server)["m"] == ("READY", "")
     before = resident(server)
@@ -199,8 +198,7 @@ def test_names_that_cannot_be_printed_are_refused_by_themselves(serve, repositor
 @pytest.mark.timeout(240)
 def test_many_folders_that_lack_their_files_cost_next_to_nothing(serve, repository: Path) -> None:
     for number in range(400):
-        (repository / f"broken{number}" / "1").mkdir(parents=True)
-        (repository / f"broken{number}" / "config.pbtxt").write_text(MODEL)
+        drop(repository, f"broken{number}", None, MODEL)
     server = serve(repository, SETTLE, "--strict-readiness=false")
     states = [state for state, _ in rows_of(server).values()]
     assert states == ["UNAVAILABLE"] * 400

@@ -14,7 +14,6 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
-from support.python_models import write_model
 from support.server import RocserveProcess
 from support.waiting import wait_until
 
@@ -71,7 +70,7 @@ def write_and_wait(server: RocserveProcess, path: Path, content: bytes) -> None:
 
 
 def write_python_model(repository: Path) -> Path:
-    write_model(repository / "m", SCRIPT, 'backend: "python"' + TENSORS)
+    drop(repository, "m", SCRIPT, 'backend: "python"' + TENSORS)
     (repository / "m" / "labels.txt").write_text("no\nyes\n")
     return repository / "m"
 
@@ -153,7 +152,7 @@ def test_a_pipeline_that_is_cut_takes_nothing_away(serve, repository: Path) -> N
 
 def test_a_model_that_names_no_tensor_is_refused_with_its_reason(serve, repository: Path) -> None:
     """Nothing is served yet that it could take away; but it could answer nothing either."""
-    write_model(repository / "m", SCRIPT, "")
+    drop(repository, "m", SCRIPT, "")
     drop(repository, "good", add_constant(1.0))
     server = serve(repository, SETTLE, "--strict-readiness=false")
     client: triton.InferenceServerClient = server.client()

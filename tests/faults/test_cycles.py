@@ -77,8 +77,7 @@ def repeat(cycle: Callable[[], None], times: int) -> None:
 def test_loading_and_unloading_leaves_nothing_behind(serve, repository: Path):
     drop(repository, "a", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop(repository, "b", add_constant(2.0), ADD_CONSTANT_CONFIG)
-    (repository / "both" / "1").mkdir(parents=True)
-    (repository / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    drop(repository, "both", None, ENSEMBLE)
     server = serve(repository, EXPLICIT)
     client = server.client()
 

@@ -49,12 +49,6 @@ output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
 """
 
 
-def drop_python(repository: Path, name: str, source: str, config: str = CONFIG) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "1" / "model.py").write_text(source)
-    (repository / name / "config.pbtxt").write_text(config)
-
-
 def ask_in_background(server: RocserveProcess, model: str, errors: list[str]) -> threading.Thread:
     def ask() -> None:
         entry = infer_input("IN", np.array([1], np.int32))
@@ -104,7 +98,7 @@ def test_the_end_comes_through_ten_storms_of_renames(repository: Path, tmp_path:
 
 
 def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., RocserveProcess], repository: Path):
-    drop_python(repository, "stays", STAYS)
+    drop(repository, "stays", STAYS, CONFIG)
     server = serve(repository, "--exit-timeout-secs=60")
     errors: list[str] = []
     asking = ask_in_background(server, "stays", errors)
@@ -124,7 +118,7 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., Ro
 
 
 def test_what_a_model_started_ends_with_its_worker_though_the_zygote_is_gone(serve, repository: Path):
-    drop_python(repository, "stays", STAYS)
+    drop(repository, "stays", STAYS, CONFIG)
     server = serve(repository)
     started = int((repository.parent / "started").read_text())
     (worker,) = server.workers()

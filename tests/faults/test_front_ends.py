@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from support.front_ends import (
 )
 from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -43,15 +42,11 @@ def fill(repository: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def lasting_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     """Whatever happens to its front ends, it goes on."""
-    folder = tmp_path_factory.mktemp("front-ends")
-    repository = folder / "repository"
-    repository.mkdir()
+    repository = tmp_path_factory.mktemp("front-ends")
     fill(repository)
-    with RocserveProcess([repository], *FLAGS, log=folder / "log") as process:
-        process.wait_until_ready()
-        yield process
+    return start(repository, *FLAGS)
 
 
 def both_listen(server: RocserveProcess) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.http_requests import ask
 from support.metrics import FLAGS, port_of, scrape
-from support.python_models import write_model
-from support.server import RocserveProcess
+from support.models import drop
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 SLOW = """
@@ -36,14 +35,12 @@ output { name: "DONE" data_type: TYPE_INT32 dims: [ 1 ] }
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("deadlines")
     repository: Path = folder / "repository"
-    write_model(repository / "slow", SLOW, CONFIG)
+    drop(repository, "slow", SLOW, CONFIG)
     flags = ("--http-request-timeout-secs=5", *FLAGS)
-    with RocserveProcess([repository], *flags, log=folder / "log") as process:
-        process.wait_until_ready()
-        yield process
+    return start(repository, *flags)
 
 
 def infer(server: RocserveProcess, seconds: float, **headers: str) -> tuple[int, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
+from support.models import drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -106,13 +107,6 @@ class TritonPythonModel:
             for request in requests
         ]
 """
-
-
-def drop(repository: Path, name: str, model: str, config: str) -> None:
-    folder = repository / name
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(model)
-    (folder / "config.pbtxt").write_text(config)
 
 
 def tensor(value: int) -> triton.InferInput:

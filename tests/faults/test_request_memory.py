@@ -8,15 +8,14 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpc_client
 from support.metrics import FLAGS, port_of, scrape
-from support.python_models import write_model
-from support.server import RocserveProcess
+from support.models import drop
+from support.server import RocserveProcess, Start
 from support.stretch_model import grpc_inputs, http_request, stretch_values, write_stretch
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -58,17 +57,14 @@ ensemble_scheduling {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("memory")
     repository: Path = folder / "repository"
     write_stretch(repository)
-    write_model(repository / "weigh", WEIGH, WEIGH_CONFIG)
-    (repository / "chain" / "1").mkdir(parents=True)
-    (repository / "chain" / "config.pbtxt").write_text(CHAIN_CONFIG)
+    drop(repository, "weigh", WEIGH, WEIGH_CONFIG)
+    drop(repository, "chain", None, CHAIN_CONFIG)
     flags = (f"--max-request-memory={LIMIT}", "--write-timeout-secs=3", *FLAGS)
-    with RocserveProcess([repository], *flags, log=folder / "log") as process:
-        process.wait_until_ready()
-        yield process
+    return start(repository, *flags)
 
 
 def use(server: RocserveProcess) -> tuple[int, int]:

@@ -104,12 +104,6 @@ def is_ready(server: RocserveProcess) -> bool:
     return False
 
 
-def drop_python(repository: Path, name: str, source: str, config: str = "") -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "1" / "model.py").write_text(source)
-    (repository / name / "config.pbtxt").write_text(PYTHON_CONFIG + config)
-
-
 def ask(server: RocserveProcess, model: str, values: np.ndarray = VALUES) -> list[list[float]]:
     entry = infer_input("X", values)
     with server.client() as client:
@@ -152,9 +146,8 @@ def steady(server: RocserveProcess) -> dict[str, int]:
 @pytest.mark.parametrize("front_ends", [0, 1])
 def test_deaths_under_load(serve, repository: Path, front_ends: int) -> None:
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop_python(repository, "python", ADDS, "instance_group { count: 2 kind: KIND_CPU }")
-    (repository / "chain" / "1").mkdir(parents=True)
-    (repository / "chain" / "config.pbtxt").write_text(CHAIN)
+    drop(repository, "python", ADDS, PYTHON_CONFIG + "instance_group { count: 2 kind: KIND_CPU }")
+    drop(repository, "chain", None, CHAIN)
     server: RocserveProcess = serve(repository, f"--front-ends={front_ends}")
     ports, workers = (server.port, server.http_port), pids(server)
     assert len(workers) == 3
@@ -253,7 +246,7 @@ def ask_in_background(server: RocserveProcess, model: str, values: np.ndarray = 
 @pytest.mark.parametrize("is_released", [True, False])
 def test_a_worker_that_is_at_a_request(serve, repository: Path, is_released: bool) -> None:
     """It is taken over once it has ended that, and ended where that does not come to be."""
-    drop_python(repository, "stays", STAYS)
+    drop(repository, "stays", STAYS, PYTHON_CONFIG)
     server: RocserveProcess = serve(repository)
     workers = pids(server)
     ask_in_background(server, "stays")
@@ -364,7 +357,7 @@ def test_a_worker_that_was_taken_over_is_watched(serve, repository: Path) -> Non
     source = ADDS.replace(
         "    def execute", "    def initialize(self, args):\n        print('ready to add')\n\n    def execute"
     )
-    drop_python(repository, "python", source)
+    drop(repository, "python", source, PYTHON_CONFIG)
     server: RocserveProcess = serve(repository)
     kill_and_wait(server)
     (worker,) = server.workers()
@@ -377,9 +370,8 @@ def test_a_worker_that_was_taken_over_is_watched(serve, repository: Path) -> Non
 
 
 def test_cgroups_of_workers_go_on_and_go(repository: Path, tmp_path: Path) -> None:
-    drop_python(
-        repository, "python", ADDS, 'parameters { key: "worker_memory_bytes" value { string_value: "4000000000" } }'
-    )
+    bounded = 'parameters { key: "worker_memory_bytes" value { string_value: "4000000000" } }'
+    drop(repository, "python", ADDS, PYTHON_CONFIG + bounded)
     with delegated_cgroup() as folder:
         program = python_within(folder, tmp_path / "python")
         with RocserveProcess([repository], log=tmp_path / "server.log", python=program) as server:

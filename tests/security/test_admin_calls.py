@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ import grpc
 import pytest
 from support.certificates import make_authority
 from support.models import add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -150,10 +149,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[RocserveProcess]:
-    with RocserveProcess([folder / "repository"], *SHARED, log=folder / "server.log") as running:
-        running.wait_until_ready()
-        yield running
+def server(start: Start, folder: Path) -> RocserveProcess:
+    return start(folder / "repository", *SHARED)
 
 
 def test_all_admin_calls_are_tried() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from support.models import add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 
 from rocserve.protocol import grpc_service_pb2 as pb
 
@@ -54,18 +53,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bounded(models: Path) -> Iterator[RocserveProcess]:
+def bounded(start: Start, models: Path) -> RocserveProcess:
     flags = ("--allow-amd-endpoints=true", f"--max-amd-endpoints={MOST}")
-    with RocserveProcess([models], *flags, log=models.parent / "bounded.log") as running:
-        running.wait_until_ready()
-        yield running
+    return start(models, *flags)
 
 
 @pytest.fixture(scope="module")
-def default(models: Path) -> Iterator[RocserveProcess]:
-    with RocserveProcess([models], log=models.parent / "default.log") as running:
-        running.wait_until_ready()
-        yield running
+def default(start: Start, models: Path) -> RocserveProcess:
+    return start(models)
 
 
 def test_by_default_no_client_starts_workers(default: RocserveProcess) -> None:

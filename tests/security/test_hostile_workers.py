@@ -6,14 +6,13 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
-from support.server import RocserveProcess
+from support.models import drop
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -223,20 +222,12 @@ FATAL = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     place = tmp_path_factory.mktemp("hostile")
     for name, code in (("honest", HONEST), ("hostile", HOSTILE)):
-        drop(place / "models", name, code)
+        drop(place / "models", name, code, CONFIG)
     flags = ("--allow-metrics=true", "--metrics-address=127.0.0.1", "--metrics-port=0")
-    with RocserveProcess([place / "models"], *flags, log=place / "server.log") as server:
-        server.wait_until_ready()
-        yield server
-
-
-def drop(repository: Path, name: str, code: str) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "1" / "model.py").write_text(code)
-    (repository / name / "config.pbtxt").write_text(CONFIG)
+    return start(place / "models", *flags)
 
 
 def infer(client: triton.InferenceServerClient, model: str, attack: str = "none", seconds: float = 30.0) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from support.http_requests import add_sub_body, ask, sums
 from support.models import add_sub, drop
-from support.python_models import write_model
 from support.server import RocserveProcess
 
 MOST_CPU_SECONDS = 0.3
@@ -41,8 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     folder = tmp_path_factory.mktemp("large")
     repository: Path = folder / "repository"
     drop(repository, "add_sub", add_sub(4))
-    write_model(repository / "numbers", SCRIPT, CONFIG % "TYPE_INT32")
-    write_model(repository / "texts", SCRIPT, CONFIG % "TYPE_STRING")
+    drop(repository, "numbers", SCRIPT, CONFIG % "TYPE_INT32")
+    drop(repository, "texts", SCRIPT, CONFIG % "TYPE_STRING")
     with RocserveProcess(
         [repository], "--model-control-mode=explicit", "--load-model=*", log=folder / "log"
     ) as running:

@@ -70,11 +70,8 @@ def server(folder: Path) -> Iterator[RocserveProcess]:
     drop(repository, "net", add_constant(1))
     (repository / "net" / "1" / "model.py").write_text(f"open({str(folder / 'changed')!r}, 'w')\n")
     (repository / "net" / "config.pbtxt").write_text('platform: "onnx_onnxv1" max_batch_size: 8')
-    told = repository / "told"
-    (told / "1").mkdir(parents=True)
-    (told / "1" / "model.py").write_text(TELLS_PARAMETER)
+    told = drop(repository, "told", TELLS_PARAMETER, CONFIG)
     (told / "1" / "train.py").write_text(f"open({str(folder / 'trained')!r}, 'w')\n")
-    (told / "config.pbtxt").write_text(CONFIG)
     with RocserveProcess([repository], *ANYTHING, log=folder / "log") as running:
         client = running.client()
         client.load_model("net")

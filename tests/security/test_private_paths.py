@@ -53,14 +53,9 @@ def server(folder: Path) -> Iterator[RocserveProcess]:
         "initialises": INITIALISES,
         "executes": EXECUTES % (folder / "key.pem"),
     }.items():
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "1" / "model.py").write_text(script)
-        (repository / name / "config.pbtxt").write_text(CONFIG)
-    environment = repository / "environment"
-    (environment / "1").mkdir(parents=True)
-    (environment / "1" / "model.py").write_text("")
+        drop(repository, name, script, CONFIG)
     named = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/opt/private/python" } }'
-    (environment / "config.pbtxt").write_text(CONFIG + named)
+    drop(repository, "environment", "", CONFIG + named)
     (repository / "link").mkdir()
     (repository / "link" / "1").symlink_to(folder)
     (repository / "config").mkdir()

@@ -15,7 +15,7 @@ from support.http2 import Http2Connection, prefixed
 from support.metrics import FLAGS as METRICS
 from support.metrics import port_of, scrape
 from support.models import add_sub, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
@@ -127,16 +127,14 @@ def test_slow_uploads_of_many_clients_end_well_beside_fast_ones(
 
 
 @pytest.fixture(scope="module")
-def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def small_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     """With 64 MiB for requests."""
     folder = tmp_path_factory.mktemp("small")
     (folder / "repository").mkdir()
     drop(folder / "repository", "large", add_sub(1 << 18))
     drop(folder / "repository", "add_sub", add_sub())
     limit = f"--max-request-memory={LIMIT}"
-    with RocserveProcess([folder / "repository"], limit, *METRICS, log=folder / "server.log") as running:
-        running.wait_until_ready()
-        yield running
+    return start(folder / "repository", limit, *METRICS)
 
 
 def held(server: RocserveProcess) -> float:

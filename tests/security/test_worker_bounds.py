@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.delegated_cgroup import delegated_cgroup, python_within
 from support.infer_inputs import infer_input
+from support.models import drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -77,12 +78,6 @@ class TritonPythonModel:
             time.sleep(30)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.int32))]) for _ in requests]
 """
-
-
-def drop(repository: Path, name: str, code: str, config: str) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "1" / "model.py").write_text(code)
-    (repository / name / "config.pbtxt").write_text(config)
 
 
 @pytest.fixture(scope="module")

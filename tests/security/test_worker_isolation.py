@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
+from support.models import drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -119,18 +120,12 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def drop(repository: Path, name: str, config: str = CONFIG) -> Path:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "1" / "model.py").write_text(TELLS)
-    (repository / name / "config.pbtxt").write_text(config)
-    return repository
-
-
 @pytest.fixture(scope="module")
 def server(place: Path, public_python: tuple[str, Mapping[str, str]]) -> Iterator[RocserveProcess]:
     """With two models, as user nobody without a flag that says so."""
     python, variables = public_python
-    repository = drop(drop(place / "models", "tells"), "other")
+    for name in ("tells", "other"):
+        drop(place / "models", name, TELLS, CONFIG)
     secret = place / "secret"
     secret.write_text("of root")
     secret.chmod(0o600)
@@ -140,7 +135,7 @@ def server(place: Path, public_python: tuple[str, Mapping[str, str]]) -> Iterato
         "--worker-file-bytes=4000000",
     )
     with RocserveProcess(
-        [repository], *flags, log=place / "server.log", environment={**SECRETS, **variables}, python=python
+        [place / "models"], *flags, log=place / "server.log", environment={**SECRETS, **variables}, python=python
     ) as server:
         server.wait_until_ready()
         yield server
@@ -229,7 +224,8 @@ def served_by_root(tmp_path: Path, *flags: str) -> RocserveProcess:
 
 @needs_root
 def test_models_that_only_root_may_read_run_as_root_with_a_warning(tmp_path: Path):
-    drop(drop(tmp_path / "models", "tells"), "other")
+    for name in ("tells", "other"):
+        drop(tmp_path / "models", name, TELLS, CONFIG)
     (tmp_path / "models" / "tells" / "1" / "model.py").chmod(0o600)
     (tmp_path / "models" / "other" / "1" / "model.py").chmod(0o600)
     with served_by_root(tmp_path) as server:
@@ -249,7 +245,7 @@ def test_models_that_only_root_may_read_run_as_root_with_a_warning(tmp_path: Pat
 
 @needs_root
 def test_root_is_kept_where_that_is_asked_for(tmp_path: Path):
-    drop(tmp_path / "models", "tells")
+    drop(tmp_path / "models", "tells", TELLS, CONFIG)
     theirs = tmp_path / "theirs"
     theirs.write_text("x")
     theirs.chmod(0o600)
@@ -265,7 +261,7 @@ def test_root_is_kept_where_that_is_asked_for(tmp_path: Path):
 
 @needs_root
 def test_a_user_that_is_named_has_to_be_able_to_read_the_model(tmp_path: Path):
-    drop(tmp_path / "models", "tells")
+    drop(tmp_path / "models", "tells", TELLS, CONFIG)
     with served_by_root(tmp_path, "--worker-user=daemon") as server:
         client = server.client()
 

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import psutil
 
-from support.python_models import write_model
+from support.models import drop
 from support.waiting import wait_until
 
 CLIENTS = 12
@@ -63,7 +63,7 @@ AskingClient = TypeVar("AskingClient", bound=Asking)
 def drop_patient(repository: Path) -> None:
     """The model `patient`: each request takes a fifth of a second, and adds to the file `executed` beside the
     repository."""
-    write_model(repository / "patient", PATIENT, PATIENT_CONFIG)
+    drop(repository, "patient", PATIENT, PATIENT_CONFIG)
 
 
 @contextmanager

@@ -84,12 +84,20 @@ def slow_sum(loops: int) -> bytes:
 
 
 def drop(
-    repository: Path, name: str, model: bytes, config: str = "", version: int = 1, filename: str = "model.onnx"
+    repository: Path,
+    name: str,
+    model: bytes | str | None,
+    config: str = "",
+    version: int = 1,
+    filename: str = "model.onnx",
 ) -> Path:
-    """Write a model as a whole; returns its folder."""
+    """Write a model as a whole: its file, a Python model's script, or None for an ensemble; returns its folder."""
     folder = repository / name
     (folder / str(version)).mkdir(parents=True, exist_ok=True)
-    (folder / str(version) / filename).write_bytes(model)
+    if isinstance(model, str):
+        (folder / str(version) / "model.py").write_text(model)
+    elif model is not None:
+        (folder / str(version) / filename).write_bytes(model)
     if config:
         (folder / "config.pbtxt").write_text(config)
     return folder

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.models import drop
+
 TENSORS = """
 backend: "python"
 input { name: "MS" data_type: TYPE_INT32 dims: [ 1 ] }
@@ -54,7 +56,4 @@ class TritonPythonModel:
 
 
 def drop_paced(repository: Path, name: str, config: str = "", tensors: str = TENSORS, script: str = SCRIPT) -> None:
-    version = repository / name / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(script)
-    (repository / name / "config.pbtxt").write_text(tensors + config)
+    drop(repository, name, script, tensors + config)

@@ -26,6 +26,7 @@ from rocserve.config.definition import FolderReading, complete_definition, find_
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.repository.version_workers import config_json
+from support.models import drop
 
 MODELS = Path(__file__).parents[1] / "data" / "python-models"
 
@@ -135,13 +136,6 @@ def serving(
 @contextmanager
 def serving_source(folder: Path, source: str, config: str, calls: FakeCalls | None = None) -> Iterator[RequestModel]:
     """A model of this model.py and config.pbtxt, ready to execute."""
-    write_model(folder, source, config)
+    drop(folder.parent, folder.name, source, config)
     with serving(folder, calls) as model:
         yield model
-
-
-def write_model(folder: Path, source: str, config: str) -> Path:
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "1" / "model.py").write_text(source)
-    (folder / "config.pbtxt").write_text(config)
-    return folder

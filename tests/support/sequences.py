@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -224,16 +224,6 @@ max_batch_size: 4
 input { name: "INPUT" data_type: TYPE_INT32 dims: [1] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [1] }
 """
-
-
-def drop_python(repository: Path, name: str, code: str, config: str, files: Mapping[str, bytes] | None = None) -> None:
-    folder = repository / name
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(code)
-    for file, content in (files or {}).items():
-        (folder / file).parent.mkdir(exist_ok=True)
-        (folder / file).write_bytes(content)
-    (folder / "config.pbtxt").write_text(config)
 
 
 def request_input(value: int, batches: bool = True) -> triton.InferInput:

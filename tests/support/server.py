@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Self
 import psutil
 import tritonclient.grpc as triton
 
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 _PR_SET_PDEATHSIG = 1
 _FRONT_ENDS = ("rocserve:grpc:", "rocserve:http:")
@@ -96,9 +96,10 @@ class RocserveProcess:
             start_new_session=True,
         )
         threading.Thread(target=self._read_log, daemon=True).start()
-        if not self._port_known.wait(60):
+        if not self._port_known.wait(PATIENCE_SECONDS):
+            at = [f"{each.name()} {each.status()} {each.cpu_times()}" for each in self.family()]
             self.kill()
-            raise AssertionError(f"the server did not start:\n{self.log_text}")
+            raise AssertionError(f"the server did not start: {at}\n{self.log_text}")
 
     def _read_log(self) -> None:
         assert self.process is not None
@@ -230,3 +231,7 @@ def _name(process: psutil.Process) -> str:
         return process.name()
     except psutil.NoSuchProcess:
         return ""  # It ended while it was looked at.
+
+
+Start = Callable[..., RocserveProcess]
+"""The fixture `start`: a repository and flags in, a server that is ready out."""

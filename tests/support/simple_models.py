@@ -7,7 +7,6 @@ from pathlib import Path
 from onnx import TensorProto
 
 from support.models import add_sub, drop, identity
-from support.python_models import write_model
 
 
 def _tensors(field: str, kind: str, dims: int, *names: str) -> str:
@@ -167,16 +166,16 @@ def drop_simple_models(repository: Path) -> None:
     drop(repository, "simple", add_sub(), "max_batch_size: 8\n" + _pair("TYPE_INT32"))
     drop(repository, "custom_identity_int32", identity(TensorProto.INT32, ["batch", "length"]))
     batched = 'backend: "python"\nmax_batch_size: 8\n'
-    write_model(repository / "simple_int8", _INT8, batched + _pair("TYPE_INT8"))
-    write_model(repository / "simple_string", _STRINGS, batched + _pair("TYPE_STRING"))
+    drop(repository, "simple_int8", _INT8, batched + _pair("TYPE_INT8"))
+    drop(repository, "simple_string", _STRINGS, batched + _pair("TYPE_STRING"))
     texts = _tensors("input", "TYPE_STRING", -1, "INPUT0") + _tensors("output", "TYPE_STRING", -1, "OUTPUT0")
-    write_model(repository / "simple_identity", _IDENTITY, batched + texts)
-    write_model(repository / "repeat_int32", _REPEAT, _REPEAT_CONFIG)
+    drop(repository, "simple_identity", _IDENTITY, batched + texts)
+    drop(repository, "repeat_int32", _REPEAT, _REPEAT_CONFIG)
     start, end = _control("START", "CONTROL_SEQUENCE_START"), _control("END", "CONTROL_SEQUENCE_END")
     ready = _control("READY", "CONTROL_SEQUENCE_READY")
     direct = _sequence_config("direct { }", start + ready)
-    write_model(repository / "simple_sequence", _SEQUENCE, direct)
+    drop(repository, "simple_sequence", _SEQUENCE, direct)
     for name, kind in (("simple_dyna_sequence", "TYPE_UINT64"), ("simple_string_dyna_sequence", "TYPE_STRING")):
         controls = start + end + ready + _identity_control(kind)
         config = _sequence_config("oldest { max_candidate_sequences: 4 }", controls)
-        write_model(repository / name, _DYNA_SEQUENCE, config)
+        drop(repository, name, _DYNA_SEQUENCE, config)

@@ -9,7 +9,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 
 from support.infer_inputs import infer_input
-from support.python_models import write_model
+from support.models import drop
 
 # Of the first three numbers of X: milliseconds to wait, bytes to answer, and 1 to end the worker.
 _SOURCE = """
@@ -40,7 +40,7 @@ instance_group { count: 2 kind: KIND_CPU }
 
 
 def write_stretch(repository: Path) -> None:
-    write_model(repository / "stretch", _SOURCE, _CONFIG)
+    drop(repository, "stretch", _SOURCE, _CONFIG)
 
 
 def stretch_values(milliseconds: int = 0, answer_bytes: int = 0, request_bytes: int = 12, crash: bool = False):

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 import numpy as np
 from support.infer_inputs import infer_input
 from support.metrics import port_of
-from support.python_models import write_model
+from support.models import drop
 from support.repository_index import index_of
 from support.waiting import wait_until
 
@@ -143,7 +143,7 @@ def large_requests(stage: Stage, random: random.Random) -> None:
 def log(stage: Stage, random: random.Random) -> None:
     """A new model that writes megabytes to its output, asked some times, then taken away."""
     name = f"talker_{random.getrandbits(32):x}"
-    staged = write_model(stage.staging / name, LOG_MODEL, LOG_CONFIG)
+    staged = drop(stage.staging, name, LOG_MODEL, LOG_CONFIG)
     folder = staged.rename(stage.copied / name)
     entry = infer_input("X", np.ones((1, 2), np.float32))
     with stage.poll.client() as client:

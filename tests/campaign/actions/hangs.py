@@ -8,7 +8,7 @@ import random
 import numpy as np
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
-from support.python_models import write_model
+from support.models import drop
 from support.repository_index import index_of
 from support.waiting import wait_until
 
@@ -53,7 +53,7 @@ WAYS = ("sleep", "spin")
 
 def _drop(stage: Stage, name: str, imported: str, executed: str) -> None:
     source = MODEL.format(imported=imported, executed=executed)
-    write_model(stage.staging / name, source, CONFIG).rename(stage.copied / name)
+    drop(stage.staging, name, source, CONFIG).rename(stage.copied / name)
 
 
 def imported(stage: Stage, random: random.Random) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.machine import ToldMachine
+from support.models import drop
 from support.python_models import (
     MODELS,
     FakeCalls,
@@ -18,7 +19,6 @@ from support.python_models import (
     request,
     serving,
     serving_source,
-    write_model,
 )
 
 from rocserve.backends.python import BACKEND
@@ -439,7 +439,7 @@ def test_no_calls_outside_of_execute(tmp_path: Path) -> None:
         pass
 """
     )
-    write_model(tmp_path / "m", source, NUMBERS)
+    drop(tmp_path, "m", source, NUMBERS)
     with (
         pytest.raises(ServeError, match="BLS is only supported during the 'execute' function"),
         serving(tmp_path / "m"),
@@ -472,7 +472,7 @@ def test_no_calls_outside_of_execute(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, source: str, message: str) -> None:
-    write_model(tmp_path / "m", source, NUMBERS)
+    drop(tmp_path, "m", source, NUMBERS)
     with pytest.raises(ServeError, match=message) as fault, loaded(tmp_path / "m"):
         pass
     assert fault.value.code is StatusCode.INVALID_ARGUMENT
@@ -480,7 +480,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, source: str, mes
 
 def test_a_failing_initialize_says_where(tmp_path: Path) -> None:
     source = method("pass") + "    def initialize(self, args):\n        self.weights = open('/no/such/file')\n"
-    write_model(tmp_path / "m", source, NUMBERS)
+    drop(tmp_path, "m", source, NUMBERS)
     message = r"FileNotFoundError: .* \(1/model.py, line \d+, in initialize\)"
     with pytest.raises(ServeError, match=message), serving(tmp_path / "m"):
         pass
@@ -496,7 +496,7 @@ def test_a_failing_finalize_is_logged(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_new_file_of_the_same_size_and_second_is_read_anew(tmp_path: Path) -> None:
     for number in (3, 4):
         source = method(f"return [pb_utils.InferenceResponse([pb_utils.Tensor('Y', np.full(1, {number}.0))])]")
-        folder = write_model(tmp_path / "m", source, NUMBERS)
+        folder = drop(tmp_path, "m", source, NUMBERS)
         os.utime(folder / "1" / "model.py", (1_700_000_000, 1_700_000_000))
         with serving(folder) as model:
             assert outputs(model.execute([request(X=X)])[0])["Y"].tolist() == [number]

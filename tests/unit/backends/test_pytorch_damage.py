@@ -14,12 +14,12 @@ FILES = 500
 SCRIPT = Path(__file__).parents[2] / "support/pytorch_damage.py"
 """A process of its own, so that PyTorch is imported once, and not here."""
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def test_500_damaged_files_and_hostile_ones(torch_files: TorchFiles, tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(torch_files.folder), str(tmp_path), str(FILES)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=580, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=880, check=True)
     counts = json.loads(ran.stdout)
     hostile = {name: counts.pop(name) for name in [*counts] if name.startswith("hostile")}
     # The bomb's weights are other ones with a right checksum; what is beyond their size is not read.
