@@ -192,9 +192,7 @@ def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> Ren
     return Group(made, *(Text(f"{row.model} {row.version}: {row.reason}") for row in rows if row.reason))
 
 
-def _table(
-    console: Console, title: str, rows: Sequence[StatusRow], figures: Sequence[str], *reason: Column
-) -> Table:
+def _table(console: Console, title: str, rows: Sequence[StatusRow], figures: Sequence[str], *reason: Column) -> Table:
     """`reason`: the column of the reasons, where there is one."""
     cells = [
         (
