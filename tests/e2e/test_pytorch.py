@@ -1,7 +1,9 @@
-"""PyTorch's files in a repository: dropped, asked, replaced under load, refused, taken away."""
+"""PyTorch's files in a repository: dropped, converted from an archive, replaced under load, refused, taken away."""
 
 from __future__ import annotations
 
+import json
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +15,10 @@ from support.pytorch import TorchFiles
 from support.server import RocserveProcess
 from support.waiting import wait_until
 
+from rocserve import cli
 from rocserve_client import Client
 
-LOAD_SECONDS = 60
+LOAD_SECONDS = 120
 """To import PyTorch takes a second, and many where several models load beside other tests."""
 TRACED = """
 platform: "pytorch_libtorch"
@@ -39,6 +42,12 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
     drop(repository, "traced", torch_files.data("traced"), TRACED, filename="model.pt")
     drop(repository, "two", torch_files.data("classifier"), TWO_AT_ONCE, filename="model.pt2")
     drop(repository, "weights", torch_files.data("weights"), filename="model.pt")
+    with zipfile.ZipFile(folder / "archived.mar", "w") as archive:
+        model = {"modelName": "archived", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "own.py"}
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": model}))
+        archive.writestr("net.pt", torch_files.data("traced"))
+    flags = (f"--model-repository={repository}", "--input=INPUT__0:FP32:4", "--max-batch-size=8")
+    assert cli.main(["convert-mar", str(folder / "archived.mar"), *flags]) == 0
     with RocserveProcess([repository], log=folder / "server.log") as server:
         yield server
         assert server.terminate() == 0
@@ -47,7 +56,7 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
 def test_dropped_files_are_served(server: RocserveProcess, torch_files: TorchFiles) -> None:
     inputs, expected = torch_files.values("classifier")
     with Client(server.address) as client:
-        for model, name in (("exported", "x"), ("traced", "INPUT__0")):
+        for model, name in (("exported", "x"), ("traced", "INPUT__0"), ("archived", "INPUT__0")):
             client.wait_until_ready(LOAD_SECONDS, model=model)
             for rows in (1, 5):
                 answer = client.infer(model, {name: inputs["x"][:rows]})
@@ -105,4 +114,4 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
             return client.model_metadata("exported").versions == ("2",)
 
         wait_until(is_swapped, seconds=LOAD_SECONDS)
-        wait_until(lambda: len(server.workers()) == 3)
+        wait_until(lambda: len(server.workers()) == 4)
