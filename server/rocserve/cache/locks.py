@@ -28,6 +28,9 @@ class FileLock:
         self._file = file
 
     def release(self) -> None:
+        """Once only: afterwards the name is that of the next holder's lock."""
+        if self._file.closed:
+            return
         # The name goes first: a process that had opened the file before sees that it is no longer there.
         with self._file:
             self._path.unlink(missing_ok=True)

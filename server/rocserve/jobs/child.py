@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.exit_with_parent import exit_with_parent
@@ -32,10 +32,51 @@ _IOPRIO_OF_GROUP = 2
 _IOPRIO_IDLE = 3 << 13
 _OOM_SCORE = 600
 """When memory is short, the kernel is to end a compile rather than the worker that waits for it (proc(5))."""
+_STANDARD_INPUT = 0
+
+Perform = Callable[[Any, Any, str, Report], Any]
+"""From a job's module, the job and JobEngine's context to the result."""
+
+
+def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
+    """Do one job and reply with its result or its failure."""
+    module_name, class_name, *descriptors = arguments
+    replies, parent_pipe = map(int, descriptors)
+    for descriptor in (replies, parent_pipe):
+        os.set_inheritable(descriptor, False)
+    exit_with_parent(parent_pipe)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    # A crash is expected here; its dump would be gigabytes.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")
+    with open(_STANDARD_INPUT, "rb") as standard_input:
+        order = from_json(JobOrder, standard_input.read())
+    try:
+        module: Any = importlib.import_module(module_name)
+        job = from_json(getattr(module, class_name), order.job.encode())
+        if order.low_priority:
+            # After the imports, whose threads it is for as well; the engine's own inherit it.
+            yield_to_others()
+        result = perform(module, job, order.context, lambda phase: _send(replies, JobReply(phase=phase)))
+        reply = JobReply(result=to_json(result).decode())
+    except ServeError as error:
+        reply = _failed(FailureKind.REFUSED, error.code, error.text)
+    except MemoryError:
+        reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, with_hint("std::bad_alloc"))
+    except Exception as error:
+        traceback.print_exc()
+        reply = _failed(FailureKind.BROKEN, StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _send(replies, reply)
+    # At the end of a process an engine and a GPU's driver may take long, or crash.
+    os._exit(0)
 
 
 def yield_to_others() -> None:
-    """Have this process group, with all threads that it has by now, run where nobody else wants to.
+    """Lowers the priority of this process group, with all threads that it has by now.
 
     nice(2) would be of the calling thread alone: numpy has threads of its own from its import on.
     """
@@ -46,81 +87,15 @@ def yield_to_others() -> None:
         ctypes.CDLL(None, use_errno=True).syscall(number, _IOPRIO_OF_GROUP, 0, _IOPRIO_IDLE)
 
 
-def go_first_when_memory_is_short() -> None:
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-
-
-def leave_no_core() -> None:
-    """A crash is expected here; its dump would be gigabytes."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-_STANDARD_INPUT = 0
-
-Perform = Callable[[Any, Any, str, Report], Any]
-"""From a job's module, the job and JobEngine's context to the result."""
-
-
-def main(arguments: Sequence[str], perform: Perform) -> int:
-    module_name, class_name, replies, parent_pipe = arguments
-    for descriptor in (replies, parent_pipe):
-        os.set_inheritable(int(descriptor), False)
-    exit_with_parent(int(parent_pipe))
-    go_first_when_memory_is_short()
-    leave_no_core()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")
-    with open(_STANDARD_INPUT, "rb") as standard_input:
-        order = from_json(JobOrder, standard_input.read())
-    Child(int(replies), order, perform).run(module_name, class_name)
-    return 0
-
-
-class Child:
-    """Does one job and says what became of it."""
-
-    def __init__(self, replies: int, order: JobOrder, perform: Perform) -> None:
-        self._replies = replies
-        self._order = order
-        self._perform_job = perform
-
-    def run(self, module_name: str, class_name: str) -> None:
-        try:
-            reply = JobReply(result=self._perform(module_name, class_name))
-        except ServeError as error:
-            reply = _failed(FailureKind.REFUSED, error.code, error.text)
-        except MemoryError:
-            reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, with_hint("std::bad_alloc"))
-        except Exception as error:
-            traceback.print_exc()
-            reply = _failed(FailureKind.BROKEN, StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._reply(reply)
-        # What an engine and a GPU's driver do at the end of a process may take long, or crash.
-        os._exit(0)
-
-    def _perform(self, module_name: str, class_name: str) -> str:
-        module: Any = importlib.import_module(module_name)
-        job = from_json(getattr(module, class_name), self._order.job.encode())
-        if self._order.low_priority:
-            # After the imports, whose threads it is for as well; the engine's own inherit it.
-            yield_to_others()
-        return to_json(self._perform_job(module, job, self._order.context, self._report)).decode()
-
-    def _report(self, phase: str) -> None:
-        self._reply(JobReply(phase=phase))
-
-    def _reply(self, reply: JobReply) -> None:
-        data = to_json(reply) + b"\n"
-        while data:
-            data = data[os.write(self._replies, data) :]
-
-
 def _failed(kind: FailureKind, code: StatusCode, text: str) -> JobReply:
     return JobReply(failure=JobFailure(kind, int(code), text))
 
 
+def _send(replies: int, reply: JobReply) -> None:
+    data = to_json(reply) + b"\n"
+    while data:
+        data = data[os.write(replies, data) :]
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], lambda module, job, _context, report: module.perform(job, report)))
+    main(sys.argv[1:], lambda module, job, _context, report: module.perform(job, report))

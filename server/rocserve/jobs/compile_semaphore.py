@@ -43,21 +43,27 @@ class CompileSemaphore:
             low_priority: for what a model that serves already still wants.
             waiting: called again and again while all slots are taken; what it raises ends the wait.
         """
-        lock = self._wait(_BESIDE if low_priority else self._names, waiting) if self._is_usable() else None
-        slot = _Slot(lock, self._handed_on_seconds if low_priority else None)
+        lock = self._wait(_BESIDE if low_priority else self._names, waiting)
+        if lock is None:
+            yield
+            return
+        hand_on = threading.Timer(self._handed_on_seconds, lock.release)
+        hand_on.daemon = True
+        if low_priority:
+            hand_on.start()
         try:
             yield
         finally:
-            slot.end()
+            if low_priority:
+                hand_on.cancel()
+                hand_on.join()
+            lock.release()
 
-    def _is_usable(self) -> bool:
+    def _wait(self, names: Sequence[str], waiting: Callable[[], None]) -> FileLock | None:
         try:
             make_private(self._folder)
         except (OSError, ServeError):
-            return False
-        return True
-
-    def _wait(self, names: Sequence[str], waiting: Callable[[], None]) -> FileLock | None:
+            return None
         while True:
             for name in names:
                 try:
@@ -68,31 +74,6 @@ class CompileSemaphore:
                     return lock
             waiting()
             time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
-
-
-class _Slot:
-    """Held by one compile until its end, or for a number of seconds."""
-
-    def __init__(self, lock: FileLock | None, seconds: float | None) -> None:
-        self._lock = lock
-        self._ending = threading.Lock()
-        self._timer: threading.Timer | None = None
-        if lock is not None and seconds is not None:
-            self._timer = threading.Timer(seconds, self._give_back)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._give_back()
-
-    def _give_back(self) -> None:
-        # Once only: afterwards the lock's name is that of the next one's.
-        with self._ending:
-            lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
 
 
 def machine_semaphore() -> CompileSemaphore:

@@ -1,4 +1,4 @@
-"""What to do about what an engine says, or the kernel does."""
+"""Remedies for what an engine reports, or the kernel does."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    pattern: re.Pattern[str]
-    """Somewhere in what the engine, or a library below it, wrote."""
+    pattern: str
+    """A regular expression for a part of what the engine, or a library below it, wrote."""
     remedy: str
-
-
-def hint(pattern: str, remedy: str) -> Hint:
-    return Hint(re.compile(pattern), remedy)
 
 
 def add_hint(message: str, hints: Sequence[Hint]) -> str:
     """The message, and the remedy of the first that fits."""
     for one in hints:
-        if one.pattern.search(message):
+        if re.search(one.pattern, message):
             return f"{message}; {one.remedy}"
     return message
 
@@ -32,17 +28,17 @@ def with_hint(message: str) -> str:
 
 
 MACHINE_HINTS: Sequence[Hint] = (
-    hint(
+    Hint(
         r"^it was killed by signal 9",
         "the kernel does that where memory runs out, and says so in its log (dmesg): then use smaller batch_sizes,"
         " compile fewer models at once, or give the server (its container) more memory",
     ),
-    hint(
+    Hint(
         r"bad_alloc|Cannot allocate memory",
         "this machine's memory does not suffice (or a damaged file asks for far too much): use smaller batch_sizes,"
         " compile fewer models at once, or give the server (its container) more memory",
     ),
-    hint(
+    Hint(
         r"No space left on device",
         "a disk is full: --cache-directory and the temporary folder need room",
     ),

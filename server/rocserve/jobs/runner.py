@@ -21,7 +21,7 @@ from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.printable import printable
 from rocserve.jobs.hints import with_hint
-from rocserve.jobs.messages import FailureKind, Job, JobError, JobFailure, JobOrder, JobReply
+from rocserve.jobs.messages import FailureKind, Job, JobError, JobOrder, JobReply
 from rocserve.jobs.process import JobProcess, describe_end
 
 _FIRST_REPORT_SECONDS = 5.0
@@ -56,11 +56,6 @@ class JobWatch:
         self._next_report = self._started + self._pause
         self._message = ""
         self._lines_left = _MOST_LINES
-
-    @property
-    def has_begun(self) -> bool:
-        """The job is at a phase of its own."""
-        return self.phase != _START
 
     @property
     def elapsed_seconds(self) -> float:
@@ -164,17 +159,33 @@ class JobRunner:
             JobError: why not; its `kind` says of what kind that is.
         """
         watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
-        limit = _Limit(timeout_seconds, limit_name, remedy)
+        failed = f"{job.title} failed while"
         with self._start(job, low_priority, environment) as process:
             try:
-                result = _Supervision(job, process, watch, limit, self._engine).result()
+                reply, peak_bytes = _follow(process, watch, timeout_seconds)
+                if reply is None:
+                    raise JobError(
+                        FailureKind.TIMED_OUT,
+                        StatusCode.UNAVAILABLE,
+                        f"{job.title} took longer than {limit_name} ({timeout_seconds:g} s) and was stopped while"
+                        f" {watch.phase}; raise {limit_name} (0 = no limit){f', or {remedy}' if remedy else ''}",
+                    )
+                status = process.wait()
+                watch.takes_lines(process.output.take_lines(ended=True))
+                if (failure := reply.failure) is not None:
+                    text = f"{failed} {watch.phase}: {printable(failure.text)}"
+                    raise JobError(failure.kind, StatusCode(failure.code), text)
+                if reply.result is None:
+                    end = describe_end(status, process.output.last_lines, peak_bytes, self._engine.name)
+                    text = f"{failed} {watch.phase}: {printable(self._engine.with_hint(end))}"
+                    raise JobError(_kind_of_end(status, watch), StatusCode.UNAVAILABLE, text)
             except JobError:
                 self.check_called_off(job.title)
                 raise
             finally:
                 with self._lock:
                     self._running.discard(process)
-        return from_json(result_type, result.encode())
+        return from_json(result_type, reply.result.encode())
 
     def call_off(self) -> None:
         """End what runs and refuse what comes."""
@@ -205,76 +216,31 @@ class JobRunner:
         return process
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    seconds: float
-    """0 = none."""
-    name: str
-    remedy: str
+def _follow(process: JobProcess, watch: JobWatch, timeout_seconds: float) -> tuple[JobReply | None, int]:
+    """The child's last reply, once it replies no more, and the most memory that it had. The reply is None where the
+    child took too long and was killed."""
+    last, peak_bytes = JobReply(), 0
+    poll = select.poll()
+    poll.register(process.replies, select.POLLIN)
+    while True:
+        poll.poll(_POLL_SECONDS * 1000)
+        replies = process.take_replies()
+        watch.takes_lines(process.output.take_lines())
+        if replies is None:
+            return last, peak_bytes
+        for line in replies:
+            last = from_json(JobReply, line)
+            if last.phase is not None:
+                watch.enters(last.phase)
+        watch.report_when_due()
+        peak_bytes = max(peak_bytes, process.peak_bytes)
+        if 0 < timeout_seconds <= watch.elapsed_seconds:
+            process.kill()
+            return None, peak_bytes
 
 
-class _Supervision:
-    """Of one child, from its start to its end."""
-
-    def __init__(self, job: Job, process: JobProcess, watch: JobWatch, limit: _Limit, engine: JobEngine) -> None:
-        self._job = job
-        self._process = process
-        self._watch = watch
-        self._limit = limit
-        self._engine = engine
-        self._result: str | None = None
-        self._failure: JobFailure | None = None
-        self._peak_bytes = 0
-
-    def result(self) -> str:
-        """As JSON. Raises: JobError."""
-        self._follow()
-        status = self._process.wait()
-        self._watch.takes_lines(self._process.output.take_lines(ended=True))
-        if self._failure is not None:
-            raise self._error(self._failure.kind, StatusCode(self._failure.code), self._failure.text)
-        if self._result is None:
-            end = describe_end(status, self._process.output.last_lines, self._peak_bytes, self._engine.name)
-            raise self._error(self._kind_of_end(status), StatusCode.UNAVAILABLE, self._engine.with_hint(end))
-        return self._result
-
-    def _follow(self) -> None:
-        """Until the child says no more."""
-        poll = select.poll()
-        poll.register(self._process.replies, select.POLLIN)
-        while True:
-            poll.poll(_POLL_SECONDS * 1000)
-            replies = self._process.take_replies()
-            self._watch.takes_lines(self._process.output.take_lines())
-            if replies is None:
-                return
-            for reply in (from_json(JobReply, line) for line in replies):
-                self._result = reply.result
-                self._failure = reply.failure
-                if reply.phase is not None:
-                    self._watch.enters(reply.phase)
-            self._watch.report_when_due()
-            self._peak_bytes = max(self._peak_bytes, self._process.peak_bytes)
-            self._check_time()
-
-    def _check_time(self) -> None:
-        limit = self._limit
-        if not 0 < limit.seconds <= self._watch.elapsed_seconds:
-            return
-        self._process.kill()
-        remedy = f", or {limit.remedy}" if limit.remedy else ""
-        raise JobError(
-            FailureKind.TIMED_OUT,
-            StatusCode.UNAVAILABLE,
-            f"{self._job.title} took longer than {limit.name} ({limit.seconds:g} s) and was stopped while"
-            f" {self._watch.phase}; raise {limit.name} (0 = no limit){remedy}",
-        )
-
-    def _kind_of_end(self, status: int) -> FailureKind:
-        if status == -signal.SIGKILL:
-            return FailureKind.KILLED
-        # Before its work begins the job is not to blame, but the installation.
-        return FailureKind.CRASHED if self._watch.has_begun else FailureKind.BROKEN
-
-    def _error(self, kind: FailureKind, code: StatusCode, text: str) -> JobError:
-        return JobError(kind, code, f"{self._job.title} failed while {self._watch.phase}: {printable(text)}")
+def _kind_of_end(status: int, watch: JobWatch) -> FailureKind:
+    if status == -signal.SIGKILL:
+        return FailureKind.KILLED
+    # Before its work begins the job is not to blame, but the installation.
+    return FailureKind.BROKEN if watch.phase == _START else FailureKind.CRASHED

@@ -47,4 +47,4 @@ def perform(module: Any, job: Any, context: str, report: Report) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], perform))
+    main(sys.argv[1:], perform)
