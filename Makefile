@@ -75,7 +75,7 @@ test: setup
 
 # What takes long, and a running Triton instead of its recorded answers. With three processes two CPUs rest half of the time.
 test-long: setup
-	$(PYTEST) -m long --triton=live --numprocesses=$(shell echo $$(($$(nproc) * 5 / 2)))
+	$(PYTEST) -m long --triton=live --numprocesses=$(shell echo $$(($$(nproc) * 2)))
 
 # What Triton's clients see, by way of front ends that are processes, and the memory that these have together. What
 # becomes of configurations is not theirs.

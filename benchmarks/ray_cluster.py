@@ -57,6 +57,9 @@ class RayCluster(LineProcess):
         deployment.update({"ray_actor_options": {"num_cpus": 1}, **options})
         self._ask(deploy=configuration)
 
+    def has_healthy_proxy(self) -> bool:
+        return any(proxy["status"] == "HEALTHY" for proxy in self._ask()["proxies"].values())
+
     def replicas(self) -> set[str]:
         """The names of those that run."""
         applications = self._ask()["applications"].values()

@@ -63,7 +63,12 @@ class Driver:
         schema = ServeDeploySchema.model_validate(configuration)
         if self._client is None:
             ray.init(self._cluster.address, log_to_driver=False)
-            serve.start(schema.proxy_location, schema.http_options.model_dump(), schema.grpc_options.model_dump())
+            try:
+                serve.start(schema.proxy_location, schema.http_options.model_dump(), schema.grpc_options.model_dump())
+            except ray.exceptions.RayActorError:
+                # On a loaded machine a proxy is not ready in the 15 s that Serve's controller allows. It has started
+                # another, with a longer limit; `start` waited for the first.
+                pass
             self._client = _get_global_client()
         self._client.deploy_apps(schema)
 

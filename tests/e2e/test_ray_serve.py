@@ -88,6 +88,7 @@ def cluster(repositories: tuple[Path, Path]) -> Iterator[RayCluster]:
     with RayCluster(nodes=3) as cluster:
         deploy(cluster, repositories[0])
         wait_until(cluster.replicas, "a replica", 240)
+        wait_until(cluster.has_healthy_proxy, "a proxy", 60)
         yield cluster
 
 

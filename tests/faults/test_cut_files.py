@@ -144,7 +144,7 @@ def test_a_pipeline_that_is_cut_takes_nothing_away(serve, repository: Path) -> N
     json.loads(whole)
     for size in (0, len(whole) // 2):
         write_and_wait(server, path, whole[:size])
-        assert "pipeline.json" in reason(server)
+        wait_until(lambda: "pipeline.json" in reason(server), "the failure")
         assert server.client().is_model_ready("m", "1")
     path.write_bytes(whole)
     wait_until(lambda: reason(server) == "", "the end of the failure")
