@@ -6,12 +6,12 @@ files as they go.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 from rocserve.core.passed_descriptors import descriptors_of, send_with_descriptors
 from rocserve.plane.guarded_mapping import FaultGuard, GuardedFile
@@ -26,7 +26,6 @@ _MOST_RESIDENT = 256 << 20
 """Bytes of clients' files that count as an instance's memory, beside those of one batch."""
 _ROOM = socket.CMSG_LEN(4)
 """Bytes of one descriptor."""
-_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
 class GivenFiles:
@@ -36,13 +35,12 @@ class GivenFiles:
         """`on_gone`: takes, on any thread, the number of a file that nobody holds here any more."""
         self._connection = connection
         self._on_gone = on_gone
-        self._numbers: weakref.WeakKeyDictionary[GuardedFile, int] = weakref.WeakKeyDictionary()
-        self._ends: dict[int, weakref.finalize[Any, Any]] = {}
+        self._numbers: dict[weakref.ref[GuardedFile], int] = {}
         self._given = 0
 
     def number(self, file: GuardedFile) -> int:
         """By which the worker knows the file; 0: it cannot be given it now."""
-        number = self._numbers.get(file, 0)
+        number = self._numbers.get(weakref.ref(file), 0)
         if not number and len(self._numbers) < _MOST_FILES:
             try:
                 descriptor = file.open_for_reading()
@@ -53,20 +51,18 @@ class GivenFiles:
             except OSError:
                 return 0
             self._given += 1
-            number = self._numbers[file] = self._given
-            end = self._ends[number] = weakref.finalize(file, self._on_gone, number)
-            end.atexit = False
+            number = self._numbers[weakref.ref(file, self._file_gone)] = self._given
         return number
 
-    def forget(self, number: int) -> None:
-        """The worker has been told to let go of the file."""
-        del self._ends[number]
+    def _file_gone(self, reference: weakref.ref[GuardedFile]) -> None:
+        # `close` may have been here on the other thread.
+        if number := self._numbers.pop(reference, 0):
+            self._on_gone(number)
 
     def close(self) -> None:
         """The worker has ended."""
-        for end in self._ends.values():
-            end.detach()
-        # It knows the instance, which would stay until the garbage collector comes by.
+        # Its references to files and `_on_gone` are cycles, which only a garbage collection would end.
+        self._numbers.clear()
         self._on_gone = lambda number: None
 
 
@@ -79,15 +75,23 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
         self._taken = 0
         self._resident = 0
 
-    def take(self, connection: socket.socket) -> bool:
-        """Take the rings that are there, and a file behind them. Returns: False: the other end is gone."""
+    def take(self, connection: socket.socket, flags: int = socket.MSG_DONTWAIT) -> bool:
+        """Take the rings that are there, and a file behind them. `flags`: 0: wait for one of them.
+
+        Returns: False: the other end is gone.
+
+        Raises: OSError: a file has come and cannot be opened or mapped.
+        """
         try:
             # Written out: it runs for each lone request.
-            data, rights, _, _ = connection.recvmsg(_MOST_BYTES, _ROOM, _FLAGS)
+            data, rights, state, _ = connection.recvmsg(_MOST_BYTES, _ROOM, flags | socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return True
         except OSError:
             return False
+        if state & socket.MSG_CTRUNC:
+            # The kernel has dropped the descriptor, and later files would have the numbers of others.
+            raise OSError(errno.EMFILE, "a client's file was lost: this process has as many files open as it may")
         for descriptor in descriptors_of(rights) if rights else ():
             self._taken += 1
             # The kernel ends what is read at once behind a descriptor's message.

@@ -216,9 +216,7 @@ class Instance:
             batch.posted = work.posted
         # All batches whose requests lay in these files are done.
         while self._to_forget and self._room(work):
-            number = self._to_forget.popleft()
-            work.post(ENTRY.pack(FORGET, 0, 0, number, 0, 0, 0))
-            self._files.forget(number)
+            work.post(ENTRY.pack(FORGET, 0, 0, self._to_forget.popleft(), 0, 0, 0))
         self._ring()
 
     def _room(self, ring: RingWriter) -> int:

@@ -190,6 +190,7 @@ class WorkerEnd:
                 if not self._is_wanted:
                     return
                 if kind == FORGET:
+                    self._await_file(number)
                     del self.files[number]
                     continue
                 if kind != BATCH:
@@ -227,8 +228,7 @@ class WorkerEnd:
                 form, file, inputs = forms[number], 0, b if flags else place + b
                 if flags == IN_FILE:
                     file = a
-                    while file not in self.files:
-                        self.files.take(self._connection)
+                    self._await_file(file)
                     self.files.read(form.places.end)
                 requests.append(ReceivedRequest(form, a, inputs, place + (c >> 32), c & 0xFFFFFFFF, file))
             elif kind == LAYOUT:
@@ -238,6 +238,12 @@ class WorkerEnd:
         while len(forms) > 2 * REMEMBERED_LAYOUTS:
             del forms[next(iter(forms))]
         return requests
+
+    def _await_file(self, number: int) -> None:
+        """Wait for a file of a client, which the server sends before it names it. Raises: ServerGone; OSError."""
+        while number not in self.files:
+            if not self.files.take(self._connection, flags=0):
+                raise ServerGone
 
     def stop(self, is_wanted: bool = True) -> None:
         """End `batches` after those that were already posted; where these are wanted no more, after the one that runs,

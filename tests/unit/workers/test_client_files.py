@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import resource
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.instance_peer import Peer
 from support.shared_memory import GUARD, SharedFile, shared_file
-from support.waiting import wait_until
-from support.workers import BatchInput, batch_input, members_of, on_plane
+from support.waiting import until
+from support.workers import BatchInput, Workshop, batch_input, members_of, on_plane, run_add_sub
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import unavailable
+from rocserve.core.errors import StatusCode, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
 from rocserve.core.tensor_places import PlacedTensors
@@ -24,7 +27,8 @@ from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs
 from rocserve.workers.client_files import GivenFiles
-from rocserve.workers.worker_end import ReceivedBatch
+from rocserve.workers.results import BatchOutcome
+from rocserve.workers.worker_end import ReceivedBatch, ServerGone
 
 COUNT = 2048
 """Elements of an input: more than are copied sooner than they are read where they lie."""
@@ -111,11 +115,61 @@ def test_a_file_stays_for_its_batch_when_it_is_let_go_of_meanwhile(peer: Peer, f
     batch = execute(peer, in_file(held))
     del held
     gc.collect()
-    assert on_plane(peer.plane, lambda: len(peer.instance._files._ends)) == 1
+    assert 1 in peer.end_of_worker.files
     assert seen(peer, batch) == b"abcd"
     end(peer, batch)
     del batch
-    wait_until(lambda: not peer.instance._files._ends, "the worker to let go of the file")
+    with shared_file(1 << 16, "next") as other:
+        end(peer, execute(peer, in_file(opened(other))))
+    assert sorted(peer.end_of_worker.files) == [0, 2]
+
+
+def test_a_file_that_no_batch_names_is_forgotten(peer: Peer, file: SharedFile) -> None:
+    held = opened(file)
+    assert on_plane(peer.plane, partial(peer.instance._files.number, held)) == 1
+    del held
+    gc.collect()
+    with shared_file(1 << 16, "next") as other:
+        end(peer, execute(peer, in_file(opened(other))))
+    assert sorted(peer.end_of_worker.files) == [0, 2]
+
+
+def test_a_worker_that_may_open_no_more_files_fails(peer: Peer, file: SharedFile) -> None:
+    member = in_file(opened(file))
+    on_plane(peer.plane, lambda: peer.instance.execute(False, [member], peer.on_outcome))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(OSError, match="a client's file was lost"):
+            peer.take()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_worker_that_has_lost_a_file_ends_and_another_runs_the_next_batch(
+    workshop: Workshop, file: SharedFile
+) -> None:
+    group = await workshop.serving()
+    (pid,) = group.pids
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))
+    ended: asyncio.Future[BatchOutcome] = asyncio.get_running_loop().create_future()
+    (instance,), member = group.instances, in_file(opened(file))
+
+    def on_outcome(outcome: BatchOutcome) -> None:
+        ended.get_loop().call_soon_threadsafe(ended.set_result, outcome)
+
+    on_plane(workshop.plane, lambda: instance.execute(False, [member], on_outcome))
+    error = (await ended).error
+    assert error is not None and error.code is StatusCode.UNAVAILABLE
+    await until(lambda: workshop.events.recoveries == 1)
+    assert group.pids != [pid]
+    assert (await run_add_sub(group.instances[0])).error is None
+
+
+def test_a_worker_does_not_wait_for_a_file_when_its_server_is_gone(peer: Peer) -> None:
+    peer.end_of_worker.stop()
+    with pytest.raises(ServerGone):
+        peer.end_of_worker._await_file(1)
 
 
 def test_a_file_that_cannot_be_given_has_its_inputs_copied(
