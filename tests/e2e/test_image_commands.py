@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -28,11 +27,8 @@ def command(verb: str, *arguments: object) -> list[str]:
 
 
 def run(verb: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    # As wide as no path is long, so that no table folds one.
-    environment = {**os.environ, "COLUMNS": "300"}
-    return subprocess.run(
-        command(verb, *arguments), capture_output=True, text=True, check=False, timeout=60, env=environment
-    )
+    """Into a pipe, in which no line is broken."""
+    return subprocess.run(command(verb, *arguments), capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_classify_ranks_the_classes_with_bars(rocserve_server):

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.settings.flag import Kind, flag, positional, text
-from rocserve.tools.printing import table
+from rocserve.tools.printing import console_on, table
 from rocserve_client import (
     AsyncClient,
     DeadlineExceeded,
@@ -135,7 +135,7 @@ def findings_table(
 
 def print_findings(made: Table) -> None:
     if made.row_count:
-        Console().print(made)
+        console_on().print(made)
 
 
 def print_faults(findings: Sequence[Finding[Found]]) -> int:
