@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.cases import SEED
-from rocserve.tools.networks.graph import Graph
+from rocserve.tools.networks.layers import Graph
 
 MAX_BATCH_SIZE = 32
 OPSET = 12

@@ -15,7 +15,7 @@ from benchmarks.bare_ensemble import BareEnsemble, image_batch
 from benchmarks.probe import Outputs
 from benchmarks.sample_ensemble import REPOSITORY, VERSION, SampleEnsemble, read_ensemble
 from rocserve.tools.networks import resnet50
-from rocserve.tools.networks.images import photo_like_images
+from rocserve.tools.networks.layers import photo_like_images
 
 INPUT, OUTPUT = "ENCODED", "PROBABILITIES"
 NETWORK = "resnet50"

@@ -11,7 +11,7 @@ import pytest
 from support.server import RocserveProcess
 
 from rocserve.cli import main
-from rocserve.tools.networks.images import photo_like_images
+from rocserve.tools.networks.layers import photo_like_images
 from rocserve_client import Client, Output
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,7 @@ import onnxruntime
 import pytest
 
 from rocserve.tools.networks import is_untrained
-from rocserve.tools.networks.images import photo_like_images
-from rocserve.tools.networks.layers import seeded_weights
+from rocserve.tools.networks.layers import photo_like_images, seeded_weights
 
 pytestmark = pytest.mark.long
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from rocserve.tools.get.download import GetError
-from rocserve.tools.networks.graph import Graph
+from rocserve.tools.networks.layers import Graph
 
 INPUT, OUTPUT = "images", "scores"
 SIDE, CLASSES = 224, 1000

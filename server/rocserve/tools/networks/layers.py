@@ -1,4 +1,4 @@
-"""Layers whose outputs have a wanted mean and spread.
+"""ONNX graphs under construction, and layers whose outputs have a wanted mean and spread.
 
 Random weights alone make activations vanish, explode, or come out the same for every image. A trained network's
 normalisation prevents that with statistics of its training images, so these networks get theirs from a few images too,
@@ -8,7 +8,8 @@ in one run that normalises each layer by its own outputs.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +17,62 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from rocserve.tools.networks.graph import IR_VERSION, Graph
+from rocserve.tools.networks import UNTRAINED
+
+Floats = NDArray[np.float32]
+
+IR_VERSION = 7
+"""Of ONNX 1.7, in whose time the published files were made; every later runtime reads it."""
+
+
+@dataclass(slots=True)
+class Graph:
+    """Collects nodes, in the order of their work, and weights; `model` makes the file's contents of them. Tensors are
+    known by their names."""
+
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    initializers: list[onnx.TensorProto] = field(default_factory=list)
+
+    def add_input(self, name: str, shape: Sequence[int | str]) -> str:
+        """An FP32 input; a size that each request chooses has a name."""
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+        return name
+
+    def add_output(self, name: str, shape: Sequence[int | str]) -> None:
+        """Hand out an FP32 tensor."""
+        self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+
+    def add_constant(self, name: str, values: Floats | NDArray[np.int64]) -> str:
+        """Weights, or a tensor that steers a node."""
+        datatype = helper.np_dtype_to_tensor_dtype(values.dtype)
+        self.initializers.append(helper.make_tensor(name, datatype, values.shape, values.tobytes(), raw=True))
+        return name
+
+    def add_node(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        """A node with one output, whose name is returned."""
+        self.nodes.append(helper.make_node(operator, list(inputs), [output], name=output, **attributes))
+        return output
+
+    def add_split(self, tensor: str, axis: int, sizes: Sequence[int], output: str) -> list[str]:
+        """Cut a tensor along an axis, as operator sets up to 12 write it."""
+        outputs = [f"{output}_{place}" for place in range(len(sizes))]
+        self.nodes.append(helper.make_node("Split", [tensor], outputs, name=output, axis=axis, split=list(sizes)))
+        return outputs
+
+    def model(self, name: str, opset: int, producer: str, note: str) -> onnx.ModelProto:
+        graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, self.initializers)
+        opsets = [helper.make_opsetid("", opset)]
+        return helper.make_model(
+            graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name=producer, doc_string=note
+        )
+
+    def untrained_model(self, name: str, opset: int) -> onnx.ModelProto:
+        """The model, which says of itself that it is untrained."""
+        note = f"{name} with seeded random weights: its speed and shapes are real, its answers mean nothing"
+        return self.model(name, opset, UNTRAINED, note)
+
 
 _EPSILON = 1e-5
 """Added to a variance, so that a channel that never changes divides by no zero."""
@@ -24,8 +80,6 @@ _MEASURING_OPSET = 15
 """The first ones whose BatchNormalization hands out the statistics of its batch."""
 _ERRORS_ONLY = 3
 """ONNX Runtime's number for it."""
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +251,46 @@ class Layers:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         measured: Sequence[Floats] = session.run(outputs, inputs)
         return measured
+
+
+_SHAPES_AN_IMAGE = 6
+_COLOUR_SHARE = 0.35
+"""How much of the contrast is colour; in photographs brightness varies more."""
+
+
+def photo_like_images(count: int, side: int, seed: int) -> Floats:
+    """Synthetic images with the statistics of photographs: FP32 [count, side, side, 3], RGB, 0..1, of clouds whose
+    amplitude falls with frequency, behind plain shapes, some of them dark, some bright, some of little contrast.
+
+    In photographs the amplitude falls about as 1 / frequency (D. J. Field, 1987), and objects have sharp edges.
+    """
+    generator = np.random.default_rng(seed)
+    return np.stack([_image(generator, side) for _ in range(count)])
+
+
+def _image(generator: np.random.Generator, side: int) -> Floats:
+    light = _cloud(generator, side)[..., None]
+    colour = np.stack([_cloud(generator, side) for _ in range(3)], axis=-1)
+    image = (1.0 - _COLOUR_SHARE) * light + _COLOUR_SHARE * colour
+    rows, columns = np.mgrid[0:side, 0:side] / side
+    for _ in range(_SHAPES_AN_IMAGE):
+        y, x = generator.random(2)
+        height, width = generator.uniform(0.05, 0.3, 2)
+        if generator.random() < 0.5:
+            inside = (np.abs(rows - y) < height) & (np.abs(columns - x) < width)
+        else:
+            inside = ((rows - y) / height) ** 2 + ((columns - x) / width) ** 2 < 1.0
+        image[inside] = 0.3 * image[inside] + 0.7 * generator.random(3)
+    darkest, brightest = generator.uniform(0.0, 0.4), generator.uniform(0.6, 1.0)
+    return (darkest + (brightest - darkest) * image).astype(np.float32)
+
+
+def _cloud(generator: np.random.Generator, side: int) -> NDArray[np.float64]:
+    """[side, side], 0..1."""
+    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
+    frequency[0, 0] = np.inf
+    spectrum = np.fft.rfft2(generator.standard_normal((side, side))) / frequency
+    field = np.fft.irfft2(spectrum, s=(side, side))
+    least, most = field.min(), field.max()
+    level: NDArray[np.float64] = (field - least) / (most - least)
+    return level

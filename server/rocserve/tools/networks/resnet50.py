@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from rocserve.tools.networks.images import photo_like_images
-from rocserve.tools.networks.layers import Floats, Layers, Target
+from rocserve.tools.networks.layers import Floats, Layers, Target, photo_like_images
 
 INPUT, OUTPUT = "data", "resnetv17_dense0_fwd"
 """The tensors' names in the published file: FP32 [N, 3, 224, 224] and the scores, FP32 [N, 1000]."""

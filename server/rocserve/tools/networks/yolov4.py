@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from rocserve.tools.networks.images import photo_like_images
-from rocserve.tools.networks.layers import Layers, Target
+from rocserve.tools.networks.layers import Layers, Target, photo_like_images
 
 INPUT = "input_1:0"
 """FP32 [N, 416, 416, 3], RGB, 0..1."""
