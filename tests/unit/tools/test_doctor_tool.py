@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import cv2
+import numpy as np
 import onnx
 import pytest
 from support.gpu_tree import GpuTree
@@ -16,12 +18,10 @@ from rocserve.backends.host import Host
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation
 from rocserve.core.errors import ServeError
-from rocserve.jobs.messages import JobError
-from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor import machine
 from rocserve.tools.doctor.machine import Finding, State, examine_machine
-from rocserve.tools.doctor.trial import TINY_ONNX, WEIGHTS, TrialJob, TrialResult
+from rocserve.tools.doctor.trial import GREY, GREY_JPEG, NETWORK, TINY_ONNX, WEIGHTS, try_engine
 from rocserve.tools.doctor.verb import target_fault
 
 pytestmark = pytest.mark.long
@@ -36,11 +36,9 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 
 def _failure(folder: Path, engine: str, python: tuple[str, ...] = (sys.executable,), seconds: float = 60) -> str:
     """ "" = the tiny model's answer was right."""
-    job = TrialJob("onnx", engine, str(folder), {}, None, EngineSettings())
-    runner = JobRunner(JobEngine("an engine", python=python), lambda _: None, logging.getLogger(__name__))
     try:
-        runner.run(job, TrialResult, timeout_seconds=seconds, limit_name="--timeout-secs")
-    except JobError as error:
+        try_engine(NETWORK, engine, folder, EngineSettings(), parameters={}, python=python, timeout_seconds=seconds)
+    except ServeError as error:
         return error.text
     return ""
 
@@ -190,22 +188,32 @@ def test_the_tiny_model_is_valid_onnx() -> None:
     assert tuple(onnx.numpy_helper.to_array(model.graph.initializer[0])) == WEIGHTS
 
 
+def test_the_tiny_jpeg_is_grey() -> None:
+    image = cv2.imdecode(np.frombuffer(GREY_JPEG, np.uint8), cv2.IMREAD_COLOR)
+    assert image.shape == (16, 16, 3)
+    assert (image == GREY).all()
+
+
 class TestTrials:
+    def test_a_wrong_answer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(f"{__name__}.NETWORK", replace(NETWORK, answer=NETWORK.answer + 0.25, unit=" parts"))
+        assert _failure(tmp_path, _ONNXRUNTIME) == "its answer is wrong by 0.25 parts"
+
     def test_right(self, tmp_path: Path) -> None:
         assert _failure(tmp_path, _ONNXRUNTIME) == ""
 
     def test_an_engine_that_cannot_be_loaded(self, tmp_path: Path) -> None:
         reason = "ModuleNotFoundError: No module named 'rocserve.absent'"
-        assert _failure(tmp_path, "rocserve.absent") == f"trying a tiny model failed while running it: {reason}"
+        assert _failure(tmp_path, "rocserve.absent") == f"trying a tiny model: {reason}"
 
     def test_one_that_crashes(self, tmp_path: Path) -> None:
         crashing = ("/bin/sh", "-c", "echo the last word >&2; kill -6 $$")
-        reason = "an engine ended by signal 6 (SIGABRT): the last word"
-        assert _failure(tmp_path, "", crashing) == f"trying a tiny model failed while starting: {reason}"
+        reason = "the process ended by signal 6 (SIGABRT): the last word"
+        assert _failure(tmp_path, "", crashing) == f"trying a tiny model: {reason}"
 
     def test_one_that_hangs(self, tmp_path: Path) -> None:
         hanging = ("/bin/sh", "-c", "sleep 1000")
         assert _failure(tmp_path, "", hanging, 0.2) == (
-            "trying a tiny model took longer than --timeout-secs (0.2 s) and was stopped while starting; raise"
-            " --timeout-secs (0 = no limit)"
+            "trying a tiny model took longer than --timeout-secs (0.2 s) and was stopped; raise --timeout-secs (0 = no"
+            " limit)"
         )

@@ -103,9 +103,14 @@ def test_a_process_that_crashes_is_reported_with_its_last_words() -> None:
         process.answer()
 
 
+def test_a_process_that_cannot_be_started() -> None:
+    with pytest.raises(ServeError, match=r"^m: no process could be started: .*'/absent/python'$"):
+        MeasuringProcess("m", ("/absent/python",), {})
+
+
 def test_an_answer_that_does_not_come_in_time() -> None:
     hanging = ("/bin/sh", "-c", "sleep 1000")
-    late = r"^m: took longer than 0\.1 s and was stopped$"
+    late = r"^m took longer than --timeout-secs \(0\.1 s\) and was stopped; raise --timeout-secs \(0 = no limit\)$"
     with (
         MeasuringProcess("m", hanging, {}, timeout_seconds=0.1) as process,
         pytest.raises(ServeError, match=late),

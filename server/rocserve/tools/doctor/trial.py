@@ -1,10 +1,11 @@
-"""The job of trying an engine: a tiny model is loaded, run once, and its answer compared."""
+"""Tries an engine: a tiny model is loaded and run once, in a process of its own, and its answer compared."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
-from rocserve.jobs.messages import Report
 from rocserve.settings import EngineSettings
-from rocserve.tools.measuring.child import open_engine
-from rocserve.tools.measuring.messages import WorkerEngine
+from rocserve.tools.measuring.messages import Measure, MeasuredInput, WorkerEngine, read_outputs, save_inputs
+from rocserve.tools.measuring.process import MeasuringProcess
 
 SHAPE = (2, 4)
 WEIGHTS = (-1.0, -0.5, 0.5, 1.0)
@@ -26,6 +26,16 @@ TINY_ONNX = bytes.fromhex(
     "02100d"
 )
 """y = relu(x + WEIGHTS), floats of SHAPE, as an ONNX file: a doctor must not need the packages that it checks."""
+GREY = 90
+GREY_JPEG = bytes.fromhex(
+    "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a181616183123251d283a333d3c39"
+    "33383740485c4e404457453738506d51575f626768673e4d71797064785c656763ffdb0043011112121815182f1a1a2f6342384263636363"
+    "63636363636363636363636363636363636363636363636363636363636363636363636363636363636363636363ffc00011080010001003"
+    "012200021101031101ffc4001500010100000000000000000000000000000005ffc40014100100000000000000000000000000000000ffc4"
+    "0014010100000000000000000000000000000000ffc40014110100000000000000000000000000000000ffda000c03010002110311003f00"
+    "98003fffd9"
+)
+"""16 x 16 pixels of the level GREY."""
 
 
 def expected(values: Sequence[float]) -> list[float]:
@@ -33,99 +43,93 @@ def expected(values: Sequence[float]) -> list[float]:
     return [max(0.0, value + WEIGHTS[place % len(WEIGHTS)]) for place, value in enumerate(values)]
 
 
-Array = np.ndarray[Any, Any]
-
-_PIPELINE = """{"pipeline": [{"operation": "Resize", "dest_width": 8, "dest_height": 8, "is_output": true}]}"""
-_GREY = 90
-_TOLERANCE = 1e-3
-_GREY_TOLERANCE = 3
-
-
 @dataclass(frozen=True, slots=True)
-class TrialJob:
-    kind: str
-    """onnx or rocal: which model."""
-    engine: str
-    """The engine's module."""
-    folder: str
-    """Where the model may be written."""
-    parameters: Mapping[str, str]
-    """Of the model: which target, which engine."""
-    device: int | None
-    settings: EngineSettings
+class TinyModel:
+    """A model whose answer is known."""
 
-    @property
-    def title(self) -> str:
-        return "trying a tiny model"
+    config: ModelConfig
+    filename: str
+    content: bytes
+    input: np.ndarray[Any, Any]
+    answer: np.ndarray[Any, Any]
+    tolerance: float
+    unit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialResult:
-    seconds: float
-    """From loading the model to its answer."""
-
-
-def perform(job: TrialJob, report: Report) -> TrialResult:
-    """
-    Raises:
-        ServeError: the answer is wrong, or the engine says why it gives none.
-    """
-    report("running it")
-    started = time.monotonic()
-    fault = _try_pipeline(job) if job.kind == "rocal" else _try_network(job)
-    if fault:
-        raise internal(fault)
-    return TrialResult(time.monotonic() - started)
-
-
-def _try_network(job: TrialJob) -> str:
-    config = ModelConfig(
+_VALUES = [0.25 * place - 1 for place in range(SHAPE[0] * SHAPE[1])]
+NETWORK = TinyModel(
+    ModelConfig(
         name="tiny",
         backend="onnx",
         inputs=(InputConfig("x", DataType.FP32, SHAPE),),
         outputs=(OutputConfig("y", DataType.FP32, SHAPE),),
-        parameters=job.parameters,
-    )
-    values = [0.25 * place - 1 for place in range(SHAPE[0] * SHAPE[1])]
-    x = np.array(values, np.float32).reshape(SHAPE)
-    y = _answer(job, config, "model.onnx", TINY_ONNX, {"x": x})
-    difference = float(np.abs(y - np.array(expected(values)).reshape(SHAPE)).max())
-    return "" if difference <= _TOLERANCE else f"its answer is wrong by {difference:.3g}"
-
-
-def _try_pipeline(job: TrialJob) -> str:
-    import cv2
-
-    _, encoded = cv2.imencode(".jpg", np.full((16, 16, 3), _GREY, np.uint8))
-    config = ModelConfig(
+    ),
+    "model.onnx",
+    TINY_ONNX,
+    np.array(_VALUES, np.float32).reshape(SHAPE),
+    np.array(expected(_VALUES)).reshape(SHAPE),
+    1e-3,
+)
+PIPELINE = TinyModel(
+    ModelConfig(
         name="tiny",
         backend="rocal",
         max_batch_size=1,
         inputs=(InputConfig("ENCODED", DataType.BYTES, (1,)),),
         outputs=(OutputConfig("IMAGE", DataType.UINT8, (8, 8, 3)),),
-        parameters=job.parameters,
-    )
-    image = np.array([[encoded.tobytes()]], dtype=np.object_)
-    y = _answer(job, config, "pipeline.json", _PIPELINE.encode(), {"ENCODED": image})
-    difference = float(np.abs(y.astype(np.int32) - _GREY).max())
-    return "" if difference <= _GREY_TOLERANCE else f"its image is wrong by {difference:.0f} of 255 levels"
+    ),
+    "pipeline.json",
+    b"""{"pipeline": [{"operation": "Resize", "dest_width": 8, "dest_height": 8, "is_output": true}]}""",
+    np.array([[GREY_JPEG]]),
+    np.full((1, 8, 8, 3), GREY),
+    3,
+    " of 255 levels",
+)
 
 
-def _answer(job: TrialJob, config: ModelConfig, filename: str, content: bytes, inputs: Mapping[str, Array]) -> Array:
-    file = Path(job.folder) / "1" / filename
+def try_engine(
+    model: TinyModel,
+    module: str,
+    folder: Path,
+    settings: EngineSettings,
+    *,
+    parameters: Mapping[str, str],
+    device: int | None = None,
+    python: Sequence[str] = (sys.executable,),
+    environment: Mapping[str, str] | None = None,
+    timeout_seconds: float,
+) -> float:
+    """The seconds from the start of its process to its answer.
+
+    `module`: the engine's. `folder`: where files may be written. `parameters`: the model's: which target or engine.
+
+    Raises:
+        ServeError: the answer is wrong, or why there is none.
+    """
+    started = time.monotonic()
+    file, given, answered = folder / "1" / model.filename, folder / "input.npz", folder / "output.npz"
     file.parent.mkdir(exist_ok=True)
-    file.write_bytes(content)
+    file.write_bytes(model.content)
+    (entry,) = model.config.inputs
+    save_inputs(given, {entry.name: model.input})
     engine = WorkerEngine(
-        title=job.title,
+        title="",
         library="",
-        module=job.engine,
-        model_folder=job.folder,
+        module=module,
+        model_folder=str(folder),
         model_file=str(file),
-        config=config,
-        instance_kind=InstanceKind.CPU if job.device is None else InstanceKind.GPU,
-        device=job.device,
+        config=replace(model.config, parameters=parameters),
+        instance_kind=InstanceKind.CPU if device is None else InstanceKind.GPU,
+        device=device,
         instance_count=1,
-        settings=job.settings,
+        settings=settings,
     )
-    (output,) = open_engine(engine).run(inputs)
-    return output
+    inputs = (MeasuredInput(entry.name, model.input.dtype.name, model.input.shape),)
+    with MeasuringProcess("trying a tiny model", python, environment or {}, timeout_seconds=timeout_seconds) as process:
+        process.open(engine)
+        process.measure(Measure(inputs, data_file=str(given), repeats=0, outputs_file=str(answered)))
+    (answer,) = read_outputs(str(answered))
+    difference = float(np.abs(answer.astype(np.float64) - model.answer).max())
+    if not difference <= model.tolerance:
+        raise internal(f"its answer is wrong by {difference:.3g}{model.unit}")
+    return time.monotonic() - started

@@ -35,12 +35,11 @@ from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
 from rocserve.cache.private_folder import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
-from rocserve.jobs.messages import JobError
-from rocserve.jobs.runner import JobEngine, JobRunner
+from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
 from rocserve.tools.doctor.machine import Finding, State, examine_machine, examine_software
-from rocserve.tools.doctor.trial import TrialJob, TrialResult
+from rocserve.tools.doctor.trial import NETWORK, PIPELINE, TinyModel, try_engine
 from rocserve.tools.printing import ToolProgress, console_on, say, show_folded, size, table
 from rocserve.tools.verb import Verb, tool_log
 
@@ -61,7 +60,7 @@ class EngineExamination:
 
     def findings(self) -> Iterator[Finding]:
         if is_installed("onnxruntime"):
-            yield self._tried("ONNX Runtime", "onnx", ONNXRUNTIME.module, {"engine": "cpu"})
+            yield self._tried("ONNX Runtime", NETWORK, ONNXRUNTIME.module, {"engine": "cpu"})
         else:
             yield Finding(_SECTION, "ONNX Runtime", State.ABSENT, "not installed")
         yield from self._migraphx()
@@ -97,25 +96,25 @@ class EngineExamination:
         device = gpus[0] if gpus else None
         environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
         return self._tried(
-            name, "onnx", MIGRAPHX.module, {"target": target.value}, device, python_command(installation), environment
+            name, NETWORK, MIGRAPHX.module, {"target": target.value}, device, python_command(installation), environment
         )
 
     def _rocal(self) -> Iterator[Finding]:
         (engine,) = BACKEND.engines
         if is_installed("cv2"):
-            yield self._tried("rocAL's CPU engine", "rocal", engine.module, {"engine": "cpu"})
+            yield self._tried("rocAL's CPU engine", PIPELINE, engine.module, {"engine": "cpu"})
         else:
             yield Finding(_SECTION, "rocAL's CPU engine", State.ABSENT, "cv2 is not installed")
         if is_installed(ROCAL_MODULE):
-            yield self._tried("rocAL", "rocal", engine.module, {"engine": "rocal"})
+            yield self._tried("rocAL", PIPELINE, engine.module, {"engine": "rocal"})
         else:
             yield Finding(_SECTION, "rocAL", State.ABSENT, f"the Python module {ROCAL_MODULE} is not installed")
 
     def _tried(
         self,
         name: str,
-        kind: str,
-        engine: str,
+        model: TinyModel,
+        module: str,
         parameters: Mapping[str, str],
         device: int | None = None,
         python: Sequence[str] = (sys.executable,),
@@ -126,16 +125,20 @@ class EngineExamination:
             # A cache of its own: the trial is to compile, and to leave nothing behind.
             settings = EngineSettings(f"{folder}/cache", self._settings.cache_bytes, self._settings.migraphx_root)
             try:
-                result = JobRunner(JobEngine(name, python=tuple(python)), self._report, self._log).run(
-                    TrialJob(kind, engine, folder, parameters, device, settings),
-                    TrialResult,
+                seconds = try_engine(
+                    model,
+                    module,
+                    Path(folder),
+                    settings,
+                    parameters=parameters,
+                    device=device,
+                    python=python,
+                    environment=environment,
                     timeout_seconds=self._timeout_seconds,
-                    environment=environment or {},
-                    limit_name=_LIMIT,
                 )
-            except JobError as error:
+            except ServeError as error:
                 return Finding(_SECTION, name, State.BROKEN, error.text, f"{name} does not work; see its line above")
-        return Finding(_SECTION, name, State.WORKS, f"a tiny model, right answer, {result.seconds:.2f} s with loading")
+        return Finding(_SECTION, name, State.WORKS, f"a tiny model, right answer, {seconds:.2f} s with its process")
 
 
 def target_fault(target: Target, fault: str) -> Finding:

@@ -15,6 +15,7 @@ import numpy as np
 
 from rocserve.core.errors import unavailable
 from rocserve.core.plain import from_json, to_json
+from rocserve.jobs.hints import with_hint
 from rocserve.jobs.process import JobProcess, describe_end
 from rocserve.settings.flag import AMOUNT, POSITIVE, flag, number
 from rocserve.tools.measuring.messages import Answer, Engine, Measure, Measured, Opened, Order
@@ -30,12 +31,19 @@ class MeasuringProcess:
     ) -> None:
         """
         `title`: what errors begin with. `python`: the words that start the interpreter. `environment`: set on top of
-        this process's. `timeout_seconds`: of one answer, 0 = no limit.
+        this process's. `timeout_seconds`: up to its last answer, as --timeout-secs has it; 0 = no limit.
+
+        Raises:
+            ServeError: it cannot be started.
         """
         self.title = title
         self._timeout_seconds = timeout_seconds
+        self._deadline = time.monotonic() + (timeout_seconds or math.inf)
         self._lines: list[bytes] = []
-        self._process = JobProcess([*python, "-P", "-m", _CHILD], {**os.environ, **environment})
+        try:
+            self._process = JobProcess([*python, "-P", "-m", _CHILD], {**os.environ, **environment})
+        except OSError as error:
+            raise unavailable(f"{title}: no process could be started: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -79,14 +87,16 @@ class MeasuringProcess:
             raise unavailable(f"{self.title}: {self._end()}") from None
 
     def _line(self) -> bytes:
-        deadline = time.monotonic() + self._timeout_seconds if self._timeout_seconds else float("inf")
         poll = select.poll()
         poll.register(self._process.replies, select.POLLIN)
         while not self._lines:
-            left = deadline - time.monotonic()
+            left = self._deadline - time.monotonic()
             if left <= 0:
-                raise unavailable(f"{self.title}: took longer than {self._timeout_seconds:g} s and was stopped")
-            if poll.poll(None if left == float("inf") else left * 1000):
+                raise unavailable(
+                    f"{self.title} took longer than --timeout-secs ({self._timeout_seconds:g} s) and was stopped; raise"
+                    " --timeout-secs (0 = no limit)"
+                )
+            if poll.poll(None if left == math.inf else left * 1000):
                 lines = self._process.take_replies()
                 if lines is None:
                     raise unavailable(f"{self.title}: {self._end()}")
@@ -98,7 +108,7 @@ class MeasuringProcess:
     def _end(self) -> str:
         status = self._process.wait()
         self._process.output.take_lines(ended=True)
-        return describe_end(status, self._process.output.last_lines, 0, "the process")
+        return with_hint(describe_end(status, self._process.output.last_lines, 0, "the process"))
 
 
 @dataclass(frozen=True, slots=True)
