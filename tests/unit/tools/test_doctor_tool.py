@@ -34,10 +34,10 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path / "cache", capsys)
 
 
-def _failure(folder: Path, engine: str, python: tuple[str, ...] = (sys.executable,), seconds: float = 60) -> str:
+def _failure(engine: str, python: tuple[str, ...] = (sys.executable,), seconds: float = 60) -> str:
     """ "" = the tiny model's answer was right."""
     try:
-        try_engine(NETWORK, engine, folder, EngineSettings(), parameters={}, python=python, timeout_seconds=seconds)
+        try_engine(NETWORK, engine, {}, EngineSettings(), seconds, python=python)
     except ServeError as error:
         return error.text
     return ""
@@ -195,25 +195,25 @@ def test_the_tiny_jpeg_is_grey() -> None:
 
 
 class TestTrials:
-    def test_a_wrong_answer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_wrong_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{__name__}.NETWORK", replace(NETWORK, answer=NETWORK.answer + 0.25, unit=" parts"))
-        assert _failure(tmp_path, _ONNXRUNTIME) == "its answer is wrong by 0.25 parts"
+        assert _failure(_ONNXRUNTIME) == "its answer is wrong by 0.25 parts"
 
-    def test_right(self, tmp_path: Path) -> None:
-        assert _failure(tmp_path, _ONNXRUNTIME) == ""
+    def test_right(self) -> None:
+        assert _failure(_ONNXRUNTIME) == ""
 
-    def test_an_engine_that_cannot_be_loaded(self, tmp_path: Path) -> None:
+    def test_an_engine_that_cannot_be_loaded(self) -> None:
         reason = "ModuleNotFoundError: No module named 'rocserve.absent'"
-        assert _failure(tmp_path, "rocserve.absent") == f"trying a tiny model: {reason}"
+        assert _failure("rocserve.absent") == f"trying a tiny model: {reason}"
 
-    def test_one_that_crashes(self, tmp_path: Path) -> None:
+    def test_one_that_crashes(self) -> None:
         crashing = ("/bin/sh", "-c", "echo the last word >&2; kill -6 $$")
         reason = "the process ended by signal 6 (SIGABRT): the last word"
-        assert _failure(tmp_path, "", crashing) == f"trying a tiny model: {reason}"
+        assert _failure("", crashing) == f"trying a tiny model: {reason}"
 
-    def test_one_that_hangs(self, tmp_path: Path) -> None:
+    def test_one_that_hangs(self) -> None:
         hanging = ("/bin/sh", "-c", "sleep 1000")
-        assert _failure(tmp_path, "", hanging, 0.2) == (
+        assert _failure("", hanging, 0.2) == (
             "trying a tiny model took longer than --timeout-secs (0.2 s) and was stopped; raise --timeout-secs (0 = no"
             " limit)"
         )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -90,45 +91,38 @@ PIPELINE = TinyModel(
 def try_engine(
     model: TinyModel,
     module: str,
-    folder: Path,
-    settings: EngineSettings,
-    *,
     parameters: Mapping[str, str],
+    settings: EngineSettings,
+    timeout_seconds: float,
     device: int | None = None,
     python: Sequence[str] = (sys.executable,),
-    environment: Mapping[str, str] | None = None,
-    timeout_seconds: float,
 ) -> float:
     """The seconds from the start of its process to its answer.
 
-    `module`: the engine's. `folder`: where files may be written. `parameters`: the model's: which target or engine.
+    `module`: the engine's. `parameters`: the model's: which target or engine.
 
     Raises:
         ServeError: the answer is wrong, or why there is none.
     """
     started = time.monotonic()
-    file, given, answered = folder / "1" / model.filename, folder / "input.npz", folder / "output.npz"
-    file.parent.mkdir(exist_ok=True)
-    file.write_bytes(model.content)
-    (entry,) = model.config.inputs
-    save_inputs(given, {entry.name: model.input})
-    engine = WorkerEngine(
-        title="",
-        library="",
-        module=module,
-        model_folder=str(folder),
-        model_file=str(file),
-        config=replace(model.config, parameters=parameters),
-        instance_kind=InstanceKind.CPU if device is None else InstanceKind.GPU,
-        device=device,
-        instance_count=1,
-        settings=settings,
-    )
-    inputs = (MeasuredInput(entry.name, model.input.dtype.name, model.input.shape),)
-    with MeasuringProcess("trying a tiny model", python, environment or {}, timeout_seconds=timeout_seconds) as process:
-        process.open(engine)
+    environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
+    kind = InstanceKind.CPU if device is None else InstanceKind.GPU
+    config = replace(model.config, parameters=parameters)
+    (entry,) = config.inputs
+    with (
+        TemporaryDirectory(prefix="rocserve-doctor-") as folder,
+        MeasuringProcess("trying a tiny model", python, environment, timeout_seconds=timeout_seconds) as process,
+    ):
+        file, given, answered = Path(folder, "1", model.filename), Path(folder, "in.npz"), Path(folder, "out.npz")
+        file.parent.mkdir()
+        file.write_bytes(model.content)
+        save_inputs(given, {entry.name: model.input})
+        # A cache of its own: the trial is to compile, and to leave nothing behind.
+        own = replace(settings, cache_directory=f"{folder}/cache")
+        process.open(WorkerEngine("", "", module, folder, str(file), config, kind, device, 1, own))
+        inputs = (MeasuredInput(entry.name, model.input.dtype.name, model.input.shape),)
         process.measure(Measure(inputs, data_file=str(given), repeats=0, outputs_file=str(answered)))
-    (answer,) = read_outputs(str(answered))
+        (answer,) = read_outputs(str(answered))
     difference = float(np.abs(answer.astype(np.float64) - model.answer).max())
     if not difference <= model.tolerance:
         raise internal(f"its answer is wrong by {difference:.3g}{model.unit}")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.table import Column
@@ -94,10 +93,8 @@ class EngineExamination:
         if target is Target.GPU and not gpus:
             return Finding(_SECTION, name, State.ABSENT, "installed, but there is no GPU that this process may use")
         device = gpus[0] if gpus else None
-        environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
-        return self._tried(
-            name, NETWORK, MIGRAPHX.module, {"target": target.value}, device, python_command(installation), environment
-        )
+        python = python_command(installation)
+        return self._tried(name, NETWORK, MIGRAPHX.module, {"target": target.value}, device, python)
 
     def _rocal(self) -> Iterator[Finding]:
         (engine,) = BACKEND.engines
@@ -118,26 +115,12 @@ class EngineExamination:
         parameters: Mapping[str, str],
         device: int | None = None,
         python: Sequence[str] = (sys.executable,),
-        environment: Mapping[str, str] | None = None,
     ) -> Finding:
         self._report(f"{name}: trying a tiny model")
-        with TemporaryDirectory(prefix="rocserve-doctor-") as folder:
-            # A cache of its own: the trial is to compile, and to leave nothing behind.
-            settings = EngineSettings(f"{folder}/cache", self._settings.cache_bytes, self._settings.migraphx_root)
-            try:
-                seconds = try_engine(
-                    model,
-                    module,
-                    Path(folder),
-                    settings,
-                    parameters=parameters,
-                    device=device,
-                    python=python,
-                    environment=environment,
-                    timeout_seconds=self._timeout_seconds,
-                )
-            except ServeError as error:
-                return Finding(_SECTION, name, State.BROKEN, error.text, f"{name} does not work; see its line above")
+        try:
+            seconds = try_engine(model, module, parameters, self._settings, self._timeout_seconds, device, python)
+        except ServeError as error:
+            return Finding(_SECTION, name, State.BROKEN, error.text, f"{name} does not work; see its line above")
         return Finding(_SECTION, name, State.WORKS, f"a tiny model, right answer, {seconds:.2f} s with its process")
 
 
