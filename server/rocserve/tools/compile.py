@@ -18,13 +18,14 @@ from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration import read_calibration
 from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
 from rocserve.backends.migraphx.configuration.options import Precision, compile_options
+from rocserve.backends.migraphx.planning.plan import ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.serving.layout import migraphx_name
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.settings.flag import SWITCH, flag, part, text
 from rocserve.tools.measuring.candidates import migraphx_candidate
-from rocserve.tools.measuring.comparing import Array, Candidate, Compared, Comparison, Difference
+from rocserve.tools.measuring.comparing import Array, Candidate, Compared, Comparison
 from rocserve.tools.measuring.messages import MeasuredInput, random_inputs, save_inputs
 from rocserve.tools.measuring.process import LatencySummary, Timing
 from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model, with_batch_sizes
@@ -38,30 +39,9 @@ _IMAGE_RANK = 4
 """Dimensions of the inputs that are NHWC in a TensorFlow graph, and NCHW to its program."""
 _MOST_RUNS = 64
 """Of the calibration data; the differences are of this many runs at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrecisionResult:
-    precision: str
-    outputs: Mapping[str, Difference]
-    """By output, against fp32."""
-    latency: LatencySummary | None
-    """Of a run; None where it failed."""
-    speed: float
-    """fp32's median time over its own."""
-    size_bytes: int
-    """Of the program."""
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PrecisionComparison:
-    title: str
-    """"batch size 1"."""
-    place: str
-    data: str
-    """What the samples were: "8 random inputs"."""
-    results: tuple[PrecisionResult, ...]
+_COMPARED_COLUMNS = (
+    "precision", "output", "largest", "mean", "relative", "cosine", "top-1", "p50 ms", "speed", ".mxr file",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +49,34 @@ class _Compiled:
     """The model in one precision."""
 
     context: ToolContext
-    recipe: ProgramRecipe
-    """The first of its programs."""
+    plan: ProgramPlan
     program: CachedProgram
+    """Of its first recipe."""
 
     def candidate(self, precision: str) -> Candidate:
-        model, size = self.context.model, self.recipe.batch_size
+        model, size = self.context.model, self.plan.recipes[0].batch_size
         return migraphx_candidate(precision, with_batch_sizes(model, (size,)) if size else model, self.context.device)
 
+    def rows(self, precision: str, compared: Compared, reference: LatencySummary) -> Iterator[Sequence[str]]:
+        """Under _COMPARED_COLUMNS, one an output."""
+        assert compared.latency is not None
+        p50 = compared.latency.p50
+        speed = (f"{p50:.3f}", f"{reference.p50 / p50:.3g} x", size(self.program.size_bytes))
+        for output, error in zip(self.plan.outputs, compared.differences, strict=True):
+            errors = (f"{error.largest:.3g}", f"{error.mean:.3g}", f"{error.relative:.3g}", f"{error.cosine:.6f}")
+            top1 = "-" if error.top1 is None else f"{error.top1:.1%}"
+            yield (precision, output.name, *errors, top1, *speed)
 
-def compare_precisions(
-    model: ToolModel, precisions: Sequence[str], timing: Timing, log: logging.Logger
-) -> PrecisionComparison:
-    """fp32 is always among them, and first. Empty = those that can be had without being named.
+
+def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Console, log: logging.Logger) -> int:
+    """Print the errors and the speed of each precision; the exit status, 1 when one of them failed. fp32 is always
+    among them, and first. Empty = those that can be had without being named.
 
     Raises:
         ServeError: fp32 cannot be compiled or run, or the samples cannot be read.
     """
-    has_data = _has_calibration_data(model)
+    config = model.source.config
+    has_data = "calibration_data" in config.parameters or "calibration_data" in accelerator_parameters(config)
     named = precisions or ("fp16", "bf16", *(("int8", "fp8") if has_data else ()))
     compiled: dict[str, _Compiled] = {}
     failures: dict[str, str] = {}
@@ -105,34 +95,30 @@ def compare_precisions(
                 failures[precision] = f"{precision}: {error.text}"
             progress.done()
         reference = compiled[_REFERENCE]
+        recipe = reference.plan.recipes[0]
         comparison = Comparison([one.candidate(name) for name, one in compiled.items()], stack, progress.report)
-        size = reference.recipe.batch_size or reference.recipe.largest_batch
+        batch_size = recipe.batch_size or recipe.largest_batch
         progress.report("reading the calibration data")
-        files, data = _samples(
-            reference, model if has_data else None, comparison.inputs[_REFERENCE][size], Path(folder)
-        )
+        inputs = comparison.inputs[_REFERENCE][batch_size]
+        files, data = _samples(reference, model if has_data else None, inputs, Path(folder))
         progress.report(f"running {len(files)} samples, and timing")
-        compared = comparison.compare(size, files, timing)
-    failures |= comparison.failures
-    if compared[_REFERENCE].failure:
+        compared = comparison.compare(batch_size, files, timing)
+    if (fp32 := compared[_REFERENCE].latency) is None:
         raise unavailable(compared[_REFERENCE].failure)
-    compared |= {name: Compared(failure=failure) for name, failure in failures.items()}
-    results = tuple(_result(name, compared[name], compared[_REFERENCE], compiled) for name in compared)
-    return PrecisionComparison(reference.recipe.title, reference.context.place, data, results)
-
-
-def _result(name: str, one: Compared, reference: Compared, compiled: Mapping[str, _Compiled]) -> PrecisionResult:
-    if one.latency is None or reference.latency is None:
-        return PrecisionResult(name, {}, None, 0.0, 0, one.failure)
-    made = compiled[name]
-    outputs = [output.name for output in made.context.plan().outputs]
-    return PrecisionResult(
-        precision=name,
-        outputs=dict(zip(outputs, one.differences, strict=True)),
-        latency=one.latency,
-        speed=reference.latency.p50 / one.latency.p50,
-        size_bytes=made.program.size_bytes,
-    )
+    failures |= comparison.failures | {name: one.failure for name, one in compared.items() if one.failure}
+    rows: list[Sequence[str]] = []
+    for name in (*compared, *(name for name in failures if name not in compared)):
+        if name in failures:
+            rows.append((name, "failed", *["-"] * (len(_COMPARED_COLUMNS) - 2)))
+        else:
+            rows += compiled[name].rows(name, compared[name], fp32)
+    title = f"{model.source.name}, {recipe.title}, {reference.context.place}"
+    show(out, table(title, _COMPARED_COLUMNS, rows, left=2))
+    say(out, f"errors against fp32, on {data}")
+    say(out, "top-1: the share of rows whose largest element is at the same place; speed: fp32's p50 over its own")
+    for failure in failures.values():
+        complain(f"rocserve compile: {failure}")
+    return 1 if failures else 0
 
 
 def _compile(context: ToolContext, calibrated: ToolModel | None) -> _Compiled:
@@ -148,7 +134,7 @@ def _compile(context: ToolContext, calibrated: ToolModel | None) -> _Compiled:
             if (datatype := datatypes[name]) is not None
         }
         _read_data(calibrated, context, recipe, tensors)
-    return _Compiled(context, recipe, context.program(recipe).program)
+    return _Compiled(context, plan, context.program(recipe).program)
 
 
 def _samples(
@@ -158,9 +144,10 @@ def _samples(
     runs: Sequence[Mapping[str, Array]]
     if calibrated is not None:
         tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
-        read, name = _read_data(calibrated, reference.context, reference.recipe, tensors)
+        recipe = reference.plan.recipes[0]
+        read, name = _read_data(calibrated, reference.context, recipe, tensors)
         runs = read[:_MOST_RUNS]
-        if reference.recipe.source.kind is SourceKind.TENSORFLOW:
+        if recipe.source.kind is SourceKind.TENSORFLOW:
             # Calibration data are in the program's layout, the model's inputs in the client's.
             runs = [
                 {key: np.moveaxis(array, 1, -1) if array.ndim == _IMAGE_RANK else array for key, array in run.items()}
@@ -190,17 +177,9 @@ def _read_data(
         raise ServeError(error.code, error.text.replace(inner, name)) from None
 
 
-def _has_calibration_data(model: ToolModel) -> bool:
-    config = model.source.config
-    return "calibration_data" in config.parameters or "calibration_data" in accelerator_parameters(config)
-
-
 BATCH = "{batch}"
 """Stands for the batch size in the name of an output file."""
 
-_COMPARED_COLUMNS = (
-    "precision", "output", "largest", "mean", "relative", "cosine", "top-1", "p50 ms", "speed", ".mxr file",
-)  # fmt: skip
 _COLUMNS = ("program", "precision", "from", "seconds", "size", "scratch")
 
 
@@ -270,34 +249,6 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
     say(out, f"cache: {' and '.join(dict.fromkeys(folders))}")
 
 
-def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Console, log: logging.Logger) -> int:
-    """Print the errors and the speed of each precision; the exit status, 1 when one of them failed.
-
-    Raises:
-        ServeError: fp32 cannot be compiled or run, or the samples cannot be read.
-    """
-    compared = compare_precisions(model, precisions, timing, log)
-    rows = [row for result in compared.results for row in _comparison_rows(result)]
-    show(out, table(f"{model.source.name}, {compared.title}, {compared.place}", _COMPARED_COLUMNS, rows, left=2))
-    say(out, f"errors against fp32, on {compared.data}")
-    say(out, "top-1: the share of rows whose largest element is at the same place; speed: fp32's p50 over its own")
-    failures = [result.failure for result in compared.results if result.failure]
-    for failure in failures:
-        complain(f"rocserve compile: {failure}")
-    return 1 if failures else 0
-
-
-def _comparison_rows(result: PrecisionResult) -> Iterator[Sequence[str]]:
-    if result.latency is None:
-        yield (result.precision, "failed", *["-"] * (len(_COMPARED_COLUMNS) - 2))
-        return
-    speed = (f"{result.latency.p50:.3f}", f"{result.speed:.3g} x", size(result.size_bytes))
-    for output, error in result.outputs.items():
-        errors = (f"{error.largest:.3g}", f"{error.mean:.3g}", f"{error.relative:.3g}", f"{error.cosine:.6f}")
-        top1 = "-" if error.top1 is None else f"{error.top1:.1%}"
-        yield (result.precision, output, *errors, top1, *speed)
-
-
 def program_row(recipe: ProgramRecipe, compiled: Compiled) -> Sequence[str]:
     about = compiled.program.about
     return (
@@ -335,17 +286,13 @@ def output_path(output: str, recipe: ProgramRecipe) -> Path:
 
 
 def _copy(program: Path, target: Path) -> None:
+    mask = os.umask(0o022)
+    os.umask(mask)
     try:
-        with program.open("rb") as source, replacing(target, 0o666 & ~_umask()) as copy:
+        with program.open("rb") as source, replacing(target, 0o666 & ~mask) as copy:
             shutil.copyfileobj(source, copy)
     except OSError as error:
         raise unavailable(f"cannot write {target}: {error.strerror or error}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 VERB = Verb(
