@@ -19,13 +19,6 @@ from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogra
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.summary import outcomes
 
-_GPU_HELP = {
-    "nv_gpu_utilization": "GPU utilization rate [0.0 - 1.0)",
-    "nv_gpu_memory_total_bytes": "GPU total memory, in bytes",
-    "nv_gpu_memory_used_bytes": "GPU used memory, in bytes",
-    "nv_gpu_power_usage": "GPU power usage in watts",
-    "nv_gpu_power_limit": "GPU power management limit in watts",
-}
 _MICROWATTS_FROM = 10_000
 """No GPU has a limit of as many watts: newer versions of the library give microwatts."""
 
@@ -79,13 +72,8 @@ class GpuGauges:
     def families(self) -> Sequence[MetricFamily]:
         if self._gpus is None:
             self._gpus = self._find()
-        found: dict[str, list[Sample]] = {name: [] for name in _GPU_HELP}
-        for uuid, handle in self._gpus:
-            for name, value in self._read(handle).items():
-                found[name].append(Sample({"gpu_uuid": uuid}, value))
-        return [
-            MetricFamily(name, "gauge", text, tuple(found[name])) for name, text in _GPU_HELP.items() if found[name]
-        ]
+        found = [MetricFamily(name, "gauge", text, self._samples(name, read)) for name, text, read in _GPU_GAUGES]
+        return [family for family in found if family.samples]
 
     def _find(self) -> Sequence[tuple[str, Any]]:
         try:
@@ -100,30 +88,19 @@ class GpuGauges:
             self._log.warning("there are no metrics of GPUs: amdsmi says %s: %s", type(error).__name__, error)
             return []
 
-    def _read(self, handle: Any) -> Mapping[str, float]:
-        """The GPU's values; some have no power, or no activity."""
-        library = self._library
-        readers: Mapping[str, Callable[[], float | None]] = {
-            "nv_gpu_utilization": lambda: _percent(library.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
-            "nv_gpu_memory_total_bytes": lambda: _number(
-                library.amdsmi_get_gpu_memory_total(handle, library.AmdSmiMemoryType.VRAM)
-            ),
-            "nv_gpu_memory_used_bytes": lambda: _number(
-                library.amdsmi_get_gpu_memory_usage(handle, library.AmdSmiMemoryType.VRAM)
-            ),
-            "nv_gpu_power_usage": lambda: _power(library.amdsmi_get_power_info(handle)),
-            "nv_gpu_power_limit": lambda: _limit(library.amdsmi_get_power_info(handle)),
-        }
-        found: dict[str, float] = {}
-        for name, read in readers.items():
+    def _samples(self, name: str, read: Callable[[Any, Any], float | None]) -> tuple[Sample, ...]:
+        """Of the GPUs that have the value; some have no power, or no activity."""
+        assert self._gpus is not None
+        samples: list[Sample] = []
+        for uuid, handle in self._gpus:
             try:
-                value = read()
+                value = read(self._library, handle)
             except Exception as error:
                 self._log.debug("amdsmi has no %s: %s: %s", name, type(error).__name__, error)
                 continue
             if value is not None:
-                found[name] = value
-        return found
+                samples.append(Sample({"gpu_uuid": uuid}, value))
+        return tuple(samples)
 
 
 class MachineMetrics:
@@ -178,6 +155,35 @@ def _power(info: Mapping[str, Any]) -> float | None:
 def _limit(info: Mapping[str, Any]) -> float | None:
     number = _number(info.get("power_limit"))
     return number / 1e6 if number is not None and number > _MICROWATTS_FROM else number
+
+
+_GPU_GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float | None]], ...] = (
+    (
+        "nv_gpu_utilization",
+        "GPU utilization rate [0.0 - 1.0)",
+        lambda library, gpu: _percent(library.amdsmi_get_gpu_activity(gpu)["gfx_activity"]),
+    ),
+    (
+        "nv_gpu_memory_total_bytes",
+        "GPU total memory, in bytes",
+        lambda library, gpu: _number(library.amdsmi_get_gpu_memory_total(gpu, library.AmdSmiMemoryType.VRAM)),
+    ),
+    (
+        "nv_gpu_memory_used_bytes",
+        "GPU used memory, in bytes",
+        lambda library, gpu: _number(library.amdsmi_get_gpu_memory_usage(gpu, library.AmdSmiMemoryType.VRAM)),
+    ),
+    (
+        "nv_gpu_power_usage",
+        "GPU power usage in watts",
+        lambda library, gpu: _power(library.amdsmi_get_power_info(gpu)),
+    ),
+    (
+        "nv_gpu_power_limit",
+        "GPU power management limit in watts",
+        lambda library, gpu: _limit(library.amdsmi_get_power_info(gpu)),
+    ),
+)
 
 
 def repository_families(rows: Iterable[IndexEntry]) -> Iterable[MetricFamily]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from rocserve.core import latencies
 from rocserve.core.serving import ServedVersion
@@ -20,103 +21,66 @@ class VersionReading:
     numbers: StatisticsSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    name: str
-    help: str
-    value: Callable[[VersionReading], int | float]
+_CACHED = "in microseconds (includes cached requests)"
+_UNCACHED = "in microseconds (does not include cached requests)"
 
-
-_COUNTERS = (
-    _Row(
-        "nv_inference_request_success",
-        "Number of successful inference requests, all batch sizes",
-        lambda reading: reading.numbers.success.count,
-    ),
-    _Row(
-        "nv_inference_count",
+# By their names what the statistics call them, and their help. Nanoseconds are shown as microseconds.
+_COUNTERS = {
+    "nv_inference_request_success": ("success.count", "Number of successful inference requests, all batch sizes"),
+    "nv_inference_count": (
+        "inference_count",
         "Number of inferences performed (does not include cached requests)",
-        lambda reading: reading.numbers.inference_count,
     ),
-    _Row(
-        "nv_inference_exec_count",
+    "nv_inference_exec_count": (
+        "execution_count",
         "Number of model executions performed (does not include cached requests)",
-        lambda reading: reading.numbers.execution_count,
     ),
-)
-_LATENCY_COUNTERS = (
-    _Row(
-        "nv_inference_request_duration_us",
-        "Cumulative inference request duration in microseconds (includes cached requests)",
-        lambda reading: reading.numbers.success.ns // 1000,
+}
+_LATENCY_COUNTERS = {
+    "nv_inference_request_duration_us": ("success.ns", f"Cumulative inference request duration {_CACHED}"),
+    "nv_inference_queue_duration_us": ("queue.ns", f"Cumulative inference queuing duration {_CACHED}"),
+    "nv_inference_compute_input_duration_us": ("compute_input.ns", f"Cumulative compute input duration {_UNCACHED}"),
+    "nv_inference_compute_infer_duration_us": (
+        "compute_infer.ns",
+        f"Cumulative compute inference duration {_UNCACHED}",
     ),
-    _Row(
-        "nv_inference_queue_duration_us",
-        "Cumulative inference queuing duration in microseconds (includes cached requests)",
-        lambda reading: reading.numbers.queue.ns // 1000,
+    "nv_inference_compute_output_duration_us": (
+        "compute_output.ns",
+        f"Cumulative inference compute output duration {_UNCACHED}",
     ),
-    _Row(
-        "nv_inference_compute_input_duration_us",
-        "Cumulative compute input duration in microseconds (does not include cached requests)",
-        lambda reading: reading.numbers.compute_input.ns // 1000,
-    ),
-    _Row(
-        "nv_inference_compute_infer_duration_us",
-        "Cumulative compute inference duration in microseconds (does not include cached requests)",
-        lambda reading: reading.numbers.compute_infer.ns // 1000,
-    ),
-    _Row(
-        "nv_inference_compute_output_duration_us",
-        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
-        lambda reading: reading.numbers.compute_output.ns // 1000,
-    ),
-)
-_CACHE_COUNTERS = (
-    _Row(
-        "nv_cache_num_hits_per_model",
-        "Number of cache hits per model",
-        lambda reading: reading.numbers.cache_hit.count,
-    ),
-    _Row(
-        "nv_cache_hit_duration_per_model",
-        "Total cache hit duration per model, in microseconds",
-        lambda reading: reading.numbers.cache_hit.ns // 1000,
-    ),
-    _Row(
-        "nv_cache_num_misses_per_model",
-        "Number of cache misses per model",
-        lambda reading: reading.numbers.cache_miss.count,
-    ),
-    _Row(
-        "nv_cache_miss_duration_per_model",
+}
+_CACHE_COUNTERS = {
+    "nv_cache_num_hits_per_model": ("cache_hit.count", "Number of cache hits per model"),
+    "nv_cache_hit_duration_per_model": ("cache_hit.ns", "Total cache hit duration per model, in microseconds"),
+    "nv_cache_num_misses_per_model": ("cache_miss.count", "Number of cache misses per model"),
+    "nv_cache_miss_duration_per_model": (
+        "cache_miss.ns",
         "Total cache miss (insert+lookup) duration per model, in microseconds",
-        lambda reading: reading.numbers.cache_miss.ns // 1000,
     ),
-)
+}
 
-_WORKER_RESTARTS = _Row(
-    "rocserve_worker_restarts_total",
-    "How often a worker of the version had to be started again",
-    lambda reading: reading.version.worker_restarts,
-)
-
-_GAUGES = (
-    _Row(
+_OF_VERSIONS = (
+    (
+        "rocserve_worker_restarts_total",
+        "counter",
+        "worker_restarts",
+        "How often a worker of the version had to be started again",
+    ),
+    (
         "nv_inference_pending_request_count",
+        "gauge",
+        "pending_requests",
         "Instantaneous number of pending requests awaiting execution per-model.",
-        lambda reading: reading.version.pending_requests,
     ),
-    _Row("nv_model_load_duration_secs", "Model load time in seconds", lambda reading: reading.version.load_seconds),
+    ("nv_model_load_duration_secs", "gauge", "load_seconds", "Model load time in seconds"),
 )
 
 _SUMMARIES = {
-    latencies.REQUEST_SUMMARY: "Summary of inference request duration in microseconds (includes cached requests)",
-    latencies.QUEUE_SUMMARY: "Summary of inference queuing duration in microseconds (includes cached requests)",
-    latencies.INPUT_SUMMARY: "Cumulative compute input duration in microseconds (does not include cached requests)",
-    latencies.INFER_SUMMARY: "Cumulative compute inference duration in microseconds (does not include cached requests)",
-    latencies.OUTPUT_SUMMARY: (
-        "Cumulative inference compute output duration in microseconds (does not include cached requests)"
-    ),
+    latencies.REQUEST_SUMMARY: f"Summary of inference request duration {_CACHED}",
+    latencies.QUEUE_SUMMARY: f"Summary of inference queuing duration {_CACHED}",
+    latencies.INPUT_SUMMARY: f"Cumulative compute input duration {_UNCACHED}",
+    latencies.INFER_SUMMARY: f"Cumulative compute inference duration {_UNCACHED}",
+    latencies.OUTPUT_SUMMARY: f"Cumulative inference compute output duration {_UNCACHED}",
     latencies.CACHE_HIT_SUMMARY: "Summary of cache hit counts/durations per model, in microseconds.",
     latencies.CACHE_MISS_SUMMARY: "Summary of cache miss counts/durations per model, in microseconds.",
 }
@@ -139,20 +103,21 @@ def read_version(version: ServedVersion, namespace: str) -> VersionReading:
 
 def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
     """Of all versions; `with_latency_counters`: the sums of latencies and the response cache's numbers too."""
-    for row in (*_COUNTERS, *(_LATENCY_COUNTERS if with_latency_counters else ())):
-        yield _family(row, "counter", readings)
-    caching = [reading for reading in readings if reading.version.config.response_cache]
-    for row in _CACHE_COUNTERS if with_latency_counters and caching else ():
-        yield _family(row, "counter", caching)
+    yield from _counters(_COUNTERS, readings)
+    if with_latency_counters:
+        yield from _counters(_LATENCY_COUNTERS, readings)
+        caching = [reading for reading in readings if reading.version.config.response_cache]
+        if caching:
+            yield from _counters(_CACHE_COUNTERS, caching)
     yield MetricFamily(
         "nv_inference_request_failure",
         "counter",
         "Number of failed inference requests, all batch sizes",
         tuple(sample for reading in readings for sample in _failures(reading)),
     )
-    yield _family(_WORKER_RESTARTS, "counter", readings)
-    for row in _GAUGES:
-        yield _family(row, "gauge", readings)
+    for name, kind, attribute, text in _OF_VERSIONS:
+        samples = tuple(Sample(reading.labels, getattr(reading.version, attribute)) for reading in readings)
+        yield MetricFamily(name, kind, text, samples)
     kept = [(reading.labels, reading.numbers.latencies) for reading in readings if reading.numbers.latencies]
     for name, text in _SUMMARIES.items():
         summaries = [(labels, known.summaries[name]) for labels, known in kept if name in known.summaries]
@@ -166,9 +131,11 @@ def model_families(readings: Sequence[VersionReading], with_latency_counters: bo
             yield MetricFamily(name, "histogram", text, samples)
 
 
-def _family(row: _Row, kind: str, readings: Sequence[VersionReading]) -> MetricFamily:
-    samples = tuple(Sample(reading.labels, row.value(reading)) for reading in readings)
-    return MetricFamily(row.name, kind, row.help, samples)
+def _counters(counters: Mapping[str, tuple[str, str]], readings: Sequence[VersionReading]) -> Iterable[MetricFamily]:
+    for name, (path, text) in counters.items():
+        value, unit = attrgetter(path), 1000 if path.endswith(".ns") else 1
+        samples = tuple(Sample(reading.labels, value(reading.numbers) // unit) for reading in readings)
+        yield MetricFamily(name, "counter", text, samples)
 
 
 def _failures(reading: VersionReading) -> Iterable[Sample]:
