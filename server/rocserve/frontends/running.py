@@ -204,7 +204,9 @@ class FrontEnds:
             self._log.getChild("metrics"),
             tls_context(self._settings.grpc, settings, "metrics", self._log),
         )
-        port = self.ports["metrics"] = await listener.start("metrics", "metrics", settings.address, settings.port)
+        port = self.ports["metrics"] = await listener.start(
+            ListenAddress("metrics", "metrics", settings.address, settings.port)
+        )
         self._metrics = listener
         return (f"Started Metrics Service at {settings.address}:{port}",)
 

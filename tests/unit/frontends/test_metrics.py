@@ -17,6 +17,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.frontends.http.protocol import ConnectionLimits
+from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.metrics.collection import ServerMetrics
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
@@ -212,7 +213,7 @@ class Written:
 @asynccontextmanager
 async def endpoint(written: Written) -> AsyncIterator[int]:
     running = metrics_listener(written, ConnectionLimits(most=MOST_CONNECTIONS), LOG)
-    port = await running.start("metrics", "metrics", "127.0.0.1", 0)
+    port = await running.start(ListenAddress("metrics", "metrics", "127.0.0.1", 0))
     try:
         yield port
     finally:
@@ -296,10 +297,14 @@ async def test_a_port_that_is_taken() -> None:
             " switch metrics off with --allow-metrics=false"
         )
         with pytest.raises(OSError, match=re.escape(text)) as caught:
-            await metrics_listener(Written(), ConnectionLimits(), LOG).start("metrics", "metrics", "127.0.0.1", port)
+            await metrics_listener(Written(), ConnectionLimits(), LOG).start(
+                ListenAddress("metrics", "metrics", "127.0.0.1", port)
+            )
         assert caught.value.errno == errno.EADDRINUSE
 
 
 async def test_an_address_of_another_machine() -> None:
     with pytest.raises(OSError, match=r"cannot serve metrics at 192.0.2.1:0: .*; name an address of this machine with"):
-        await metrics_listener(Written(), ConnectionLimits(), LOG).start("metrics", "metrics", "192.0.2.1", 0)
+        await metrics_listener(Written(), ConnectionLimits(), LOG).start(
+            ListenAddress("metrics", "metrics", "192.0.2.1", 0)
+        )

@@ -68,22 +68,14 @@ class HttpListener:
         are lower, and do not show it."""
         self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
 
-    async def start(self, what: str, flags: str, address: str, port: int, reuse_port: bool = False) -> int:
-        """Listen; returns the port.
-
-        Args:
-            what: is served there, e.g. "metrics".
-            flags: the part of the name that the flags for it have in common.
-
-        Raises:
-            OSError: it cannot be listened on; the error's text says where and what to do.
-        """
+    async def start(self, where: ListenAddress) -> int:
+        """Listen; returns the port. Raises: OSError: it cannot be listened on; its text says where and what to do."""
         loop = self._loop = asyncio.get_running_loop()
         self._watch = loop.create_task(self._close_overdue())
         try:
             # asyncio binds, but takes none: it would report one with TLS only after the handshake.
             bound = await loop.create_server(
-                asyncio.Protocol, address, port, reuse_port=reuse_port or None, start_serving=False
+                asyncio.Protocol, where.address, where.port, reuse_port=where.reuse_port or None, start_serving=False
             )
             self._listening = [each.dup() for each in bound.sockets]
             bound.close()
@@ -92,7 +84,7 @@ class HttpListener:
                 loop.add_reader(listening.fileno(), self._take, listening)
         except OSError as error:
             await self.stop()
-            raise ListenAddress(what, flags, address, port).refusal(error) from None
+            raise where.refusal(error) from None
         return int(self._listening[0].getsockname()[1])
 
     def close_after_answers(self) -> None:

@@ -208,4 +208,4 @@ async def start_http(
         most_descriptors=most_descriptors(),
     )
     listener = HttpListener(service.handle, log, limits, tls, service.failure)
-    return listener, await listener.start(where.protocol, where.flags, where.address, where.port, where.reuse_port)
+    return listener, await listener.start(where)

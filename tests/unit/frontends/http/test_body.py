@@ -18,6 +18,7 @@ from rocserve.frontends.http.body import BodyReader, decompressed
 from rocserve.frontends.http.errors import HttpError
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Request, Response
+from rocserve.frontends.listen_address import ListenAddress
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 
@@ -42,7 +43,7 @@ async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: flo
             return Response(200, error.text.encode(), "text/plain")
 
     listener = HttpListener(lambda request: request.run(answer(request)), logging.getLogger("test"))
-    port = await listener.start("HTTP", "http", "127.0.0.1", 0)
+    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head, _, body = sent.partition(b"\r\n\r\n")
     if pause:
@@ -67,7 +68,7 @@ async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
             return Response(error.status, error.text.encode(), "text/plain")
 
     listener = HttpListener(lambda request: request.run(answer(request)), logging.getLogger("test"))
-    port = await listener.start("HTTP", "http", "127.0.0.1", 0)
+    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HEAD + b"Content-Length: 100000\r\n\r\n")
 

@@ -23,6 +23,7 @@ from rocserve.frontends.certificates import CertificateFiles, RenewedContext
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.protocol import ConnectionLimits
 from rocserve.frontends.http.request import Request, Response
+from rocserve.frontends.listen_address import ListenAddress
 
 LOG = logging.getLogger("test")
 ANSWER = Response(200, b"answer", "text/plain")
@@ -52,7 +53,7 @@ class Gate:
 
 
 async def listen(listener: HttpListener) -> int:
-    return await listener.start("HTTP", "http", "127.0.0.1", 0)
+    return await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
 
 
 async def ask(port: int, path: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -336,12 +337,12 @@ async def test_ports_that_cannot_be_had() -> None:
         " off with --allow-http=false"
     )
     with pytest.raises(OSError, match=re.escape(text)) as caught:
-        await HttpListener(Gate().answer, LOG).start("HTTP", "http", "127.0.0.1", port)
+        await HttpListener(Gate().answer, LOG).start(ListenAddress("HTTP", "http", "127.0.0.1", port))
     assert caught.value.errno == errno.EADDRINUSE
     with pytest.raises(
         OSError, match=r"cannot serve HTTP at 192.0.2.1:0: .*; name an address of this machine with --h"
     ):
-        await HttpListener(Gate().answer, LOG).start("HTTP", "http", "192.0.2.1", 0)
+        await HttpListener(Gate().answer, LOG).start(ListenAddress("HTTP", "http", "192.0.2.1", 0))
     await listener.stop(0)
 
 

@@ -14,6 +14,7 @@ import pytest
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.protocol import ConnectionLimits
 from rocserve.frontends.http.request import Request, Response
+from rocserve.frontends.listen_address import ListenAddress
 
 POST = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
 CLOSE = b"Connection: close\r\n"
@@ -70,7 +71,7 @@ def failure(request: Request, error: Exception) -> Response:
 @asynccontextmanager
 async def listening(limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
     listener = HttpListener(handle, logging.getLogger("test"), limits, failure=failure)
-    yield await listener.start("HTTP", "http", "127.0.0.1", 0)
+    yield await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
     await listener.stop(0)
 
 

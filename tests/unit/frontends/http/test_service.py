@@ -14,6 +14,7 @@ from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Request
 from rocserve.frontends.http.responders import HttpParts
 from rocserve.frontends.http.service import HttpService
+from rocserve.frontends.listen_address import ListenAddress
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.admin_calls import Access, AdminCalls
 from rocserve.services.method import SlowMethod
@@ -43,7 +44,7 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
         request.on_gone = left.set
 
     listener = HttpListener(handle, LOG)
-    port = await listener.start("HTTP", "http", "127.0.0.1", 0)
+    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
     body = json.dumps({"parameters": {"config": "x" * 10_000}}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST /v2/repository/models/m/load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
