@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,21 +37,10 @@ NOT_ONE_RESPONSE = (
 )
 
 
-def parse_generate(
-    model_name: str, model_version: str, max_batch_size: int, inputs: tuple[InputConfig, ...], body: Buffer
-) -> InferRequest:
-    """The request that a body means for a model with these inputs.
-
-    Raises:
-        ServeError: with Triton's codes and words.
-    """
-    return _GenerateBody(max_batch_size, inputs).read(model_name, model_version, body)
-
-
-class _GenerateBody:
+class GenerateBody:
     """What one body says: members named as inputs are tensors, all others parameters."""
 
-    def __init__(self, max_batch_size: int, inputs: tuple[InputConfig, ...]) -> None:
+    def __init__(self, max_batch_size: int, inputs: Sequence[InputConfig]) -> None:
         self._batches = max_batch_size > 0
         self._entries = {entry.name: entry for entry in inputs}
         self._inputs: list[InputHead] = []
@@ -59,6 +48,11 @@ class _GenerateBody:
         self._parameters: dict[str, ParameterValue] = {}
 
     def read(self, model_name: str, model_version: str, body: Buffer) -> InferRequest:
+        """The request that it means for a model with these inputs.
+
+        Raises:
+            ServeError: with Triton's codes and words.
+        """
         value = parse_json(body)
         request_id = read_id(value)
         for name, entry in members(value).items():
@@ -168,7 +162,7 @@ class GenerateHandler:
             if request.head.headers.get("content-encoding", "identity") not in ("", "identity"):
                 raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
             body = await self._parts.bodies.read(request, responder)
-            parse = partial(parse_generate, config.name, version, config.max_batch_size, tuple(config.inputs))
+            parse = partial(GenerateBody(config.max_batch_size, config.inputs).read, config.name, version)
             is_large = len(body) > LARGE_JSON
             generate_request = await self._parts.large.parse(parse, body) if is_large else parse(body)
             responder.hand_over(generate_request)

@@ -81,8 +81,7 @@ class InferHead:
     """Bytes of a body: without tensors behind the JSON the whole is bound as JSON is."""
     boundary: bytes | None
     """Between the parts of a form; None = bodies are none."""
-    wants_encoding: bool
-    """Of answers."""
+    answer_encoding: str
 
     @classmethod
     def of(cls, headers: Mapping[str, str], model: str, version: str, settings: HttpSettings) -> InferHead:
@@ -97,7 +96,7 @@ class InferHead:
             None if length is None else StatedLength.of(length),
             settings.max_input_size if length is None else LARGEST_BODY,
             None if length is not None else form_boundary(headers.get("content-type", "")),
-            "accept-encoding" in headers,
+            response_encoding(headers.get("accept-encoding")),
         )
 
 
@@ -271,7 +270,8 @@ class InferCall(HttpResponder):
                 response = error_response(error, JSON if self.is_refused else PLAIN)
             else:
                 layout = self._handler.layouts.of(outcome, self._form)
-                if layout.takes_long or self._head.wants_encoding or sum(map(len, outcome.data)) > _ONE_PIECE:
+                is_plain = self._head.answer_encoding == IDENTITY and not layout.takes_long
+                if not is_plain or sum(map(len, outcome.data)) > _ONE_PIECE:
                     request.run(self._send(detached(outcome), layout))
                     return
                 # It is the connection's at once, and held by nobody else.
@@ -284,9 +284,8 @@ class InferCall(HttpResponder):
             request.fail(error)
 
     async def _send(self, outcome: InferResponse, layout: AnswerLayout) -> Response | None:
-        """A large answer, or perhaps a compressed one."""
-        memory = self._parts.memory
-        encoding = response_encoding(self.request.head.headers.get("accept-encoding"))
+        """A large answer, or a compressed one."""
+        memory, encoding = self._parts.memory, self._head.answer_encoding
         try:
             memory.admit_answer(self, sum(map(len, outcome.data)))
             body = await asyncio.to_thread(layout.body, outcome) if layout.takes_long else layout.body(outcome)
