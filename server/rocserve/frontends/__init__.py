@@ -1,1 +1,1 @@
-"""What clients talk to: gRPC and metrics (and, later, HTTP)."""
+"""What clients talk to: gRPC, HTTP and metrics."""

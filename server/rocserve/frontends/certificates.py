@@ -23,11 +23,13 @@ class CertificateFiles:
     """Given: clients must show a certificate that it vouches for."""
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.chain, self.private_key, *((self.root,) if self.root else ()))
+
+    @property
     def expected(self) -> str:
         """For errors."""
-        return "expected PEM files that belong together: " + ", ".join(
-            str(path) for path in (self.chain, self.private_key, self.root) if path
-        )
+        return f"expected PEM files that belong together: {', '.join(map(str, self.paths))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +99,12 @@ class CertificateReloader:
 
     def _read_marks(self) -> _Marks:
         """Raises: OSError."""
-        return tuple(_mark(path) for path in self._paths())
-
-    def _paths(self) -> tuple[Path, ...]:
-        files = self._files
-        return (files.chain, files.private_key) if files.root is None else (files.chain, files.private_key, files.root)
+        found = (path.stat() for path in self._files.paths)
+        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
 
     def _read(self) -> Certificates:
-        files = self._files
-        root = files.root.read_bytes() if files.root else None
-        return Certificates(files.chain.read_bytes(), files.private_key.read_bytes(), root)
+        chain, key, *root = (path.read_bytes() for path in self._files.paths)
+        return Certificates(chain, key, root[0] if root else None)
 
     def checked(self) -> ssl.SSLContext:
         """TLS with what the files hold now.
@@ -168,8 +166,3 @@ def tls_context(
 def _no_password() -> str:
     """An encrypted key would otherwise be asked for at the terminal."""
     raise ValueError("the private key is encrypted")
-
-
-def _mark(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size, status.st_ino

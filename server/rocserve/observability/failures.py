@@ -74,14 +74,11 @@ class LoopErrors:
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context:
-            self._log_exhausted(error.errno)
+            if self._allowance.take():
+                self._log.error(
+                    "connections cannot be accepted: %s; raise the hard limit of open files (ulimit -Hn, LimitNOFILE),"
+                    " or let fewer clients connect",
+                    os.strerror(error.errno),
+                )
             return
         self._log.error("%s", context.get("message", "error in the event loop"), exc_info=error)
-
-    def _log_exhausted(self, number: int) -> None:
-        if self._allowance.take():
-            self._log.error(
-                "connections cannot be accepted: %s; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or"
-                " let fewer clients connect",
-                os.strerror(number),
-            )

@@ -174,10 +174,9 @@ def find_epoll(port: int) -> int | None:
     if POLLS_ITSELF not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
         return None
     for epoll, watched in _epolls():
-        for descriptor in watched:
-            listening = _listening_address(descriptor, port)
-            if listening is not None:
-                return epoll if _tells(epoll, *listening) else None
+        for descriptor, found in _sockets(port):
+            if descriptor in watched and _listens(found):
+                return epoll if _tells(epoll, found.family, found.getsockname()) else None
     return None
 
 
@@ -189,17 +188,6 @@ def _epolls() -> Iterator[tuple[int, list[int]]]:
             if "eventpoll" in str(entry.readlink()):
                 lines = Path("/proc/self/fdinfo", entry.name).read_text().splitlines()
                 yield int(entry.name), [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
-
-
-def _listening_address(descriptor: int, port: int) -> tuple[socket.AddressFamily, Any] | None:
-    """Where the socket listens, if it does so on the port."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as found:
-            listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            address = found.getsockname()
-            return (found.family, address) if listens and address[1] == port else None
-    except OSError:
-        return None
 
 
 def _tells(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
@@ -215,8 +203,8 @@ def _tells(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
     return False
 
 
-def take_last_connections(port: int) -> None:
-    """Those that are made already, or nearly so; before `stop_listening`."""
+def refuse_handshakes(port: int) -> None:
+    """Only those connections come that are made already, or nearly so; before `stop_listening`."""
     for _, found in _sockets(port):
         if _listens(found):
             begin_no_handshakes(found)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -28,8 +28,8 @@ from rocserve.frontends.grpc.polling import (
     WaitingThread,
     find_epoll,
     has_connections,
+    refuse_handshakes,
     stop_listening,
-    take_last_connections,
 )
 from rocserve.frontends.grpc.server_calls import (
     Event,
@@ -237,31 +237,29 @@ class GrpcServer:
             self._hasten_end()
 
     def _begin_stop(self) -> None:
-        """Who has connected already is served."""
         if self._port:
             port, self._port = self._port, 0
-            take_last_connections(port)
-            self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._close_port(port))
+            self._go_on(self._close(port))
 
-    def _close_port(self, port: int) -> None:
-        """Connections that end for their age are waited for: the core cancels calls on their way when it shuts down."""
-        if self._stopping:
-            return
-        if not stop_listening(port):
-            self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._close_port(port))
-            return
+    def _go_on(self, steps: Iterator[None]) -> None:
+        """Take the next step, and the one after it a little later."""
+        if not self._stopping:
+            for _ in steps:
+                self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._go_on(steps))
+                break
+
+    def _close(self, port: int) -> Iterator[None]:
+        """Who has connected already is served. Connections that end for their age are waited for: the core cancels
+        calls on their way when it shuts down."""
+        refuse_handshakes(port)
+        yield
+        while not stop_listening(port):
+            yield
         age_seconds = self._settings.max_connection_age_ms * AGE_SPREAD / 1000
-        linger = age_seconds + LINGER_SECONDS if age_seconds else 0.0
-        self._shut_down_without_connections(port, time.monotonic() + linger)
-
-    def _shut_down_without_connections(self, port: int, deadline: float) -> None:
-        now = time.monotonic()
-        if self._stopping:
-            return
-        if now < deadline and has_connections(port):
-            self.plane.call_at(now + LAST_EVENTS_SECONDS, lambda: self._shut_down_without_connections(port, deadline))
-        else:
-            self._shut_down()
+        deadline = time.monotonic() + age_seconds + LINGER_SECONDS if age_seconds else 0.0
+        while time.monotonic() < deadline and has_connections(port):
+            yield
+        self._shut_down()
 
     def _shut_down(self) -> None:
         self._stopping = True

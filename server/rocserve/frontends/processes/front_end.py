@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -35,7 +34,6 @@ from rocserve.workers.messages import status_code
 from rocserve.workers.request_details import write_details
 
 _DESCRIPTORS = 5
-_DESCRIPTOR = struct.Struct("i")
 _RINGS_AT_ONCE = 4096
 """Of one byte each."""
 
