@@ -48,5 +48,8 @@ def rocserve_server(
         "--allow-client-shm=true",
         *flags,
     ]
-    environment = None if tree is None else {**os.environ, "PYTHONPATH": f"{tree}/server:{tree}/clients"}
+    environment = None
+    if tree is not None:
+        path = [f"{tree}/server", f"{tree}/clients", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     return ServerProcess(name, command, port, log_file, environment, http_port=http_port)

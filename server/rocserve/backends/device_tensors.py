@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 
 import torch
@@ -22,7 +23,7 @@ _UNCOUNTED = b"/gone"
 
 
 class DeviceTensors:
-    """Shares tensors with the workers of other models, and opens theirs. One thread."""
+    """Shares tensors with the workers of other models, and opens theirs. From any thread."""
 
     def __init__(self, device: torch.device) -> None:
         self.name = str(torch.cuda.get_device_properties(device).uuid)
@@ -31,13 +32,17 @@ class DeviceTensors:
         self._free: dict[int, list[_Block]] = {}
         """By size: blocks that the server has returned. A block is shared until the process ends."""
         self._opened: OrderedDict[tuple[bytes, int, int], torch.Tensor] = OrderedDict()
+        self._lock = threading.Lock()
 
     def share(self, value: torch.Tensor) -> SharedTensor:
         """A copy, which others may open once the current stream has made it."""
         nbytes = value.numel() * value.element_size()
         size = max(_SMALLEST_BLOCK, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
-        block = free.pop() if free else _Block(size, self._device)
+        try:
+            block = free.pop()
+        except IndexError:
+            block = _Block(size, self._device)
         block.octets[:nbytes].view(value.dtype).view(value.shape).copy_(value, non_blocking=True)
         return SharedTensor(block, free, datatype_of(value.dtype, "an output"), tuple(value.shape))
 
@@ -63,6 +68,10 @@ class DeviceTensors:
         return whole.view(torch_dtype(tensor.datatype)).view(tensor.shape)
 
     def _octets(self, reference: DeviceReference) -> torch.Tensor:
+        with self._lock:
+            return self._opened_octets(reference)
+
+    def _opened_octets(self, reference: DeviceReference) -> torch.Tensor:
         key = _block(reference)
         octets = self._opened.get(key)
         if octets is None:

@@ -106,14 +106,22 @@ class ModelCall:
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     trace_number: int = 0
     """The `number` of the request that it belongs to, as far as traces go; 0 = none."""
+    device: str = ""
+    """The GPU (DEVICE_PROPERTY) on which the caller takes and gives references; "" = it does not."""
+    references: tuple[str, ...] = ()
+    """The inputs that have been sent as one reference each, for a model on that GPU."""
+    may_stay: bool = False
+    """Whether outputs may come as References."""
 
 
 class ModelCalls(Protocol):
     """The way to the other models of the server, ensembles included."""
 
-    def call(self, call: ModelCall, on_answer: Callable[[Answer | None, bool], None]) -> None:
+    def call(self, call: ModelCall, on_answer: Callable[[Result | None, bool], None]) -> None:
         """Start a call. `on_answer` gets each response, or an error, and whether it is the last; None as the last
-        ends a call without another response. It is called on a thread of the worker's own and must not block.
+        ends a call without another response. It is called on a thread of the worker's own and must not block. What
+        References among the outputs refer to is there until it returns. RESCHEDULED: the model is not on the GPU where
+        the call's references lead; the call is to be made again without them.
 
         From any thread; also while `execute` or another call is under way.
         """

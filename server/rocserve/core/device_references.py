@@ -1,17 +1,20 @@
 """References to tensors that stay on a GPU on their way from one worker to another.
 
 A tensor of BYTES is sent in the place of such a tensor, with an element for each row, or one for all where its model
-does not batch. Only workers make references, and only where the server has asked for them.
+does not batch. Only workers make references: of outputs only where the server has asked for them, and of what a model
+calls another with, which the server hands on only to a model on the same GPU.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.serving import ServedVersion
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 DEVICE_PROPERTY = "device_tensors"
@@ -85,3 +88,51 @@ def referred(tensor: Tensor, batching: bool) -> Tensor:
     first = references[0]
     shape = (len(references), *first.shape) if batching else first.shape
     return Tensor(tensor.name, first.datatype, shape, References(tensor.data))
+
+
+def in_rows(tensor: Tensor) -> Tensor:
+    """The one of BYTES with a reference for each row, of one that refers to all rows together.
+
+    Raises:
+        ServeError: INTERNAL, they are damaged.
+    """
+    rows: list[DeviceReference] = []
+    for whole in references_of(tensor):
+        count, *shape = whole.shape or (0,)
+        row = replace(whole, shape=tuple(shape))
+        rows += [replace(row, offset=whole.offset + index * row.nbytes) for index in range(count)]
+    return referring(tensor.name, rows)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor that references to rows, or to all of it, make together along its first dimension, with References for
+    data. Raises: ServeError: as `in_rows`."""
+    references = references_of(tensor)
+    if not references:
+        raise internal(f"tensor '{tensor.name}' on a GPU has no references")
+    first = references[0]
+    shape = first.shape
+    if len(references) > 1:
+        shape = (sum(each.shape[0] for each in references), *shape[1:])
+    return Tensor(tensor.name, first.datatype, shape, References(tensor.data))
+
+
+def of_one_row_each(tensor: Tensor) -> Tensor:
+    """References to rows as `whole` takes them."""
+    rows = references_of(tensor)
+    return referring(tensor.name, [replace(row, shape=(1, *row.shape)) for row in rows])
+
+
+def device_of(version: ServedVersion) -> str:
+    """The one GPU on which a model takes references; "": it does not."""
+    device = version.properties.get(DEVICE_PROPERTY, "")
+    is_one = device and len({gpu for group in version.config.instance_groups for gpu in group.gpus or (-1,)}) == 1
+    return device if is_one else ""
+
+
+def may_be_references(config: ModelConfig) -> frozenset[str]:
+    """The outputs of a model that it may leave on its GPU: the server has nothing to do with their shapes, and no text
+    can be there."""
+    return frozenset(
+        output.name for output in config.outputs if output.reshape is None and output.datatype is not DataType.BYTES
+    )

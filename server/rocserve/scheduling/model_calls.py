@@ -6,24 +6,52 @@ cannot give it.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from rocserve.backends.request_model import ModelCall
+from rocserve.core.device_references import device_of, in_rows, may_be_references, whole
 from rocserve.core.dispatch import Dispatcher, dispatch_traced
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, ParameterValue
 from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
+from rocserve.core.tensors import Buffer
 from rocserve.scheduling.ensemble.graph import step_head
 from rocserve.workers.instance_requests import OpenCall
 
 
 def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> None:
     """Hand a call to the version that serves it now. See workers.instance_requests.CallStarter."""
+    version = "" if call.model_version < 0 else str(call.model_version)
+    called: ModelConfig | None = None
+    if call.device:
+        with suppress(ServeError):  # That there is none is said when it is dispatched.
+            served = dispatcher.tables.table.find(call.model_name, version)
+            called = served.config if device_of(served) == call.device else None
+    if call.references and called is None:
+        opened.send_again()
+        return
+    if called is not None and call.may_stay:
+        opened.await_references(may_be_references(called), called.max_batch_size > 0)
+    inputs: list[tuple[str, str, tuple[int, ...]]] = []
+    data: list[Buffer] = []
+    for tensor in call.inputs:
+        given = tensor
+        if tensor.name in call.references:
+            given = whole(tensor)
+            if called is not None and called.max_batch_size > 0:
+                tensor = in_rows(tensor)
+        inputs.append((given.name, given.datatype.value, given.shape))
+        data.append(tensor.data)
     head = step_head(
         call.model_name,
-        "" if call.model_version < 0 else str(call.model_version),
-        tuple((tensor.name, tensor.datatype.value, tensor.shape) for tensor in call.inputs),
+        version,
+        tuple(inputs),
         call.requested_outputs,
         _parameters(call),
+        frozenset(call.references),
+        opened.may_stay,
     )
-    data = [tensor.data for tensor in call.inputs]
     request = InferRequest(head, call.id, data, sequence=_sequence(call), data_owner=opened.slot)
     trace = opened.trace_of(call.trace_number) if call.trace_number else None
     dispatch_traced(dispatcher, request, opened, trace)

@@ -8,17 +8,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Rescheduled, Result
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
+from rocserve.core.device_references import whole
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.plane.doorbell import SocketSleeper, drain_rings
-from rocserve.workers.entries import CALL, CANCELLED, ENTRY, FINAL, LAYOUT, RESPONSE, return_entries
+from rocserve.workers.entries import AGAIN, CALL, CANCELLED, ENTRY, ERROR, FINAL, LAYOUT, RESPONSE, return_entries
 from rocserve.workers.layouts import TensorReader
 from rocserve.workers.worker_end import WorkerEnd
 
 _REMEMBERED_CANCELLATIONS = 1024
 
-OnAnswer = Callable[[Answer | None, bool], None]
+OnAnswer = Callable[[Result | None, bool], None]
 
 
 class BackChannel:
@@ -83,9 +84,8 @@ class BackChannel:
         while is_open:
             for kind, flags, code, number, a, place, nbytes in ENTRY.iter_unpack(end.back.take()):
                 if kind == RESPONSE:
-                    self._take_answer(
-                        a, layouts.response(flags, code, number, place, nbytes), place, bool(flags & FINAL)
-                    )
+                    answer = layouts.response(flags, code, number, place, nbytes)
+                    self._take_answer(a, answer, 0 if flags & ERROR else code, place, bool(flags & (FINAL | AGAIN)))
                 elif kind == LAYOUT:
                     layouts.define(number, a, place)
                     end.post(return_entries([a]))
@@ -95,17 +95,19 @@ class BackChannel:
         while self._calls:
             self._hand_on(self._calls.popitem()[1], unavailable("the server is gone"), True)
 
-    def _take_answer(self, number: int, answer: Result | None, place: int, final: bool) -> None:
-        assert not isinstance(answer, Rescheduled), "only models ask for requests again"
+    def _take_answer(self, number: int, answer: Result | None, references: int, place: int, final: bool) -> None:
+        """`references`: how many of the first tensors are that."""
         if isinstance(answer, ModelResponse):
             # On memory of its own, which its model may write to.
             for tensor in answer.outputs:
                 tensor.data = bytearray(tensor.data)
-        if answer is not None:
-            self._end.post(return_entries([place]))
+            answer.outputs = [*map(whole, answer.outputs[:references]), *answer.outputs[references:]]
         on_answer = self._calls.pop(number, None) if final else self._calls.get(number)
         if on_answer is not None:
             self._hand_on(on_answer, answer, final)
+        if answer is not None and answer is not RESCHEDULED:
+            # Only now: what references lead to has been taken.
+            self._end.post(return_entries([place]))
 
     def _cancel(self, number: int) -> None:
         self._left_early[number] = True
@@ -116,7 +118,7 @@ class BackChannel:
         if responder is not None:
             responder.is_cancelled = True
 
-    def _hand_on(self, on_answer: OnAnswer, answer: Answer | None, final: bool) -> None:
+    def _hand_on(self, on_answer: OnAnswer, answer: Result | None, final: bool) -> None:
         try:
             on_answer(answer, final)
         except Exception:
@@ -146,7 +148,7 @@ class BatchedResponder:
             if answer is None and not final:
                 return
             # Under the lock: nothing may overtake the last.
-            self._end.post(self._end.sender.response(self.number, answer, final))
+            self._end.respond(self.number, answer, final)
             self._spoken = True
             if final:
                 self._ended = True

@@ -14,7 +14,9 @@ From either end:
   requests, the tensors' heads elsewhere. It stands for that number from here on.
 - RESPONSE: of layout number; to request or call a, at b, with c bytes of details: its parameters in JSON. flags FINAL;
   NONE: the request ends without one more; ERROR: count = a status code, c = bytes of its text; AGAIN, from the worker:
-  the request ends here, and is to be sent again in a later batch. The receiver gives the place back by RETURN.
+  the request ends here, and is to be sent again in a later batch; from the server: the call is to be sent again without
+  references. Else count = how many of the first tensors are references to tensors on a GPU, which stay until the place
+  is given back. The receiver gives the place back by RETURN.
 - RETURN: count = how many of a, b and c are places in the other's heap that have been read.
 
 From the server, on the ring WORK:

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rocserve.backends.request_model import ModelCall, ModelResponse, Result
+from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
+from rocserve.core.datatypes import DataType
+from rocserve.core.device_references import of_one_row_each
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.plain import from_json
-from rocserve.core.requests import Answer
+from rocserve.core.requests import Answer, InferResponse
+from rocserve.core.tensors import Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane.heap import Slot
 from rocserve.plane.link import LinkBroken, RingWriter
@@ -65,8 +68,8 @@ class InstanceRequests:
         """How many messages there were."""
         self._sender = TensorSender(self._allocate, self._send)
         """Of the answers to calls."""
-        self._unread: dict[int, Slot] = {}
-        """By place, what the worker has not read yet: answers and layouts."""
+        self._unread: dict[int, object] = {}
+        """By place, what the worker has not read yet: answers and layouts, and what references in them lead to."""
         self._waiting: deque[bytes] = deque()
         """Messages that are still to be posted."""
         self._waiting_since = 0.0
@@ -101,14 +104,17 @@ class InstanceRequests:
         if number in self._open:
             self._send(ENTRY.pack(CANCELLED, 0, 0, 0, number, 0, 0))
 
-    def answer_call(self, number: int, answer: Answer, final: bool) -> None:
-        """Tensors are copied before it returns."""
+    def answer_call(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> None:
+        """Tensors are copied before it returns. `references`: how many of the first ones are references."""
         if self._has_ended:
             return
         if final and self._calls.pop(number, None) is None:
             return
         try:
-            entry = self._sender.response(number, answer, final)
+            entry = self._sender.response(number, answer, final, references)
+            if references and isinstance(answer, ModelResponse):
+                place = ENTRY.unpack(entry)[5]
+                self._unread[place] = (self._unread[place], answer.slot)
         except ServeError as error:
             fault = internal(f"the answer to a call cannot be sent to the model: {error}")
             entry = self._sender.response(number, fault, final)
@@ -216,8 +222,20 @@ class OpenCall:
         self._requests = requests
         self._number = number
         self.slot: Slot | None = slot
+        self.may_stay: frozenset[str] = frozenset()
+        """The outputs that may be References."""
+        self._in_rows = False
         self._is_cancelled = False
         self._on_cancel: list[Callable[[], None]] = []
+
+    def await_references(self, outputs: frozenset[str], in_rows: bool) -> None:
+        """These outputs may be references. `in_rows`: each of which is one to a row."""
+        self.may_stay, self._in_rows = outputs, in_rows
+
+    def send_again(self) -> None:
+        """Have the caller send it once more, without references."""
+        self._requests.answer_call(self._number, RESCHEDULED, True)
+        self.slot = None
 
     def trace_of(self, request_number: int) -> Trace | None:
         """The trace of the open request of this number, which the model says that the call belongs to."""
@@ -228,7 +246,17 @@ class OpenCall:
 
     def send(self, answer: Answer, final: bool = True) -> None:
         """See Responder."""
-        self._requests.answer_call(self._number, answer, final)
+        result: Result | InferResponse | None = answer
+        staying: list[Tensor] = []
+        if self.may_stay and isinstance(answer, InferResponse):
+            others: list[Tensor] = []
+            for tensor in answer.outputs:
+                if tensor.name in self.may_stay and tensor.datatype is DataType.BYTES:
+                    staying.append(of_one_row_each(tensor) if self._in_rows else tensor)
+                else:
+                    others.append(tensor)
+            result = ModelResponse([*staying, *others], answer.parameters, answer.slot)
+        self._requests.answer_call(self._number, result, final, len(staying))
         if final:
             self.slot = None
 

@@ -97,8 +97,9 @@ class TensorSender:
         view[:] = text
         return place
 
-    def response(self, number: int, answer: Result | InferResponse | None, final: bool) -> bytes:
-        """RESPONSE to the request or call of that number. Raises: ServeError: as `put`."""
+    def response(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> bytes:
+        """RESPONSE to the request or call of that number. `references`: how many of the first tensors are references.
+        Raises: ServeError: as `put`."""
         flags = FINAL if final else 0
         code = layout = place = nbytes = 0
         if answer is None:
@@ -110,6 +111,7 @@ class TensorSender:
             flags, code, place, nbytes = flags | ERROR, int(answer.code), self.put_text(text), len(text)
         else:
             layout, place, nbytes = self.put(answer.outputs, parameters_text(answer.parameters))
+            code = references
         return ENTRY.pack(RESPONSE, flags, code, layout, number, place, nbytes)
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rocserve.backends.request_model import ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
@@ -308,6 +309,14 @@ class WorkerEnd:
                 time.sleep(_WAIT_SECONDS)
             self._results.post(entries)
             self._ring()
+
+    def respond(self, number: int, answer: Result | None, final: bool) -> None:
+        """Post a response to the request of that number. Raises: ServeError: as TensorSender.put."""
+        entry = self.sender.response(number, answer, final)
+        if isinstance(answer, ModelResponse) and answer.slot is not None:
+            with self._lock:
+                self._kept[ENTRY.unpack(entry)[5]] = (answer.slot,)
+        self.post(entry)
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
         """A slot for a batch's one result of `nbytes`, and the memory where that goes."""

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import DeviceReference, References, references_of, referred, referring
+from rocserve.core.device_references import (
+    DeviceReference,
+    References,
+    in_rows,
+    of_one_row_each,
+    references_of,
+    referred,
+    referring,
+    whole,
+)
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
@@ -21,6 +32,20 @@ def test_what_is_told_is_read() -> None:
     assert references_of(rows) == PLACES
     assert referred(referring("x", PLACES[:1]), batching=False).shape == (2, 3)
     assert PLACES[0].nbytes == 24
+
+
+def test_a_tensor_is_told_by_its_rows_and_as_a_whole() -> None:
+    one = DeviceReference(bytes(64), 1024, 4096, 0, DataType.FP32, (3, 2, 3))
+    rows = in_rows(referring("x", [one]))
+    assert references_of(rows) == [replace(one, offset=24 * row, shape=(2, 3)) for row in range(3)]
+    again = whole(of_one_row_each(rows))
+    assert (again.shape, again.datatype, type(again.data)) == ((3, 2, 3), DataType.FP32, References)
+    assert whole(referring("x", [one])).shape == (3, 2, 3)
+    scalar = replace(one, shape=())
+    assert whole(referring("x", [scalar])).shape == ()
+    assert references_of(in_rows(referring("x", [scalar]))) == []
+    with pytest.raises(ServeError, match="has no references"):
+        whole(referring("x", []))
 
 
 @pytest.mark.parametrize(

@@ -558,3 +558,10 @@ def test_instances_on_several_gpus_take_no_references() -> None:
     b.config = replace(b.config, instance_groups=(group,))
     ask(ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")]), 1, 2)
     assert a.requests[0].head.may_stay == frozenset()
+
+
+def test_text_does_not_stay_on_a_gpu() -> None:
+    a, b = OnGpu("a"), OnGpu("b")
+    a.config = replace(a.config, outputs=(OutputConfig("OUT", DataType.BYTES, (2,)),))
+    ask(ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")]), 1, 2)
+    assert a.requests[0].head.may_stay == frozenset()

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
-from rocserve.backends.python.pb_utils.response import InferenceResponse
+from rocserve.backends.python.pb_utils.response import InferenceResponse, answer_of
 from rocserve.backends.python.pb_utils.response_sender import RequestAnswers
-from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_device_tensor, wrap_tensor
+from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelRequest, ModelResponse, RequestResponder, Result
 from rocserve.core import tensors as core
-from rocserve.core.device_references import DEVICE_PROPERTY, References
+from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
@@ -166,7 +166,7 @@ class PythonModel:
         self._signature = signature
         self._place = place
         self._caller = caller
-        self._tensors = tensors
+        self._tensors = caller.tensors = tensors
         self.properties = {DEVICE_PROPERTY: tensors.name} if tensors else {}
         self._loop = EventLoop()
         self._model: Any = None
@@ -209,10 +209,11 @@ class PythonModel:
         answers: list[RequestAnswers] = []
         received: list[InferenceRequest] = []
         place = self._place
-        wrap = wrap_tensor if self._tensors is None else self._wrapped
+        wrap = wrapper_of(self._tensors)
         for request in requests:
             outputs = request.requested_outputs or self._outputs
-            answering = RequestAnswers(request.responder, self._decoupled, outputs, self._abandoned.take)
+            to_answer = partial(self._answer, outputs, request.may_stay)
+            answering = RequestAnswers(request.responder, self._decoupled, to_answer, self._abandoned.take)
             answers.append(answering)
             received.append(
                 received_request(
@@ -302,16 +303,16 @@ class PythonModel:
                 f" '{type(response)}'."
             )
         try:
-            return self._answer(response, request, answers)
+            return answers.returned(response)
         except TritonModelException as error:
             raise _WrongAnswer(str(error)) from None
 
-    def _answer(self, response: InferenceResponse, request: InferenceRequest, answers: RequestAnswers) -> Answer:
-        """Outputs on the GPU are left there where they may be."""
-        tensors, message = self._tensors, request._message
-        may_stay = message.may_stay if isinstance(message, ModelRequest) else ()
+    def _answer(self, wanted: tuple[str, ...], may_stay: tuple[str, ...], response: InferenceResponse) -> Answer:
+        """A response as it is sent: of its tensors those that are wanted. Those on the GPU are left there where they
+        may be. From any thread."""
+        tensors = self._tensors
         if tensors is None or not may_stay:
-            return answers.returned(response, host_tensor)
+            return answer_of(response, wanted)
         kept: list[SharedTensor] = []
 
         def sent(tensor: Tensor) -> core.Tensor:
@@ -320,16 +321,9 @@ class PythonModel:
             kept.append(tensors.share(tensor._on_device))
             return kept[-1].referring(tensor.name(), self._batching)
 
-        answer = answers.returned(response, sent)
+        answer = answer_of(response, wanted, sent)
         tensors.wait()
         return replace(answer, slot=kept) if kept and isinstance(answer, ModelResponse) else answer
-
-    def _wrapped(self, tensor: core.Tensor) -> Tensor:
-        """An input as the model sees it: what lies on the GPU is copied there, for the model may keep it."""
-        if type(tensor.data) is not References:
-            return wrap_tensor(tensor)
-        assert self._tensors is not None, "the server sends none where no property asks for them"
-        return wrap_device_tensor(tensor.name, self._tensors.open(tensor).clone())
 
     def _decoupled_fault(self) -> _WrongAnswer:
         return _WrongAnswer(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rocserve.core.classification import classify
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import DEVICE_PROPERTY, References, referred
+from rocserve.core.device_references import References, device_of, may_be_references, referred
 from rocserve.core.dispatch import dispatch_traced
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
@@ -34,7 +34,7 @@ from rocserve.core.sequences import (
     SequenceTag,
     take_sequence,
 )
-from rocserve.core.serving import Responder, ServedVersion
+from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
 from rocserve.core.validation import reshape_dims
 from rocserve.scheduling.batch import send_copied
@@ -297,7 +297,7 @@ class EnsembleRun:
         step = self._config.ensemble_steps[index]
         version = "" if step.model_version < 0 else str(step.model_version)
         served = self.ensemble.dispatcher.tables.table.find(step.member, version)
-        member, device = served.config, _device_of(served)
+        member, device = served.config, device_of(served)
         sequence = self._request.sequence
         names: list[tuple[str, str, tuple[int, ...]]] = []
         data = []
@@ -317,7 +317,7 @@ class EnsembleRun:
                         )
                     references.add(name)
                     slots.append(held.slot)
-        may_stay = self._may_stay(index, member, device) if device and not member.decoupled else frozenset()
+        may_stay = self._may_stay(index, member, device) if device else frozenset()
         head = step_head(
             step.member,
             version,
@@ -346,15 +346,15 @@ class EnsembleRun:
     def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:
         """The outputs of a step that only members on its own GPU read."""
         find, steps = self.ensemble.dispatcher.tables.table.find, self._config.ensemble_steps
-        reshaped = {output.name for output in member.outputs if output.reshape is not None}
+        possible = may_be_references(member)
         staying: set[str] = set()
         for output in self._graph.wanted_from[index]:
             tensor = steps[index].output_map[output]
             readers = [steps[reader] for reader in self._graph.readers.get(tensor, ())]
-            if output in reshaped or tensor in self._plan.outputs or not readers:
+            if output not in possible or tensor in self._plan.outputs or not readers:
                 continue
             versions = ("" if each.model_version < 0 else str(each.model_version) for each in readers)
-            if all(_device_of(find(each.member, v)) == device for each, v in zip(readers, versions, strict=True)):
+            if all(device_of(find(each.member, v)) == device for each, v in zip(readers, versions, strict=True)):
                 staying.add(output)
         return frozenset(staying)
 
@@ -484,13 +484,6 @@ class EnsembleRun:
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
         self.ensemble.run_ended()
-
-
-def _device_of(version: ServedVersion) -> str:
-    """The one GPU on which a model takes references; "": it does not."""
-    device = version.properties.get(DEVICE_PROPERTY, "")
-    is_one = device and len({gpu for group in version.config.instance_groups for gpu in group.gpus or (-1,)}) == 1
-    return device if is_one else ""
 
 
 def _sequence_parameters(sequence: SequenceTag) -> dict[str, bool | int | float | str]:

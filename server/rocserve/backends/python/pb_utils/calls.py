@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from rocserve.backends.python.pb_utils.errors import TritonError, TritonModelException
+from rocserve.backends.python.pb_utils.errors import TritonError, TritonModelException, from_serve_error
 from rocserve.backends.python.pb_utils.response import InferenceResponse, response_of
-from rocserve.backends.request_model import Answer, ModelCall, ModelCalls
+from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
+from rocserve.backends.request_model import Answer, ModelCall, ModelCalls, Rescheduled, Result
+from rocserve.core import tensors as core
 from rocserve.core.errors import ServeError
 
-OnAnswer = Callable[[Answer | None, bool], None]
+if TYPE_CHECKING:
+    from rocserve.backends.device_tensors import DeviceTensors, SharedTensor
+
+OnResponse = Callable[[InferenceResponse | None, bool], None]
+"""Takes each response of a call, and whether it is the last; None: it ends without another."""
 T = TypeVar("T")
 
 
@@ -23,30 +30,97 @@ class Caller:
     def __init__(self, calls: ModelCalls) -> None:
         self._calls = calls
         self.is_open = False
+        self.tensors: DeviceTensors | None = None
+        """Of the model's GPU, where its tensors may be on that."""
 
-    def start(self, call: ModelCall, on_answer: OnAnswer) -> None:
-        """
+    def start(self, call: ModelCall, inputs: Sequence[Tensor], on_response: OnResponse) -> None:
+        """Start a call, which has no inputs yet.
+
         Raises:
             TritonModelException: the model is not being served.
         """
         if not self.is_open:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         try:
-            self._calls.call(call, on_answer)
+            _Call(self._calls, self.tensors, call, inputs, on_response).start()
         except ServeError as error:
-            on_answer(error, True)
+            on_response(InferenceResponse(error=from_serve_error(error)), True)
 
-    def run(self, call: ModelCall) -> InferenceResponse:
+    def run(self, call: ModelCall, inputs: Sequence[Tensor]) -> InferenceResponse:
         """Wait for the only response of a call."""
         done: SimpleQueue[InferenceResponse] = SimpleQueue()
-        self.start(call, OnlyResponse(call.model_name, done.put).take)
+        self.start(call, inputs, OnlyResponse(call.model_name, done.put).take)
         return done.get()
 
-    async def run_async(self, call: ModelCall) -> InferenceResponse:
+    async def run_async(self, call: ModelCall, inputs: Sequence[Tensor]) -> InferenceResponse:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[InferenceResponse] = loop.create_future()
-        self.start(call, OnlyResponse(call.model_name, lambda response: _set_soon(loop, future, response)).take)
+        only = OnlyResponse(call.model_name, lambda response: _set_soon(loop, future, response))
+        self.start(call, inputs, only.take)
         return await future
+
+
+class _Call:
+    """A call on its way. Its tensors on the model's GPU stay there if the called model is there too; the server knows,
+    and where it is not they are sent again by the CPU's memory."""
+
+    def __init__(
+        self,
+        calls: ModelCalls,
+        tensors: DeviceTensors | None,
+        call: ModelCall,
+        inputs: Sequence[Tensor],
+        on_response: OnResponse,
+    ) -> None:
+        self._calls = calls
+        self._tensors = tensors
+        self._call = call
+        self._inputs = inputs
+        self._on_response = on_response
+        self._kept: list[SharedTensor] = []
+        """What references lead to, until the last answer."""
+
+    def start(self) -> None:
+        """Raises: ServeError: it cannot be sent."""
+        tensors = self._tensors
+        if tensors is None:
+            self._start_by_host()
+            return
+        sent: list[core.Tensor] = []
+        references: list[str] = []
+        for tensor in self._inputs:
+            if tensor.is_cpu():
+                sent.append(host_tensor(tensor))
+            else:
+                self._kept.append(tensors.share(tensor._on_device))
+                sent.append(self._kept[-1].referring(tensor.name(), batching=False))
+                references.append(tensor.name())
+        if references:
+            tensors.wait()
+        call = replace(self._call, inputs=tuple(sent), device=tensors.name, references=tuple(references))
+        self._calls.call(call, self._take)
+
+    def _start_by_host(self) -> None:
+        call = replace(self._call, inputs=tuple([host_tensor(tensor) for tensor in self._inputs]), may_stay=False)
+        self._calls.call(call, self._take)
+
+    def _take(self, answer: Result | None, final: bool) -> None:
+        if final:
+            self._kept.clear()
+        try:
+            if isinstance(answer, Rescheduled):
+                self._start_by_host()
+            else:
+                self._on_response(None if answer is None else self._response(answer), final)
+        except ServeError as error:
+            self._on_response(InferenceResponse(error=from_serve_error(error)), True)
+
+    def _response(self, answer: Answer) -> InferenceResponse:
+        """Raises: ServeError: UNAVAILABLE, memory of another worker cannot be opened."""
+        response = response_of(answer, wrapper_of(self._tensors))
+        if self._tensors is not None and not all(tensor.is_cpu() for tensor in response.output_tensors()):
+            self._tensors.wait()
+        return response
 
 
 class OnlyResponse:
@@ -55,20 +129,20 @@ class OnlyResponse:
     def __init__(self, model_name: str, deliver: Callable[[InferenceResponse], None]) -> None:
         self._model_name = model_name
         self._deliver = deliver
-        self._answer: Answer | None = None
+        self._response: InferenceResponse | None = None
         self._done = False
 
-    def take(self, answer: Answer | None, final: bool) -> None:
+    def take(self, response: InferenceResponse | None, final: bool) -> None:
         if self._done:
             return
-        several = answer is not None and self._answer is not None
-        self._answer = self._answer or answer
-        if several or (final and self._answer is None):
+        several = response is not None and self._response is not None
+        self._response = self._response or response
+        if several or (final and self._response is None):
             self._done = True
             self._deliver(InferenceResponse(error=self._decoupled_fault()))
-        elif final:
+        elif final and self._response is not None:
             self._done = True
-            self._deliver(response_of(self._answer))
+            self._deliver(self._response)
 
     def _decoupled_fault(self) -> TritonError:
         return TritonError(
@@ -91,12 +165,12 @@ class ResponseIterator:
         self._position = 0
         self._waiting: list[Callable[[], None]] = []
 
-    def take(self, answer: Answer | None, final: bool) -> None:
-        """One more answer; called on a thread of the worker's own."""
+    def take(self, response: InferenceResponse | None, final: bool) -> None:
+        """One more response; called on a thread of the worker's own."""
         with self._changed:
             if self._finished:
                 return
-            self._responses.append(response_of(answer))
+            self._responses.append(response or InferenceResponse())
             self._finished = final
             self._wake()
 

@@ -12,7 +12,7 @@ from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
 from rocserve.backends.python.pb_utils.errors import TritonModelException, as_text
 from rocserve.backends.python.pb_utils.response import InferenceResponse, checked_parameters, parameters_text
 from rocserve.backends.python.pb_utils.response_sender import InferenceResponseSender, RequestAnswers
-from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_tensor
+from rocserve.backends.python.pb_utils.tensor import Tensor, wrap_tensor
 from rocserve.backends.request_model import ModelCall, ModelRequest
 from rocserve.core import tensors as core
 
@@ -73,7 +73,8 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
-        """`timeout` in microseconds. `preferred_memory` is taken and has no effect: tensors are on the CPU."""
+        """`timeout` in microseconds. `preferred_memory`: outputs come by the CPU's memory where that is the CPU's; else
+        they stay on the model's GPU where its inputs may be there, and the called model leaves them there."""
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
         if isinstance(requested_output_names, str | bytes):
@@ -103,6 +104,8 @@ class InferenceRequest:
             correlation_id=correlation_id,
             timeout_microseconds=operator.index(timeout),
             parameters={} if parameters is None else checked_parameters(parameters),
+            may_stay=preferred_memory is None
+            or preferred_memory.preferred_memory_type is MemoryType.TRITONSERVER_MEMORY_GPU,
         )
         """For what a request says beside its tensors and what it asks for."""
         self._flags = operator.index(flags)
@@ -190,9 +193,9 @@ class InferenceRequest:
             TritonModelException: the model is not being served, as in `initialize` and `finalize`.
         """
         if not decoupled:
-            return self._caller.run(self._call())
+            return self._caller.run(self._call(), self._inputs)
         responses = ResponseIterator()
-        self._caller.start(self._call(), responses.take)
+        self._caller.start(self._call(), self._inputs, responses.take)
         responses.wait_for_first()
         return responses
 
@@ -202,12 +205,12 @@ class InferenceRequest:
         Raises:
             RuntimeError: no event loop is running.
         """
-        run = self._stream(self._call()) if decoupled else self._caller.run_async(self._call())
+        run = self._stream(self._call()) if decoupled else self._caller.run_async(self._call(), self._inputs)
         return asyncio.ensure_future(run, loop=asyncio.get_running_loop())
 
     async def _stream(self, call: ModelCall) -> ResponseIterator:
         responses = ResponseIterator()
-        self._caller.start(call, responses.take)
+        self._caller.start(call, self._inputs, responses.take)
         await responses.wait_for_more()
         return responses
 
@@ -215,7 +218,7 @@ class InferenceRequest:
         message = self._message
         return ModelCall(
             self._model_name,
-            tuple([host_tensor(tensor) for tensor in self._inputs]),
+            (),
             self._names,
             self._model_version,
             message.id,
@@ -225,6 +228,7 @@ class InferenceRequest:
             message.timeout_microseconds,
             message.parameters,
             self.trace().number,
+            may_stay=message.may_stay if isinstance(message, ModelCall) else True,
         )
 
 

@@ -85,12 +85,10 @@ def answer_of(
     return ModelResponse(tensors, response._parameters)
 
 
-def response_of(answer: Answer | None) -> InferenceResponse:
-    """What came from another model; None, the end of its responses, is a response without tensors."""
-    if answer is None:
-        return InferenceResponse()
+def response_of(answer: Answer, wrap: Callable[[core.Tensor], Tensor] = wrap_tensor) -> InferenceResponse:
+    """What came from another model. `wrap`: makes of a tensor what the model sees."""
     if isinstance(answer, ServeError):
         return InferenceResponse(error=from_serve_error(answer))
-    response = InferenceResponse([wrap_tensor(tensor) for tensor in answer.outputs])
+    response = InferenceResponse([wrap(tensor) for tensor in answer.outputs])
     response._parameters = answer.parameters
     return response

@@ -6,10 +6,8 @@ import threading
 from collections.abc import Callable
 
 from rocserve.backends.python.pb_utils.errors import TritonModelException
-from rocserve.backends.python.pb_utils.response import InferenceResponse, answer_of
-from rocserve.backends.python.pb_utils.tensor import Tensor
+from rocserve.backends.python.pb_utils.response import InferenceResponse
 from rocserve.backends.request_model import Answer, RequestResponder
-from rocserve.core import tensors as core
 from rocserve.core.errors import ServeError
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
@@ -21,19 +19,19 @@ AbandonedHandler = Callable[[RequestResponder, bool], None]
 class RequestAnswers:
     """The answers to one request: they come from `execute`'s return or from the sender, on any thread."""
 
-    __slots__ = ("_decoupled", "_lock", "_on_abandoned", "_responder", "_sent", "_wanted", "is_closed")
+    __slots__ = ("_decoupled", "_lock", "_on_abandoned", "_responder", "_sent", "_to_answer", "is_closed")
 
     def __init__(
         self,
         responder: RequestResponder,
         decoupled: bool,
-        wanted: tuple[str, ...],
+        to_answer: Callable[[InferenceResponse], Answer],
         on_abandoned: AbandonedHandler,
     ) -> None:
-        """`wanted`: the outputs that the request asks for. `on_abandoned` may be called from a garbage collection."""
+        """`to_answer`: makes of a response what is sent. `on_abandoned` may be called from a garbage collection."""
         self._responder = responder
         self._decoupled = decoupled
-        self._wanted = wanted
+        self._to_answer = to_answer
         self._on_abandoned = on_abandoned
         self._lock = threading.Lock()
         self._sent = 0
@@ -49,10 +47,10 @@ class RequestAnswers:
     def is_cancelled(self) -> bool:
         return self._responder.is_cancelled
 
-    def returned(self, response: InferenceResponse, sent: Callable[[Tensor], core.Tensor]) -> Answer:
-        """What `execute` has returned for the request, which is its only response. `sent`: see `answer_of`."""
+    def returned(self, response: InferenceResponse) -> Answer:
+        """What `execute` has returned for the request, which is its only response."""
         self._account(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        return answer_of(response, self._wanted, sent)
+        return self._to_answer(response)
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         """
@@ -66,7 +64,7 @@ class RequestAnswers:
                 "Inference Response object must be provided when the response flags is set to zero."
             )
         self._account(response, flags)
-        answer = None if response is None else answer_of(response, self._wanted)
+        answer = None if response is None else self._to_answer(response)
         self._respond(answer, flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def fail(self, error: ServeError) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +19,12 @@ from rocserve.backends.python.pb_utils.dlpack import (
 from rocserve.backends.python.pb_utils.errors import TritonModelException, as_text
 from rocserve.core import tensors as core
 from rocserve.core.datatypes import DataType
+from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError
 from rocserve.core.tensors import encode_bytes_elements
+
+if TYPE_CHECKING:
+    from rocserve.backends.device_tensors import DeviceTensors
 
 _LENGTH = struct.Struct("<I")
 
@@ -183,6 +188,20 @@ def wrap_device_tensor(name: str, value: Any) -> Tensor:
         raise TritonModelException(NOT_CONTIGUOUS)
     wrapped = wrap_tensor(core.Tensor(name, datatype, tuple(value.shape), b""))
     wrapped._on_device = value
+    return wrapped
+
+
+def wrapper_of(tensors: DeviceTensors | None) -> Callable[[core.Tensor], Tensor]:
+    """What makes of a tensor that came from outside what a model sees, which may keep it: one on its GPU is copied
+    there, on the current stream. `tensors`: of that GPU."""
+    if tensors is None:
+        return wrap_tensor
+
+    def wrapped(tensor: core.Tensor) -> Tensor:
+        if type(tensor.data) is not References:
+            return wrap_tensor(tensor)
+        return wrap_device_tensor(tensor.name, tensors.open(tensor).clone())
+
     return wrapped
 
 
