@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocserve.tools.get.download import CATALOGUE, GetError, Part, Patience, RemoteFile, download
+from rocserve.tools.get.download import CATALOGUE, GetError, Patience, RemoteFile, download, opened_part
 
 CONTENT = np.random.default_rng(7).integers(0, 256, 600_000, dtype=np.uint8).tobytes()
 PATIENT = Patience(silence=2.0, first_pause=0.01)
@@ -371,7 +371,7 @@ def test_a_part_that_just_got_its_name_is_not_written_to(
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", lock_later)
-    with pytest.raises(GetError, match="another process is writing"), Part(part):
+    with pytest.raises(GetError, match="another process is writing"), opened_part(part):
         pass
     assert target.read_bytes() == CONTENT
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import BufferedRandom
 from pathlib import Path
 from typing import Self
 from urllib.error import HTTPError, URLError
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from rocserve.cache.locks import hold, leads_to
+from rocserve.tools.printing import say
 
 _ZOO = "https://github.com/onnx/models/raw/main/validated/vision"
 _PYPI = "https://files.pythonhosted.org/packages"
@@ -143,64 +145,45 @@ class DownloadProgress:
 
     def note(self, text: str) -> None:
         """Something that the user may want to know, such as a broken connection."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-class Part:
-    """The part of a file that is there so far, and nobody else's. A context; what an earlier download left is kept."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises: GetError: another process writes it. OSError: it cannot be written."""
-        self.path = path
-        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
-        # Another process may have given the file its name while this one waited to open it: to write into it would then
-        # be to write into what a server has loaded.
-        if not (hold(self._file, shared=False) and leads_to(path, self._file)):
-            self._file.close()
-            raise GetError(f"another process is writing '{path}'; wait for it, or end it")
-        self.size = self._file.seek(0, os.SEEK_END)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def sha256(self) -> str:
-        self._file.seek(0)
-        return hashlib.file_digest(self._file, "sha256").hexdigest()
-
-    def append(self, data: bytes) -> None:
-        self._file.write(data)
-        self.size += len(data)
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self._file.seek(0)
-        self._file.truncate()
-        self.size = 0
-
-    def keep_as(self, target: Path) -> None:
-        """Give the file its name, in one step, once it is on the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        target.parent.mkdir(exist_ok=True)
-        self.path.replace(target)
+        say(self._console, text)
 
 
 @contextmanager
-def opened_part(path: Path) -> Iterator[Part]:
-    """Raises: GetError: another process writes it, or it cannot be written, such as on a full disk."""
+def opened_part(path: Path) -> Iterator[BufferedRandom]:
+    """The part of a file that is there so far, nobody else's, open at its end; what an earlier download left is kept.
+
+    Raises:
+        GetError: another process writes it, or it cannot be written, such as on a full disk.
+    """
     size = 0
     try:
-        with Part(path) as part:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b") as part:
+            # Another process may have given the file its name while this one waited to open it: to write into it would
+            # then be to write into what a server has loaded.
+            if not (hold(part, shared=False) and leads_to(path, part)):
+                raise GetError(f"another process is writing '{path}'; wait for it, or end it")
+            part.seek(0, os.SEEK_END)
             try:
                 yield part
             finally:
-                size = part.size
+                size = part.tell()
     except OSError as error:
         text = f"cannot write '{path}': {error.strerror or error}"
         raise GetError(text + ("; run again, it goes on from what is there" if size else "")) from error
+
+
+def clear(part: BufferedRandom) -> None:
+    """Begin anew."""
+    part.seek(0)
+    part.truncate()
+
+
+def keep_as(target: Path, path: Path, part: BufferedRandom) -> None:
+    """Give the file its name, in one step, once it is on the disk."""
+    part.flush()
+    os.fsync(part.fileno())
+    target.parent.mkdir(exist_ok=True)
+    path.replace(target)
 
 
 def download(
@@ -214,15 +197,20 @@ def download(
     """
     with opened_part(path) as part:
         try:
-            _check_room(file, part)
+            wanted, free = file.size - part.tell(), shutil.disk_usage(path.parent).free
+            if wanted > free:
+                raise GetError(
+                    f"'{file.name}' needs {wanted / 1e6:.0f} MB in '{path.parent}', and {free / 1e6:.0f} MB are free"
+                    f" there; make room for {(wanted - free) / 1e6:.0f} MB more"
+                )
             _try_each_address(file, part, progress, patience or Patience())
-            part.keep_as(target)
+            keep_as(target, path, part)
         finally:
-            if part.size == 0:
+            if part.tell() == 0:
                 path.unlink(missing_ok=True)
 
 
-def _try_each_address(file: RemoteFile, part: Part, progress: DownloadProgress, patience: Patience) -> None:
+def _try_each_address(file: RemoteFile, part: BufferedRandom, progress: DownloadProgress, patience: Patience) -> None:
     failures = []
     for address in file.addresses:
         try:
@@ -240,15 +228,15 @@ class _Download:
 
     file: RemoteFile
     address: str
-    part: Part
+    part: BufferedRandom
     progress: DownloadProgress
     patience: Patience
 
     def run(self) -> None:
         """Raises: SourceFailed, OSError."""
-        has_begun_before = self.part.size > 0
+        has_begun_before = self.part.tell() > 0
         while (digest := self._completed()) != self.file.sha256:
-            self.part.clear()
+            clear(self.part)
             if not has_begun_before:
                 raise SourceFailed(f"its bytes are not the right ones: SHA-256 {digest}, expected {self.file.sha256}")
             # The beginning may be of another time or another address.
@@ -258,44 +246,45 @@ class _Download:
     def _completed(self) -> str:
         """The digest of the file once all of it is there."""
         attempts = 0
-        while self.part.size < self.file.size:
-            before = self.part.size
+        while (before := self.part.tell()) < self.file.size:
             try:
                 self._fetch()
             except Interrupted as interruption:
-                attempts = 1 if self.part.size > before else attempts + 1
+                done = self.part.tell()
+                attempts = 1 if done > before else attempts + 1
                 if attempts == _ATTEMPTS:
                     raise SourceFailed(f"{interruption}, {_ATTEMPTS} times in a row") from None
-                self.progress.note(f"{interruption}; trying again from byte {self.part.size}")
+                self.progress.note(f"{interruption}; trying again from byte {done}")
                 time.sleep(self.patience.first_pause * 2 ** (attempts - 1))
-        return self.part.sha256()
+        self.part.seek(0)
+        return hashlib.file_digest(self.part, "sha256").hexdigest()
 
     def _fetch(self) -> None:
         """Take what one connection gives. Raises: Interrupted, SourceFailed, OSError."""
         for block in self._blocks():
-            if self.part.size + len(block) > self.file.size:
-                self.part.clear()
+            if self.part.tell() + len(block) > self.file.size:
+                clear(self.part)
                 raise SourceFailed(f"it goes on after the {self.file.size} bytes that were expected")
-            self.part.append(block)
-            self.progress.at(self.part.size)
-        if self.part.size < self.file.size:
-            raise Interrupted(f"the connection ended after {self.part.size} of {self.file.size} bytes")
+            self.part.write(block)
+            self.progress.at(self.part.tell())
+        if (done := self.part.tell()) < self.file.size:
+            raise Interrupted(f"the connection ended after {done} of {self.file.size} bytes")
 
     def _blocks(self) -> Iterator[bytes]:
         """Of one connection. Raises: Interrupted: what may pass. SourceFailed: what will not."""
         headers = {"User-Agent": "rocserve", "Accept-Encoding": "identity"}
-        if self.part.size:
-            headers["Range"] = f"bytes={self.part.size}-"
+        if done := self.part.tell():
+            headers["Range"] = f"bytes={done}-"
         try:
             with urlopen(Request(self.address, headers=headers), timeout=self.patience.silence) as response:
                 self._check_head(response)
-                self.progress.at(self.part.size)
+                self.progress.at(self.part.tell())
                 while block := _read(response):
                     yield block
         except HTTPError as error:
             with error:
-                if error.code == _RANGE_NOT_SATISFIABLE and self.part.size:
-                    self.part.clear()
+                if error.code == _RANGE_NOT_SATISFIABLE and self.part.tell():
+                    clear(self.part)
                     raise Interrupted("the server has no bytes after those that are there already") from None
                 text = f"HTTP status {error.code} ({' '.join(str(error.reason).split())})"
             raise (Interrupted if error.code in _PASSING_STATUSES else SourceFailed)(text) from None
@@ -314,22 +303,17 @@ class _Download:
         length = response.headers.get("Content-Length", "")
         first, total = 0, int(length) if length.isdigit() else None
         if response.status == _PARTIAL_CONTENT:
-            first, total = _content_range(response)
+            text = response.headers.get("Content-Range", "")
+            match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", text.strip())
+            if match is None:
+                raise SourceFailed(f"it sends a part of the file with the header Content-Range: '{text}'")
+            first, total = int(match[1]), None if match[2] == "*" else int(match[2])
         if total is not None and total != self.file.size:
             raise SourceFailed(f"the file there has {total} bytes, expected {self.file.size}")
-        if first not in (0, self.part.size):
-            raise SourceFailed(f"asked for the bytes from {self.part.size} on, it sends those from {first} on")
-        if first < self.part.size:
-            self.part.clear()
-
-
-def _content_range(response: http.client.HTTPResponse) -> tuple[int, int | None]:
-    """The first byte and the whole length (None: unknown) of `bytes FIRST-LAST/LENGTH`."""
-    text = response.headers.get("Content-Range", "")
-    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", text.strip())
-    if match is None:
-        raise SourceFailed(f"it sends a part of the file with the header Content-Range: '{text}'")
-    return int(match[1]), None if match[2] == "*" else int(match[2])
+        if first not in (0, self.part.tell()):
+            raise SourceFailed(f"asked for the bytes from {self.part.tell()} on, it sends those from {first} on")
+        if first < self.part.tell():
+            clear(self.part)
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
@@ -338,13 +322,3 @@ def _read(response: http.client.HTTPResponse) -> bytes:
         return response.read1(_BLOCK_BYTES)
     except http.client.IncompleteRead as error:
         return error.partial
-
-
-def _check_room(file: RemoteFile, part: Part) -> None:
-    free = shutil.disk_usage(part.path.parent).free
-    missing = file.size - part.size - free
-    if missing > 0:
-        raise GetError(
-            f"'{file.name}' needs {(file.size - part.size) / 1e6:.0f} MB in '{part.path.parent}', and"
-            f" {free / 1e6:.0f} MB are free there; make room for {missing / 1e6:.0f} MB more"
-        )

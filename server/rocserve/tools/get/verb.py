@@ -21,7 +21,9 @@ from rocserve.tools.get.download import (
     GetError,
     Patience,
     RemoteFile,
+    clear,
     download,
+    keep_as,
     opened_part,
 )
 from rocserve.tools.networks import is_untrained
@@ -93,7 +95,10 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
     status = 0
     for name in dict.fromkeys(options.models):
         try:
-            folders = _bring_along(name, repository)
+            try:
+                folders = copy_samples(name, repository)
+            except OSError as error:
+                raise GetError(f"cannot write to '{repository}': {error.strerror or error}") from error
             if options.untrained:
                 _build(name, repository / name, force, out)
             else:
@@ -113,13 +118,6 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
 def model_file(folder: Path) -> Path:
     """Where a model's file is to be."""
     return folder / _VERSION / _MODEL_FILE
-
-
-def _bring_along(name: str, repository: Path) -> tuple[str, ...]:
-    try:
-        return copy_samples(name, repository)
-    except OSError as error:
-        raise GetError(f"cannot write to '{repository}': {error.strerror or error}") from error
 
 
 def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Console, patience: Patience | None) -> None:
@@ -174,9 +172,9 @@ def _write(folder: Path, kind: str, content: bytes) -> None:
     path = _part(folder, kind)
     with opened_part(path) as part:
         try:
-            part.clear()
-            part.append(content)
-            part.keep_as(model_file(folder))
+            clear(part)
+            part.write(content)
+            keep_as(model_file(folder), path, part)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
