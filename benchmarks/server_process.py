@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,13 +24,22 @@ START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 MESSAGE_BYTES = 64 << 20
 """Longest gRPC message that the clients of the harness send or take."""
+_KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 10_000
+_RANDOM = random.SystemRandom()
+"""Runs beside one another with the same seed must not choose the same port."""
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on at the moment, and that the kernel gives to no connection meanwhile: not one of
+    those that it chooses from."""
+    # Where the kernel chooses from nearly all, there is nothing to avoid.
+    end = max(int(_KERNELS_PORTS.read_text().split()[0]), 2 * _FIRST_PORT)
+    while True:
+        port = _RANDOM.randrange(_FIRST_PORT, end)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def run_seconds(process: psutil.Process) -> float:

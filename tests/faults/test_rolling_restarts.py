@@ -135,10 +135,11 @@ def test_restarts_lose_no_request_and_a_kill_only_those_in_hand(repository: Path
     with ExitStack() as running:
         logs = (tmp_path / f"{number}.log" for number in count())
 
-        def start(*flags: str) -> RocserveProcess:
-            return running.enter_context(RocserveProcess([repository], *FLAGS, *flags, log=next(logs)))
+        def start(port: int, http_port: int) -> RocserveProcess:
+            ports = (f"--grpc-port={port}", f"--http-port={http_port}")
+            return running.enter_context(RocserveProcess([repository], *FLAGS, *ports, log=next(logs)))
 
-        servers = [start() for _ in range(3)]
+        servers = [start(free_port(), free_port()) for _ in range(3)]
         addresses = "ipv4:" + ",".join(server.address for server in servers)
         places = [server.http_address for server in servers]
         grpc_address, http_address = running.enter_context(nginx(tmp_path, [s.address for s in servers], places))
@@ -154,7 +155,7 @@ def test_restarts_lose_no_request_and_a_kill_only_those_in_hand(repository: Path
                 load.wait()
                 port, http_port = servers[index].port, servers[index].http_port
                 assert servers[index].terminate() == 0
-                servers[index] = start(f"--grpc-port={port}", f"--http-port={http_port}")
+                servers[index] = start(port, http_port)
                 # Channels come back to it after a pause of their own; the next restart may not find them with none.
                 wait_until(lambda port=port: connections_to(port) > THREADS, "connections of all channels")
             load.wait()

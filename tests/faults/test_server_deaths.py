@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from support.delegated_cgroup import delegated_cgroup, python_within
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
+from support.metrics import FLAGS, port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, slow_sum
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -405,3 +407,51 @@ def test_models_that_requests_loaded_and_unloaded(serve, repository: Path) -> No
     with server.client() as client:
         assert client.is_model_ready("asked")
         assert not client.is_model_ready("at_start")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flag", ["--front-ends=1", "--shared-workers=2"])
+def test_more_models_than_are_loaded_at_once(serve, repository: Path, flag: str) -> None:
+    """What is pinned is taken over, and what is asked for before the next server serves; all other workers end."""
+    most, names = 4, [f"m{number}" for number in range(12)]
+    pinned = 'parameters { key: "pinned" value { string_value: "true" } }'
+    for number, name in enumerate(names):
+        config = ADD_CONSTANT_CONFIG + (pinned if name == "m0" else "")
+        drop(repository, name, add_constant(float(number)), config)
+    server: RocserveProcess = serve(repository, f"--max-loaded-models={most}", flag, *FLAGS)
+
+    def resident() -> int:
+        return int(float(scrape(port_of(server))["rocserve_models_resident"]))
+
+    def ask_all(seed: int) -> None:
+        """Without trying again."""
+        order = np.random.default_rng(seed).permutation(len(names)).tolist()
+        assert [ask(server, names[number]) for number in order] == [[[1.0 + n, 2.0 + n]] for n in order]
+
+    with (
+        ConstantLoad(server.address, "m0", {0.0}, 2) as to_pinned,
+        ConstantLoad(server.address, "m1", {1.0}, 2) as to_busy,
+        ThreadPoolExecutor(2) as askers,
+    ):
+        for death in (1, 2):
+            list(askers.map(ask_all, range(2)))
+            assert 2 <= resident() <= most
+            before = server.workers()
+            in_hand = [ask_in_background(server, name) for name in names]
+            kill_and_wait(server)
+            # It is ready when all are registered again: from then on no request is lost.
+            list(askers.map(ask_all, range(2)))
+            for load, constant in ((to_pinned, 0.0), (to_busy, 1.0)):
+                load.wait_until_answered_by(constant, times=20)
+            for thread in in_hand:
+                thread.join()
+            assert server.log_text.count("model 'm0' version 1 is still loaded") == death, "what is pinned"
+            wait_until(lambda: len(server.workers()) <= most, "the end of the workers that nobody has taken over")
+            assert set(server.workers()) & set(before), "the process of what is pinned"
+            assert resident() <= most
+    assert to_pinned.wrong + to_busy.wrong == []
+    assert {status for load in (to_pinned, to_busy) for status, _ in load.failures} <= {"StatusCode.UNAVAILABLE"}
+    assert "failed to load" not in server.log_text
+    family = server.family()
+    assert server.terminate() == 0
+    assert psutil.wait_procs(family, timeout=30)[1] == []
