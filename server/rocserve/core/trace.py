@@ -6,8 +6,10 @@ import enum
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from rocserve.core.tensors import Tensor
 
@@ -29,6 +31,11 @@ class TraceLevel(enum.IntFlag):
     OFF = 0
     TIMESTAMPS = 1
     TENSORS = 2
+
+    @classmethod
+    def of(cls, parts: Iterable[TraceLevel]) -> TraceLevel:
+        """All of them together."""
+        return reduce(or_, parts, cls.OFF)
 
 
 @dataclass(frozen=True, slots=True)

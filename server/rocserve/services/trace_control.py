@@ -16,7 +16,6 @@ _NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
 _INT_RANGE = range(-(1 << 31), 1 << 31)
 _UINT_BOUNDS = (0, (1 << 32) - 1)
 _COUNT_BOUNDS = (-1, (1 << 31) - 1)
-_LEVELS = {"TIMESTAMPS": TraceLevel.TIMESTAMPS, "TENSORS": TraceLevel.TENSORS}
 
 
 class TraceControlService:
@@ -50,7 +49,8 @@ class TraceControlService:
     def _answer(self, name: str) -> pb.TraceSettingResponse:
         options, values = self._tracing.options, self._tracing.values_of(name)
         answer = pb.TraceSettingResponse()
-        answer.settings["trace_level"].value.extend(_level_names(values.level))
+        levels = [part.name or "" for part in TraceLevel if values.level & part]
+        answer.settings["trace_level"].value.extend(levels or ["OFF"])
         answer.settings["trace_rate"].value.append(str(values.rate))
         answer.settings["trace_count"].value.append(str(values.count))
         if options.mode == "triton":
@@ -60,10 +60,6 @@ class TraceControlService:
         for key, value in options.shown:
             answer.settings[key].value.append(value)
         return answer
-
-
-def _level_names(level: TraceLevel) -> Sequence[str]:
-    return [name for name, part in _LEVELS.items() if level & part] or ["OFF"]
 
 
 def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
@@ -100,11 +96,8 @@ def _level(names: Sequence[str]) -> dict[str, int | None]:
         if len(names) > 1:
             raise invalid_argument("Expect only one trace level 'OFF' is specified")
         return {"level": TraceLevel.OFF}
-    known = [_LEVELS[name] for name in names if name in _LEVELS]
-    level = TraceLevel.OFF
-    for part in known:
-        level |= part
-    return {"level": level} if known else {}
+    known = [TraceLevel[name] for name in names if name in TraceLevel.__members__]
+    return {"level": TraceLevel.of(known)} if known else {}
 
 
 def _number(name: str, values: Sequence[str], bounds: tuple[int, int]) -> int | None:

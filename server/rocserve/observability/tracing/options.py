@@ -31,13 +31,8 @@ _LARGEST_COUNT = (1 << 31) - 1
 _LARGEST = (1 << 32) - 1
 
 _LEVELS = {
-    "false": TraceLevel.OFF,
-    "off": TraceLevel.OFF,
-    "true": TraceLevel.TIMESTAMPS,
-    "on": TraceLevel.TIMESTAMPS,
-    "min": TraceLevel.TIMESTAMPS,
-    "max": TraceLevel.TIMESTAMPS,
-    "timestamps": TraceLevel.TIMESTAMPS,
+    **dict.fromkeys(("false", "off"), TraceLevel.OFF),
+    **dict.fromkeys(("true", "on", "min", "max", "timestamps"), TraceLevel.TIMESTAMPS),
     "tensors": TraceLevel.TENSORS,
 }
 """tritonserver takes them all."""
@@ -99,10 +94,7 @@ def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.envir
             numbers[name] = _number(where, value, -1, _LARGEST_COUNT)
         elif name in numbers:
             numbers[name] = _number(where, value, 0, _LARGEST)
-    level = TraceLevel.OFF
-    if TraceLevel.OFF not in levels:
-        for part in levels:
-            level |= part
+    level = TraceLevel.OFF if TraceLevel.OFF in levels else TraceLevel.of(levels)
     values = TraceValues(level, numbers["rate"], numbers["count"], numbers["log-frequency"])
     spans, shown = _spans(config, environment) if mode == "opentelemetry" else (SpanOptions(), ())
     return TraceOptions(mode, file, values, spans, shown)
