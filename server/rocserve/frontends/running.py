@@ -16,7 +16,7 @@ from rocserve.core.request_memory import RequestMemory, table_bytes
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.certificates import tls_context
 from rocserve.frontends.grpc.guards import full_name
-from rocserve.frontends.grpc.service import GrpcService, MethodRoutes
+from rocserve.frontends.grpc.service import HealthHandlers, MethodRoutes, method_routes
 from rocserve.frontends.grpc.transport import Route, TransportLimits, listen_address, transport_settings
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.observability.failures import LoopErrors
@@ -81,7 +81,7 @@ class FrontEnds:
         self._http: HttpListener | None = None
         self._guest: GuestLoop | None = None
         """HTTP's loop."""
-        self._grpc: GrpcService | None = None
+        self._health = HealthHandlers(served.tables, served.readiness)
         self._handlers: InferenceHandlers | None = None
         self._transport: GrpcServer | None = None
         cpus, asked = usable_cpus(), settings.front_ends
@@ -130,19 +130,21 @@ class FrontEnds:
 
     def begin_drain(self) -> None:
         """The server is going to end: tell those that watch, and have clients of HTTP connect anew."""
-        if self._grpc is not None:
-            self._grpc.publish()
+        self._publish_health()
         if self._http is not None:
             self._plane.call_soon(self._http.close_after_answers)
         self._begin_exit_of("HTTP")
 
     def begin_exit(self) -> None:
         """The server has begun to end: end streams that wait for nothing."""
-        if self._grpc is not None:
-            self._grpc.end_watches()
+        self._plane.call_soon(self._health.end)
         if self._handlers is not None:
             self._plane.call_soon(self._handlers.begin_exit)
         self._begin_exit_of("gRPC")
+
+    def _publish_health(self) -> None:
+        """Readiness may have changed: send it to those that watch."""
+        self._plane.call_soon(self._health.publish)
 
     def _begin_exit_of(self, protocol: str) -> None:
         for processes in self._processes:
@@ -247,13 +249,12 @@ class FrontEnds:
             return ()
         served, log = self._served, self._log.getChild("grpc")
         access = Access.of(self._settings, settings, log)
-        service = self._grpc = GrpcService(
-            served.methods, served.tables, served.readiness, served.subscribe, access, self._routes, self._plane
-        )
+        served.subscribe(self._publish_health)
+        routes = method_routes(served.methods, self._health, access, self._routes)
         if self._count:
-            port = await self._start_processes(listen_address(settings), service.routes(), log)
+            port = await self._start_processes(listen_address(settings), routes, log)
         else:
-            port = self._start_transport(access, service.routes(), log)
+            port = self._start_transport(access, routes, log)
         self.ports["grpc"] = port
         return (
             self._who_serves("gRPC"),

@@ -31,14 +31,6 @@ def guarded_routes(routes: Mapping[str, Route], restrictions: Mapping[str, Restr
     return {full_name(name): _guarded(route, restrictions.get(name)) for name, route in routes.items()}
 
 
-def _guarded(route: Route, restriction: Restriction | None) -> Route:
-    if restriction is None:
-        return route
-    if isinstance(route, UnaryRoute):
-        return _guarded_unary(route, restriction)
-    return _guarded_stream(route, restriction)
-
-
 def admin_guarded(route: UnaryRoute, method: str, request: type[Message], admin: AdminCalls) -> UnaryRoute:
     """The route, behind a check of where the call comes from."""
     serve = route.handler
@@ -64,28 +56,29 @@ def address_of(peer: str) -> str:
     return "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
 
 
-def _guarded_unary(route: UnaryRoute, restriction: Restriction) -> UnaryRoute:
-    serve, refusal = route.handler, restriction.refusal()
+def _guarded(route: Route, restriction: Restriction | None) -> Route:
+    if restriction is None:
+        return route
+    refusal, admits = restriction.refusal(), restriction.admits_metadata
+    if isinstance(route, UnaryRoute):
+        answer = route.handler
 
-    def handle(call: UnaryCall) -> None:
-        if restriction.admits_metadata(call.metadata):
-            serve(call)
-        else:
-            call.reply_error(refusal)
+        def answer_admitted(call: UnaryCall) -> None:
+            if admits(call.metadata):
+                answer(call)
+            else:
+                call.reply_error(refusal)
 
-    return replace(route, handler=handle)
+        return replace(route, handler=answer_admitted)
+    open_stream = route.handler
 
-
-def _guarded_stream(route: StreamRoute, restriction: Restriction) -> StreamRoute:
-    serve, refusal = route.handler, restriction.refusal()
-
-    def handle(call: StreamCall) -> StreamReceiver:
-        if restriction.admits_metadata(call.metadata):
-            return serve(call)
+    def open_admitted(call: StreamCall) -> StreamReceiver:
+        if admits(call.metadata):
+            return open_stream(call)
         call.finish(refusal.code, refusal.text)
         return _RefusedStream()
 
-    return StreamRoute(handle)
+    return StreamRoute(open_admitted)
 
 
 class _RefusedStream:

@@ -19,7 +19,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import health_pb2 as pb
 from rocserve.protocol.faults import parse_message
 from rocserve.services.admin_calls import ADMIN_METHODS, Access
-from rocserve.services.method import Method, QuickMethod, SlowMethod
+from rocserve.services.method import Method, SlowMethod
 from rocserve.services.queries import Readiness
 from rocserve.services.restrictions import PROTOCOLS
 
@@ -126,7 +126,9 @@ class MethodRoutes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, method: Method) -> UnaryRoute:
-        return self._slow(method) if isinstance(method, SlowMethod) else self.quick(_on_bytes(method))
+        if isinstance(method, SlowMethod):
+            return self._slow(method)
+        return self.quick(lambda message: method.answer(parse_message(message, method.request)).SerializeToString())
 
     def quick(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
         """A handler that answers in place."""
@@ -172,48 +174,15 @@ class MethodRoutes:
         call.reply_error(self._failures.error_of(call.method, error))
 
 
-def _on_bytes(method: QuickMethod) -> Callable[[Buffer], bytes]:
-    return lambda message: method.answer(parse_message(message, method.request)).SerializeToString()
-
-
-class GrpcService:
-    """All methods of gRPC but ModelInfer and ModelStreamInfer, and the health service."""
-
-    def __init__(
-        self,
-        methods: Mapping[str, Method],
-        tables: ServingTableHolder,
-        readiness: Readiness,
-        subscribe: Callable[[Callable[[], None]], object],
-        access: Access,
-        method_routes: MethodRoutes,
-        plane: PlaneLoop,
-    ) -> None:
-        """`subscribe`: has its argument called, on the event loop, whenever readiness may have changed. `plane`: calls
-        the routes."""
-        self._methods = methods
-        self._method_routes = method_routes
-        self._plane = plane
-        self._access = access
-        self._health = HealthHandlers(tables, readiness)
-        subscribe(self.publish)
-
-    def publish(self) -> None:
-        """Readiness may have changed: send it to the watchers. On the event loop."""
-        self._plane.call_soon(self._health.publish)
-
-    def end_watches(self) -> None:
-        """The server goes. On the event loop."""
-        self._plane.call_soon(self._health.end)
-
-    def routes(self) -> Mapping[str, Route]:
-        """By full names."""
-        routes: dict[str, Route] = {
-            name: self._route(name, method) for name, method in self._methods.items() if name in PROTOCOLS
-        }
-        routes |= {"Check": self._method_routes.quick(self._health.check), "Watch": StreamRoute(self._health.watch)}
-        return guarded_routes(routes, self._access.restrictions)
-
-    def _route(self, name: str, method: Method) -> UnaryRoute:
-        route = self._method_routes.of(method)
-        return admin_guarded(route, name, method.request, self._access.admin) if name in ADMIN_METHODS else route
+def method_routes(
+    methods: Mapping[str, Method], health: HealthHandlers, access: Access, routes: MethodRoutes
+) -> Mapping[str, Route]:
+    """Those of all methods of gRPC but ModelInfer and ModelStreamInfer, and of the health service, by full names."""
+    found: dict[str, Route] = {"Check": routes.quick(health.check), "Watch": StreamRoute(health.watch)}
+    for name, method in methods.items():
+        if name in PROTOCOLS:
+            route = routes.of(method)
+            if name in ADMIN_METHODS:
+                route = admin_guarded(route, name, method.request, access.admin)
+            found[name] = route
+    return guarded_routes(found, access.restrictions)

@@ -57,7 +57,7 @@ class HttpListener:
         self._limits = limits or ConnectionLimits()
         self._tls = tls
         self._connections = Connections(handle, failure, self._limits.age_seconds)
-        self._connections.on_made = self._forget_arrival
+        self._connections.on_made = lambda connection: self._arriving.pop(connection, None)
         self._listening: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop
         self._watch: asyncio.Task[None] | None = None
@@ -168,9 +168,6 @@ class HttpListener:
         self._arriving[connection] = _Arrival(accepted, task)
         if self._has_one_too_many(accepted):
             self._make_room()
-
-    def _forget_arrival(self, connection: Connection) -> None:
-        self._arriving.pop(connection, None)
 
     def _end_arrival(self, connection: Connection, accepted: socket.socket, task: asyncio.Task[Any]) -> None:
         self._arriving.pop(connection, None)

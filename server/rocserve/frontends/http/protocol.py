@@ -83,7 +83,7 @@ class Connections:
         """An answer is the last of its connection."""
         self.is_ending = False
         """No connection is taken any more."""
-        self.on_made: Callable[[Connection], None] = lambda connection: None
+        self.on_made: Callable[[Connection], object] = lambda connection: None
         self.none_open = asyncio.Event()
         self.none_open.set()
         self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.serving import ServingTableHolder
@@ -54,7 +55,10 @@ class ServerMetrics:
             "rocserve_engine_fallback_total",
             "counter",
             "How often an engine has taken the place of one that could not load the model",
-            tuple(Sample(_fallback_labels(fallback), count) for fallback, count in self._fallbacks().items()),
+            tuple(
+                Sample({name: str(value) for name, value in asdict(fallback).items()}, count)
+                for fallback, count in self._fallbacks().items()
+            ),
         )
         for source in self._further:
             yield from source()
@@ -64,15 +68,6 @@ def _engine(reading: VersionReading) -> Sample:
     properties = reading.version.properties
     replaces = properties.get("engine_replaces", "")
     return Sample({**reading.labels, "engine": properties["engine"], "replaces": replaces}, 1)
-
-
-def _fallback_labels(fallback: Fallback) -> Mapping[str, str]:
-    return {
-        "model": fallback.model,
-        "version": str(fallback.version),
-        "engine": fallback.engine,
-        "replaced_by": fallback.replaced_by,
-    }
 
 
 def assemble_metrics(
