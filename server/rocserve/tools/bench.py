@@ -143,23 +143,17 @@ def _print(result: BenchResult, out: Console) -> None:
     columns: tuple[str, ...] = ("engine", "batch", *LATENCY_COLUMNS)
     if compared:
         columns = (*columns, "speed", "largest diff", "relative diff")
-    rows = [[*_row(one), *(_comparison(one) if compared else ())] for one in result.times]
+    rows = []
+    for one in result.times:
+        row = [one.engine, str(one.batch_size or "-"), *latency_cells(one.latency, one.throughput)]
+        if compared:
+            row.append(f"{one.speed:.3g} x" if one.speed else "-")
+            far = one.difference
+            row += ["-", "-"] if far is None else [f"{far.largest:.2g}", f"{far.relative:.2g}"]
+        rows.append(row)
     show(out, table(result.model, columns, rows))
     if compared:
         say(out, f"speed: rows/s over those of {first}; diff: of the outputs from its own, on the same random input")
-
-
-def _row(one: EngineTimes) -> Sequence[str]:
-    return [one.engine, str(one.batch_size or "-"), *latency_cells(one.latency, one.throughput)]
-
-
-def _comparison(one: EngineTimes) -> Sequence[str]:
-    if one.latency is None:
-        return ["-", "-", "-"]
-    speed = f"{one.speed:.3g} x" if one.speed else "-"
-    if one.difference is None:
-        return [speed, "-", "-"]
-    return [speed, f"{one.difference.largest:.2g}", f"{one.difference.relative:.2g}"]
 
 
 VERB = Verb(

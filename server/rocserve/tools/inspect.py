@@ -21,7 +21,6 @@ from rocserve.backends.migraphx.binding.program_text import (
 )
 from rocserve.backends.migraphx.jobs.inspect import InspectJob, InspectResult
 from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_mxr
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
 from rocserve.settings.flag import SWITCH, flag, part
@@ -80,12 +79,14 @@ class ProgramSummary:
 def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) -> ProgramSummary:
     """`known_operators`: plain names of operators, of the program before it was compiled, say."""
     instructions = read_program_text(text)
-    computing = [one for one in instructions if one.is_computing and not _is_housekeeping(one)]
+    computing = [one for one in instructions if one.is_computing and not one.operator.startswith(_HOUSEKEEPING)]
+    used = Counter(one.symbol for one in computing if one.symbol)
+    made_of = {name: fused_operators(name, known_operators) for name in used}
     counts = Counter(one.title for one in computing)
     return ProgramSummary(
         operators=tuple(OperatorCount(name, count) for name, count in counts.most_common()),
         instructions=len(computing),
-        kernels=_kernels(computing, known_operators),
+        kernels=tuple(Kernel(one, made_of[one], count) for one, count in used.most_common() if len(made_of[one]) > 1),
         constant_bytes=sum(one.bytes for one in instructions if one.operator in ("@literal", _COPIED_LITERAL)),
         scratch_bytes=allocated_bytes(instructions),
         result_bytes=sum(one.bytes for one in computing),
@@ -100,16 +101,6 @@ def plain_counts(summary: ProgramSummary) -> Counter[str]:
     for operator in summary.operators:
         counts[plain_operator(operator.name)] += operator.count
     return counts
-
-
-def _is_housekeeping(one: PrintedInstruction) -> bool:
-    return one.operator.startswith(_HOUSEKEEPING)
-
-
-def _kernels(computing: Sequence[PrintedInstruction], known: frozenset[str]) -> tuple[Kernel, ...]:
-    counts = Counter(one.symbol for one in computing if one.symbol)
-    made_of = {name: fused_operators(name, known) for name in counts}
-    return tuple(Kernel(name, made_of[name], count) for name, count in counts.most_common() if len(made_of[name]) > 1)
 
 
 def _copies_by(instructions: Sequence[PrintedInstruction], operator: str) -> Copies:
@@ -180,19 +171,14 @@ def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
         progress.steps(len(plan.recipes))
         programs = []
         for recipe in plan.recipes:
-            programs.append(_inspect_recipe(context, recipe, [output.name for output in plan.outputs]))
+            name = f"{recipe.title} of model '{model.source.name}'"
+            read = _inspected(context, InspectJob(name, recipe=recipe)).text
+            made = context.program(recipe).program
+            outputs = [output.name for output in plan.outputs]
+            facts = _program_facts(context, recipe.title, name, made.path, outputs, read)
+            programs.append(replace(facts, compile_seconds=made.about.compile_seconds))
             progress.done()
     return Inspection(*of_all, tuple(programs), context.options.precision.value, plan.weight_bytes)
-
-
-def _inspect_recipe(context: ToolContext, recipe: ProgramRecipe, output_names: Sequence[str]) -> ProgramFacts:
-    name = f"{recipe.title} of model '{context.model.source.name}'"
-    read = _inspected(context, InspectJob(name, recipe=recipe)).text
-    program = context.program(recipe).program
-    return replace(
-        _program_facts(context, recipe.title, name, program.path, output_names, read),
-        compile_seconds=program.about.compile_seconds,
-    )
 
 
 def _program_facts(
@@ -259,7 +245,9 @@ def inspect(model: ToolModel, options: InspectOptions, out: Console, log: loggin
         return
     _print_head(inspection, out)
     first, *others = inspection.programs
-    _print_tensors(first, out)
+    tensors = [("input", tensor) for tensor in first.inputs] + [("output", tensor) for tensor in first.outputs]
+    rows = [(kind, one.name, one.datatype, _dimensions(one), size(one.bytes)) for kind, one in tensors]
+    show(out, table(first.title, ("", "name", "type", "shape", "bytes"), rows, left=4))
     if others:
         say(out, f"{', '.join(program.title for program in others)}: the same, with as many rows")
     _print_memory(inspection, out)
@@ -267,7 +255,9 @@ def inspect(model: ToolModel, options: InspectOptions, out: Console, log: loggin
     _print_operators(inspection.programs[-1], inspection.place, out)
     if options.text:
         for program in inspection.programs:
-            _print_text(program, out)
+            if program.before_text:
+                say(out, f"\n{program.title}, as it was read:\n{program.before_text.strip()}")
+            say(out, f"\n{program.title}, compiled:\n{program.after_text.strip()}")
 
 
 def _print_head(inspection: Inspection, out: Console) -> None:
@@ -289,19 +279,10 @@ def _print_head(inspection: Inspection, out: Console) -> None:
         say(out, f"a server would not run it: {inspection.refusal}")
 
 
-def _print_tensors(program: ProgramFacts, out: Console) -> None:
-    rows = [("input", *_cells(tensor)) for tensor in program.inputs]
-    rows += [("output", *_cells(tensor)) for tensor in program.outputs]
-    show(out, table(program.title, ("", "name", "type", "shape", "bytes"), rows, left=4))
-
-
-def _cells(tensor: TensorFacts) -> tuple[str, str, str, str]:
-    return tensor.name, tensor.datatype, f"[{', '.join(map(_dimension, tensor.shape))}]", size(tensor.bytes)
-
-
-def _dimension(dim: int | DimensionRange) -> str:
-    """ "1-8" where it varies."""
-    return f"{dim.least}-{dim.most}" if isinstance(dim, DimensionRange) else str(dim)
+def _dimensions(tensor: TensorFacts) -> str:
+    """[1-8, 3], where the first one varies."""
+    dims = (f"{dim.least}-{dim.most}" if isinstance(dim, DimensionRange) else str(dim) for dim in tensor.shape)
+    return f"[{', '.join(dims)}]"
 
 
 def _print_memory(inspection: Inspection, out: Console) -> None:
@@ -362,12 +343,6 @@ def _print_change(title: str, before: ProgramSummary, after: ProgramSummary, out
         columns = ("operator", "as it was read", "compiled")
         show(out, table(f"{title}: operators", columns, rows[:_SHOWN_OPERATORS]))
     say(out, f"instructions of a run: {before.instructions} as it was read, {after.instructions} compiled")
-
-
-def _print_text(program: ProgramFacts, out: Console) -> None:
-    if program.before_text:
-        say(out, f"\n{program.title}, as it was read:\n{program.before_text.strip()}")
-    say(out, f"\n{program.title}, compiled:\n{program.after_text.strip()}")
 
 
 VERB = Verb(
