@@ -21,7 +21,6 @@ from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind
-from rocserve.core.requests import TensorSpec
 from rocserve.repository.engine_plan import plan_workers
 from rocserve.repository.machine import ThisMachine
 from rocserve.tools.measuring.comparing import Candidate, Inputs
@@ -132,21 +131,16 @@ def migraphx_candidate(name: str, model: ToolModel, device: int | None) -> Candi
 def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
     """On the device where a server would have it."""
     source = model.source
-    place = plan_workers(source.config, _onnxruntime_choice(model), ThisMachine(source.settings), 0)[0]
+    machine = ThisMachine(source.settings)
+    choice = model.backend.engine_for(source.config, machine)
+    if choice.engine is not ONNXRUNTIME_ENGINE:
+        has_gpu_provider = machine.is_installed(ONNXRUNTIME_ENGINE.gpu_module, ONNXRUNTIME_ENGINE.gpu_files)
+        choice = EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=has_gpu_provider)
+    place = plan_workers(source.config, choice, machine, 0)[0]
     if place.device is not None:
         return _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, place.device)
     candidate = _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, None, instances)
     return replace(candidate, shares_a_process=True)
-
-
-def _onnxruntime_choice(model: ToolModel) -> EngineChoice:
-    """What a server would choose, where that is ONNX Runtime; else it is chosen because it is measured."""
-    machine = ThisMachine(model.source.settings)
-    choice = model.backend.engine_for(model.source.config, machine)
-    if choice.engine is ONNXRUNTIME_ENGINE:
-        return choice
-    has_gpu_provider = machine.is_installed(ONNXRUNTIME_ENGINE.gpu_module, ONNXRUNTIME_ENGINE.gpu_files)
-    return EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=has_gpu_provider)
 
 
 def _worker_candidate(
@@ -207,6 +201,8 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
     declared = {one.name: one.dims if one.reshape is None else one.reshape for one in config.inputs}
     shapes = {}
     for spec in signature.inputs:
+        if spec.datatype is DataType.BYTES:
+            raise invalid_argument(f"input '{spec.name}' holds text, for which there are no measurements")
         own = spec.shape[1:] if batches else spec.shape
         given = serving.input_shapes.get(spec.name) or declared.get(spec.name)
         if -1 in own and given is None and not is_pytorch(model):
@@ -219,7 +215,11 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
     sizes = serving.batch_sizes or default_batch_sizes(largest) if batches else (_own_batch(model, shapes.values()),)
     return {
         size: tuple(
-            MeasuredInput(spec.name, _numpy_name(spec), (size, *shapes[spec.name]) if batches else shapes[spec.name])
+            MeasuredInput(
+                spec.name,
+                np.dtype(spec.datatype.numpy_dtype).name,
+                (size, *shapes[spec.name]) if batches else shapes[spec.name],
+            )
             for spec in signature.inputs
         )
         for size in sizes
@@ -270,9 +270,3 @@ def _on_onnx_file(model: ToolModel) -> ToolModel:
             " model"
         )
     return replace(model, source=replace(model.source, model_file=file))
-
-
-def _numpy_name(spec: TensorSpec) -> str:
-    if spec.datatype is DataType.BYTES:
-        raise invalid_argument(f"input '{spec.name}' holds text, for which there are no measurements")
-    return str(np.dtype(spec.datatype.numpy_dtype).name)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,13 @@ _FACTS = ("execution_providers", "program", "migraphx_binding", "device", "targe
 """Of a model's properties, those that describe the measured engine."""
 
 
+@dataclass(frozen=True, slots=True)
 class OpenedEngine:
     """A model in an engine."""
 
-    def __init__(self, description: str, run: Run, signature: Signature | None = None) -> None:
-        self.description = description
-        self.signature = signature
-        self.run = run
+    description: str
+    run: Run
+    signature: Signature | None = None
 
 
 def open_engine(engine: Engine) -> OpenedEngine:
@@ -95,7 +96,8 @@ def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
         result = model.execute(Batch(tensors, outputs, (1,)))
         for failure in result.failures.values():
             raise failure
-        return [_array(result.outputs[name]) for name in outputs]
+        arrays = (result.outputs[name] for name in outputs)
+        return [array.numpy() if isinstance(array, Tensor) else array for array in arrays]
 
     properties = model_properties(model)
     version = (
@@ -106,10 +108,6 @@ def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
     facts = ", ".join(properties[name] for name in _FACTS if name in properties)
     description = " ".join(filter(None, (engine.title, version, f"({facts})" if facts else "")))
     return OpenedEngine(description, run, model.signature)
-
-
-def _array(result: Array | Tensor) -> Array:
-    return result if isinstance(result, np.ndarray) else result.numpy()
 
 
 def _open_torch(engine: TorchModule) -> OpenedEngine:
@@ -156,10 +154,6 @@ def _needed(module: str, advice: str) -> Any:
         raise unavailable(f"{advice} ({error})") from None
 
 
-def reason_of(error: Exception) -> str:
-    return error.text if isinstance(error, ServeError) else f"{type(error).__name__}: {error}"
-
-
 _STANDARD_INPUT = 0
 
 
@@ -179,8 +173,10 @@ def main(answers: int, parent_pipe: int) -> None:
                 else:
                     assert engine is not None and order.measure is not None, "it is opened before"
                     answer = Answer(measured=measure(engine, order.measure))
+            except ServeError as error:
+                answer = Answer(failure=error.text)
             except Exception as error:
-                answer = Answer(failure=reason_of(error))
+                answer = Answer(failure=f"{type(error).__name__}: {error}")
             writing.write(to_json(answer) + b"\n")
     os.close(held)
 
@@ -197,8 +193,13 @@ def measure(engine: OpenedEngine, order: Measure) -> Measured:
         latencies = _timed_runs(run, inputs, order, begun)
     else:
         gate = threading.Barrier(order.threads)
+
+        def gated_runs() -> list[float]:
+            gate.wait()
+            return _timed_runs(run, inputs, order, begun)
+
         with ThreadPoolExecutor(order.threads) as pool:
-            runs = [pool.submit(_gated_runs, gate, run, inputs, order, begun) for _ in range(order.threads)]
+            runs = [pool.submit(gated_runs) for _ in range(order.threads)]
             latencies = [latency for one in runs for latency in one.result()]
     return Measured(tuple(latencies), time.monotonic() - begun)
 
@@ -207,13 +208,6 @@ def measure(engine: OpenedEngine, order: Measure) -> Measured:
 def _inputs(inputs: tuple[MeasuredInput, ...], data_file: str) -> Mapping[str, Array]:
     """Made for the warm-up, and there when it is time to begin."""
     return inputs_of(inputs, data_file)
-
-
-def _gated_runs(
-    gate: threading.Barrier, run: Run, inputs: Mapping[str, Array], order: Measure, begun: float
-) -> list[float]:
-    gate.wait()
-    return _timed_runs(run, inputs, order, begun)
 
 
 def _timed_runs(run: Run, inputs: Mapping[str, Array], order: Measure, begun: float) -> list[float]:

@@ -50,7 +50,10 @@ def difference(pairs: Iterable[tuple[Array, Array]]) -> Difference:
         references.append(reference.astype(np.float64).reshape(rows, -1))
     if not results:
         raise ValueError("nothing to compare")
-    top1 = _top1(results, references)
+    top1 = None
+    if any(rows.shape[1] > 1 for rows in references):
+        best = (np.concatenate([rows.argmax(axis=1) for rows in side]) for side in (results, references))
+        top1 = float(np.mean(np.equal(*best)))
     given, expected = (np.concatenate([rows.ravel() for rows in side]) for side in (results, references))
     return Difference(*_distances(given, expected), _cosine(given, expected), top1)
 
@@ -87,15 +90,6 @@ def _cosine(given: Array, expected: Array) -> float:
     if not np.isfinite(norms):
         return float("nan")
     return float(np.dot(given, expected)) / norms if norms else 0.0
-
-
-def _top1(results: list[Array], references: list[Array]) -> float | None:
-    if all(rows.shape[1] < 2 for rows in references):
-        return None
-    agreements = [
-        given.argmax(axis=1) == expected.argmax(axis=1) for given, expected in zip(results, references, strict=True)
-    ]
-    return float(np.concatenate(agreements).mean())
 
 
 Inputs = Mapping[int, tuple[MeasuredInput, ...]]

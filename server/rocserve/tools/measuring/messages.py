@@ -112,22 +112,28 @@ Array = np.ndarray[Any, Any]
 def random_inputs(inputs: Sequence[MeasuredInput], seed: int = 0) -> dict[str, Array]:
     """The same for the same names, shapes and seed: floats from 0 to 1 (images look like this, logarithms and roots
     exist), integers 0 or 1 (they may be indices, masks or counts), booleans."""
-    return {one.name: _random(one, seed) for one in inputs}
+    made: dict[str, Array] = {}
+    for one in inputs:
+        generator = np.random.default_rng((seed, zlib.crc32(one.name.encode())))
+        datatype = np.dtype(one.datatype)
+        if datatype.kind == "f":
+            made[one.name] = generator.random(one.shape, dtype=np.float32).astype(datatype)
+        else:
+            made[one.name] = generator.integers(0, 2, one.shape).astype(datatype)
+    return made
 
 
-def read_inputs(path: Path, inputs: Sequence[MeasuredInput]) -> dict[str, Array]:
-    """Those of an .npz file, which lacks the inputs on which no output depends."""
-    with np.load(path, allow_pickle=False) as file:
+def inputs_of(inputs: Sequence[MeasuredInput], data_file: str) -> Mapping[str, Array]:
+    """Those of an .npz file, which lacks the inputs on which no output depends; "" = random ones."""
+    if not data_file:
+        return random_inputs(inputs)
+    with np.load(data_file, allow_pickle=False) as file:
         return {one.name: np.ascontiguousarray(file[one.name]) for one in inputs if one.name in file}
 
 
 def save_inputs(path: Path, inputs: Mapping[str, Array]) -> None:
     named: dict[str, Any] = dict(inputs)
     np.savez(path, **named)
-
-
-def inputs_of(inputs: Sequence[MeasuredInput], data_file: str) -> Mapping[str, Array]:
-    return read_inputs(Path(data_file), inputs) if data_file else random_inputs(inputs)
 
 
 def save_outputs(path: str, outputs: Sequence[Array]) -> None:
@@ -140,11 +146,3 @@ def save_outputs(path: str, outputs: Sequence[Array]) -> None:
 def read_outputs(path: str) -> list[Array]:
     with np.load(path, allow_pickle=False) as file:
         return [file[f"output_{number}"] for number in range(len(file.files))]
-
-
-def _random(one: MeasuredInput, seed: int) -> Array:
-    generator = np.random.default_rng((seed, zlib.crc32(one.name.encode())))
-    datatype = np.dtype(one.datatype)
-    if datatype.kind == "f":
-        return generator.random(one.shape, dtype=np.float32).astype(datatype)
-    return generator.integers(0, 2, one.shape).astype(datatype)

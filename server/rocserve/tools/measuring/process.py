@@ -7,7 +7,7 @@ import math
 import os
 import select
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -170,13 +170,8 @@ def time_interleaved(
             processes[name].measure(replace(order, repeats=timing.warm_up, seconds=0.0))
     share = Timing(0, math.ceil(timing.repeats / _ROUNDS), timing.seconds / _ROUNDS)
     latencies: dict[str, list[float]] = {name: [] for name in orders}
-    for names in _rounds(list(orders), timing):
-        for name in names:
+    for place in range(min(_ROUNDS, timing.repeats)):
+        for name in list(orders)[:: -1 if place % 2 else 1]:
             order = replace(orders[name], repeats=share.repeats, seconds=share.seconds, outputs_file="")
             latencies[name] += processes[name].measure(order).latencies
     return latencies
-
-
-def _rounds(names: Sequence[str], timing: Timing) -> Iterator[Sequence[str]]:
-    for place in range(min(_ROUNDS, timing.repeats)):
-        yield names if place % 2 == 0 else names[::-1]
