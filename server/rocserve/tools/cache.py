@@ -56,7 +56,12 @@ def list_programs(options: ListOptions) -> None:
         show(console, table("", _COLUMNS, [_row(entry, now) for entry in entries], left=5))
     for _, trial in cache.load_trials.entries():
         if trial.crash:
-            say(console, _quarantine(trial, now))
+            age, crash = _age(now - trial.time), " ".join(trial.crash.split())
+            say(
+                console,
+                f"not tried again until it changes: {trial.file} of model {trial.model}, which crashed {age}"
+                f" (MIGraphX {trial.migraphx_version}): {crash}",
+            )
     say(console, _summary(cache, entries))
 
 
@@ -71,8 +76,12 @@ def prune_programs(options: PruneOptions) -> None:
     models = options.models
     if (cache := _open_cache(settings, console)) is None:
         return
+    removed: list[CacheEntry] = []
+    kept: list[CacheEntry] = []
     if models:
-        removed, kept = _remove_models(cache, models)
+        for entry in cache.entries():
+            if any(_is_of(entry, name) for name in models):
+                (removed if cache.remove(entry.key) else kept).append(entry)
     else:
         limit = 0 if options.all else settings.cache_bytes if options.size is None else options.size
         removed = list(cache.prune(limit))
@@ -125,36 +134,16 @@ def _batch(entry: CacheEntry) -> str:
     return f"1-{recipe.largest_batch}" if recipe.largest_batch else str(recipe.batch_size or _UNKNOWN)
 
 
-def _quarantine(trial: LoadTrial, now: float) -> str:
-    return (
-        f"not tried again until it changes: {trial.file} of model {trial.model}, which crashed"
-        f" {_age(now - trial.time)} (MIGraphX {trial.migraphx_version}): {' '.join(trial.crash.split())}"
-    )
-
-
 def _summary(cache: ProgramCache, entries: Sequence[CacheEntry]) -> str:
     total = sum(entry.size_bytes for entry in entries)
     compiling = len(cache.compiling())
+    # Where programs had to go that the cache itself could not take.
+    others = {str(entry.path.parents[1]) for entry in entries} - {str(cache.directory)}
     return (
         f"{_count(len(entries), 'program')}, {size(total)} in {cache.directory}"
-        + "".join(f" and {place}" for place in _other_places(cache, entries))
+        + "".join(f" and {place}" for place in sorted(others))
         + (f"; {_count(compiling, 'program')} being compiled" if compiling else "")
     )
-
-
-def _other_places(cache: ProgramCache, entries: Sequence[CacheEntry]) -> Sequence[str]:
-    """Where programs had to go that the cache itself could not take."""
-    return sorted({str(entry.path.parents[1]) for entry in entries} - {str(cache.directory)})
-
-
-def _remove_models(cache: ProgramCache, models: Sequence[str]) -> tuple[list[CacheEntry], list[CacheEntry]]:
-    """Those that are gone, and those that stay because they are in use."""
-    removed: list[CacheEntry] = []
-    kept: list[CacheEntry] = []
-    for entry in cache.entries():
-        if any(_is_of(entry, name) for name in models):
-            (removed if cache.remove(entry.key) else kept).append(entry)
-    return removed, kept
 
 
 def _over(cache: ProgramCache, limit_bytes: int) -> list[CacheEntry]:

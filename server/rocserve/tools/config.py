@@ -63,6 +63,10 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
     plane.start()
     order = LoadOrder(definition, version, definition.folder / str(version))
 
+    def refuse_call(call: ModelCall, opened: OpenCall) -> None:
+        text = f"model '{call.model_name}' cannot be called while a model is only described: no server runs"
+        opened.send(unavailable(text))
+
     async def signature(plan: EnginePlan) -> Signature:
         """What the engine of this plan reports, on the first of its workers."""
         group = worker_group(
@@ -72,7 +76,7 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
             mail=mail,
             engines=settings,
             events=_ShownProgress(),
-            start_call=_refuse_call,
+            start_call=refuse_call,
             log=_LOG,
         )
         try:
@@ -87,11 +91,6 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
     finally:
         await launcher.close()
         plane.stop()
-
-
-def _refuse_call(call: ModelCall, opened: OpenCall) -> None:
-    text = f"model '{call.model_name}' cannot be called while a model is only described: no server runs"
-    opened.send(unavailable(text))
 
 
 class _ShownProgress(WorkerGroupEvents):
@@ -168,26 +167,28 @@ def _effective_config(
 ) -> tuple[list[ModelDefinition], str]:
     if not folder.is_dir():
         raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
-    if models := _models_in(folder):
-        raise invalid_argument(f"is a model repository; give the folder of one of its models: {', '.join(models)}")
+    if not ModelFolder(folder).versions and not _is_configured(folder):
+        models = sorted(child.name for child in folder.iterdir() if _is_configured(child))
+        if models:
+            raise invalid_argument(f"is a model repository; give the folder of one of its models: {', '.join(models)}")
     # As in a server, files may be links to a neighbour's.
     reading = FolderReading(folder, registry, config_name=config_name, strict=strict, repository=folder.parent)
     written = reading.written()
     complete = [_complete(definition, describe, strict) for definition in reading.definitions(written)]
-    _check_chain(complete)
+    # The members of a chain lie in its own folder, so the whole of it can be checked; other ensembles' do not.
+    if len(complete) > 1:
+        members: Mapping[str, ModelConfig] = {definition.name: definition.config for definition in complete}
+        for definition in complete:
+            if definition.is_ensemble:
+                check_ensemble(definition.config, members)
     return complete, "\n".join(
         _header(definition, model.message) + format_model_config(definition.message)
         for definition, model in zip(complete, written.models, strict=True)
     )
 
 
-def _models_in(folder: Path) -> list[str]:
-    """The models of a folder that is a repository and no model itself."""
-    if ModelFolder(folder).versions or any((folder / name).is_file() for name in CONFIG_FILENAMES):
-        return []
-    return sorted(
-        child.name for child in folder.iterdir() if any((child / name).is_file() for name in CONFIG_FILENAMES)
-    )
+def _is_configured(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in CONFIG_FILENAMES)
 
 
 def _complete(definition: ModelDefinition, describe: Describe, strict: bool) -> ModelDefinition:
@@ -199,35 +200,14 @@ def _complete(definition: ModelDefinition, describe: Describe, strict: bool) -> 
     return complete_definition(definition, describe(definition, versions[-1]), strict=strict)
 
 
-def _check_chain(definitions: list[ModelDefinition]) -> None:
-    """The members of a chain lie in its own folder, so the whole of it can be checked; other ensembles' do not."""
-    if len(definitions) > 1:
-        members: Mapping[str, ModelConfig] = {definition.name: definition.config for definition in definitions}
-        for definition in definitions:
-            if definition.is_ensemble:
-                check_ensemble(definition.config, members)
-
-
 def _header(definition: ModelDefinition, written: messages.ModelConfig) -> str:
     lines = [f"The effective configuration of model '{definition.name}' ({definition.source})."]
-    completed = _completed_fields(definition.message, written)
+    before = {field.name: value for field, value in written.ListFields()}
+    completed = [field.name for field, value in definition.message.ListFields() if before.get(field.name) != value]
     if completed:
         lines.append(f"Completed: {', '.join(completed)}.")
     lines += [f"Warning: {warning}" for warning in definition.warnings]
     return "".join(f"# {line}\n" for line in lines)
-
-
-def _completed_fields(complete: messages.ModelConfig, written: messages.ModelConfig) -> list[str]:
-    """The top-level fields whose value is not as it was written."""
-    return [
-        field.name
-        for field, value in complete.ListFields()
-        if not _is_set(written, field.name) or getattr(written, field.name) != value
-    ]
-
-
-def _is_set(message: messages.ModelConfig, name: str) -> bool:
-    return any(field.name == name for field, _ in message.ListFields())
 
 
 VERB = Verb(

@@ -123,7 +123,7 @@ def model_file(folder: Path) -> Path:
 def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Console, patience: Patience | None) -> None:
     target = model_file(folder)
     if target.exists() and not force and not is_untrained(target):
-        if not remote.converter and not _is_file(target, remote):
+        if not remote.converter and (target.stat().st_size != remote.size or _sha256(target) != remote.sha256):
             raise GetError(f"'{target}' is there and is another file than '{remote.name}'; --force replaces it")
         say(out, f"{name}: '{target}' is there already" + ("" if remote.converter else ", and right"))
         return
@@ -190,11 +190,9 @@ def _part(folder: Path, kind: str = "") -> Path:
     return folder / f"{_MODEL_FILE}.{kind}part"
 
 
-def _is_file(path: Path, remote: RemoteFile) -> bool:
-    if path.stat().st_size != remote.size:
-        return False
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == remote.sha256
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _complain(errors: Console, text: str) -> None:

@@ -28,7 +28,6 @@ _FURTHEST_BUDGET = 1.08
 def draw(
     measurements: Sequence[Measurement],
     recommended: Measurement | None,
-    *,
     title: str,
     latency_budget_ms: float | None,
     path: Path,

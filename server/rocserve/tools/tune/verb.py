@@ -131,13 +131,14 @@ def sweep(
         progress.report(f"opening {_instances(count)}")
         try:
             with ExitStack() as stack:
-                processes = _open(stack, candidate, count)
+                of_each = count if candidate.shares_a_process else 1
+                processes = [stack.enter_context(candidate.process()) for _ in range(count // of_each)]
                 opened = [process.open(candidate.engine) for process in processes][-1]
                 description, inputs = opened.description, candidate.inputs(opened, {})
                 progress.steps(len(inputs))
                 for batch_size, measured in inputs.items():
                     progress.report(f"timing batch size {batch_size}, {_instances(count)}")
-                    order = Measure(measured, threads=count // len(processes))
+                    order = Measure(measured, threads=of_each)
                     found.append(_measured(processes, order, batch_size, count, timing))
                     progress.done()
         except ServeError as error:
@@ -145,11 +146,6 @@ def sweep(
                 raise
             failures.append(f"{_instances(count)}: {error.text}")
     return Sweep(description, tuple(found), tuple(failures))
-
-
-def _open(stack: ExitStack, candidate: Candidate, number: int) -> list[MeasuringProcess]:
-    processes = 1 if candidate.shares_a_process else number
-    return [stack.enter_context(candidate.process()) for _ in range(processes)]
 
 
 def _measured(
@@ -238,7 +234,10 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
     for failure in swept.failures:
         complain(f"rocserve tune: {failure}")
     if options.plot is not None:
-        _draw(model, swept, best, options, options.plot)
+        from rocserve.tools.tune.plot import draw
+
+        title = f"{model.source.name} on {swept.description}"
+        draw(swept.measurements, best.measurement, title, options.latency_budget_ms, options.plot)
         if not options.json:
             say(out, f"curve: {options.plot}")
     if path is not None:
@@ -270,12 +269,8 @@ def _print_table(model: ToolModel, swept: Sweep, best: Recommendation | None, ou
         )
         for one in swept.measurements
     ]
-    show(
-        out,
-        table(
-            f"{model.source.name} on {swept.description}", ("instances", "batch", *LATENCY_COLUMNS, ""), rows, left=0
-        ),
-    )
+    columns = ("instances", "batch", *LATENCY_COLUMNS, "")
+    show(out, table(f"{model.source.name} on {swept.description}", columns, rows, left=0))
 
 
 def _check_plot(path: Path) -> None:
@@ -289,18 +284,6 @@ def _check_plot(path: Path) -> None:
         raise invalid_argument(f"--plot: the folder {path.absolute().parent} does not exist")
 
 
-def _draw(model: ToolModel, swept: Sweep, best: Recommendation, options: TuneOptions, path: Path) -> None:
-    from rocserve.tools.tune.plot import draw
-
-    draw(
-        swept.measurements,
-        best.measurement,
-        title=f"{model.source.name} on {swept.description}",
-        latency_budget_ms=options.latency_budget_ms,
-        path=path,
-    )
-
-
 def _write(path: Path, model: ToolModel, engine: str, swept: Sweep, best: Measurement, out: Console) -> None:
     parameters = model.source.config.parameters
     sizes = sorted({one.batch_size for one in swept.measurements if 0 < one.batch_size <= best.batch_size})
@@ -312,17 +295,11 @@ def _write(path: Path, model: ToolModel, engine: str, swept: Sweep, best: Measur
     config = model.definition.config
     served_by = model.backend.engine_for(config, ThisMachine(model.source.settings)).engine.name
     if served_by != engine:
-        say(
-            out,
-            f"as it is configured, a server here runs it on {served_by}: what was measured takes the parameter"
-            f" 'engine' \"{engine}\"",
-        )
-    before = config.max_batch_size
-    if 0 < best.batch_size < before:
-        say(
-            out,
-            f"max_batch_size was {before}: requests of more than {best.batch_size} rows will be refused from now on",
-        )
+        named = f"the parameter 'engine' \"{engine}\""
+        say(out, f"as it is configured, a server here runs it on {served_by}: what was measured takes {named}")
+    if 0 < (most := best.batch_size) < config.max_batch_size:
+        before = f"max_batch_size was {config.max_batch_size}"
+        say(out, f"{before}: requests of more than {most} rows will be refused from now on")
     say(out, f"written: {path}")
 
 
