@@ -56,19 +56,15 @@ def examine_machine(host: Host) -> Iterator[Finding]:
     memory = host.free_memory()
     if memory is not None:
         yield _fact("memory", f"{size(memory.free_bytes)} of {size(memory.total_bytes)} free ({memory.place})")
-    yield _rocm(host)
+    if host.rocm_version:
+        yield _fact("ROCm", host.rocm_version)
+    else:
+        text = f"no {host.rocm} with a version, and no $ROCM_PATH"
+        yield Finding(_SECTION, "ROCm", State.ABSENT, text, _ROCM_ADVICE)
     yield from _gpus(host)
     for name in sorted(host.environment):
         if name in _VARIABLES or name.startswith(_PREFIXES):
             yield _fact(f"${name}", host.environment[name])
-
-
-def _rocm(host: Host) -> Finding:
-    version = host.rocm_version
-    if version:
-        return _fact("ROCm", version)
-    text = f"no {host.rocm} with a version, and no $ROCM_PATH"
-    return Finding(_SECTION, "ROCm", State.ABSENT, text, _ROCM_ADVICE)
 
 
 def _gpus(host: Host) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ from rocserve.tools.images.asking import (
 )
 from rocserve.tools.printing import console_on, say
 from rocserve.tools.verb import UsageError, Verb
-from rocserve_client import AsyncClient, InferResult, ModelMetadata
+from rocserve_client import AsyncClient, ModelMetadata
 
 INPUT = "ENCODED"
 OUTPUTS = ("BOXES", "SCORES", "CLASSES", "LABELS")
@@ -59,19 +59,14 @@ def _detector(metadata: ModelMetadata) -> Ask[Detection]:
         )
 
     async def ask(client: AsyncClient, image: bytes) -> tuple[Detection, ...]:
-        return detections_of(await client.infer(metadata.name, {INPUT: np.array([image], dtype=object)}))
+        result = await client.infer(metadata.name, {INPUT: np.array([image], dtype=object)})
+        found = []
+        for box, score, number, label in zip(*(result[name] for name in OUTPUTS), strict=True):
+            left, top, right, bottom = map(float, box)
+            found.append(Detection(label.decode(), int(number), float(score), (left, top, right, bottom)))
+        return tuple(found)
 
     return ask
-
-
-def detections_of(result: InferResult) -> tuple[Detection, ...]:
-    rows = zip(*(result[name] for name in OUTPUTS), strict=True)
-    return tuple(
-        Detection(
-            label.decode(), int(number), float(score), (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
-        )
-        for box, score, number, label in rows
-    )
 
 
 async def detect_all(url: str, model: str, images: Sequence[Path]) -> list[Finding[Detection]]:
@@ -143,9 +138,19 @@ class DetectOptions:
 
 
 def run(options: DetectOptions) -> int:
-    """Print what is in each image and, with a folder, draw it; returns the exit status. Raises: ServeError."""
+    """Print what is in each image and, with a folder, draw it; returns the exit status.
+
+    Raises:
+        UsageError: the folder is not there and cannot be made, or what draws is not installed.
+        ServeError: no server answers, it does not serve the model, or that is no detector.
+    """
     if options.out is not None:
-        _check_folder(options.out)
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"argument --out: '{options.out}' cannot be made a folder: {error.strerror}") from None
+        if find_spec("PIL") is None:
+            raise UsageError("argument --out: drawing needs Pillow; run: pip install 'rocserve[tools]'")
     findings = asyncio.run(detect_all(options.ask.url, options.ask.model, options.ask.images))
     print_findings(findings_table(findings, options.rows))
     faults = [finding for finding in findings if finding.error]
@@ -155,16 +160,6 @@ def run(options: DetectOptions) -> int:
         else:
             say(console_on(), str(written))
     return print_faults(faults)
-
-
-def _check_folder(folder: Path) -> None:
-    """Raises: UsageError: it is not there and cannot be made, or what draws is not installed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"argument --out: '{folder}' cannot be made a folder: {error.strerror}") from None
-    if find_spec("PIL") is None:
-        raise UsageError("argument --out: drawing needs Pillow; run: pip install 'rocserve[tools]'")
 
 
 VERB = Verb(

@@ -45,12 +45,11 @@ def enlarge(picture: Image.Image, detections: Sequence[Detection]) -> tuple[Imag
     if factor == 1:
         return picture, list(detections)
     large = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
-    return large, [_enlarged(found, factor) for found in detections]
-
-
-def _enlarged(found: Detection, factor: int) -> Detection:
-    left, top, right, bottom = (side * factor for side in found.box)
-    return replace(found, box=(left, top, right, bottom))
+    moved = []
+    for found in detections:
+        left, top, right, bottom = (side * factor for side in found.box)
+        moved.append(replace(found, box=(left, top, right, bottom)))
+    return large, moved
 
 
 def draw_detections(picture: Image.Image, detections: Sequence[Detection]) -> Image.Image:
@@ -97,9 +96,6 @@ def _draw_plate(
     colour = class_colour(found.class_index)
     draw.rectangle((left, top, left + width, top + height), fill=colour)
     place = (left + 1.5 * line - text_left, top + 1.5 * line - text_top)
-    draw.text(place, text, font=font, fill=_readable_on(colour))
-
-
-def _readable_on(colour: tuple[int, int, int]) -> str:
     red, green, blue = colour
-    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else "#ffffff"
+    is_bright = 0.299 * red + 0.587 * green + 0.114 * blue > 120
+    draw.text(place, text, font=font, fill="#000000" if is_bright else "#ffffff")

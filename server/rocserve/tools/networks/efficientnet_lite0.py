@@ -148,16 +148,15 @@ def read_torch_weights(file: IO[bytes]) -> Mapping[str, NDArray[Any]]:
         tensors: Mapping[str, _Tensor] = _Unpickler(file).load()
         keys: list[str] = _Unpickler(file).load()
         storages = {tensor.storage.key: tensor.storage for tensor in tensors.values()}
-        contents = {key: _read_storage(file, storages[key]) for key in keys}
+        contents = {}
+        for key in keys:
+            count, datatype = storages[key].count, storages[key].datatype
+            if int.from_bytes(file.read(_COUNT_BYTES), "little") != count:
+                raise ValueError("a tensor has another size than is said of it")
+            contents[key] = np.frombuffer(file.read(count * datatype.itemsize), datatype, count)
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise GetError(f"the weights cannot be read ({type(error).__name__}: {error})") from None
     return {name: _cut(contents[tensor.storage.key], tensor) for name, tensor in tensors.items()}
-
-
-def _read_storage(file: IO[bytes], storage: _Storage) -> NDArray[Any]:
-    if int.from_bytes(file.read(_COUNT_BYTES), "little") != storage.count:
-        raise ValueError("a tensor has another size than is said of it")
-    return np.frombuffer(file.read(storage.count * storage.datatype.itemsize), storage.datatype, storage.count)
 
 
 def _cut(content: NDArray[Any], tensor: _Tensor) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from rocserve.tools.networks.layers import Floats, Layers, Target, photo_like_images
+from rocserve.tools.networks.layers import Layers, Target, photo_like_images
 
 INPUT, OUTPUT = "data", "resnetv17_dense0_fwd"
 """The tensors' names in the published file: FP32 [N, 3, 224, 224] and the scores, FP32 [N, 1000]."""
@@ -29,14 +29,10 @@ def build() -> onnx.ModelProto:
     """The network with seeded weights; needs no network connection."""
     layers = Layers(_SEED)
     scores = _network(layers)
-    layers.normalise({INPUT: _prepared_images()}, fused=("Gemm",))
+    images = (photo_like_images(_IMAGES, SIDE, _SEED) - _MEAN) / _DEVIATION
+    layers.normalise({INPUT: np.ascontiguousarray(images.transpose(0, 3, 1, 2))}, fused=("Gemm",))
     layers.graph.add_output(scores, ["N", CLASSES])
     return layers.graph.untrained_model("resnet50", OPSET)
-
-
-def _prepared_images() -> Floats:
-    levels = (photo_like_images(_IMAGES, SIDE, _SEED) - _MEAN) / _DEVIATION
-    return np.ascontiguousarray(levels.transpose(0, 3, 1, 2))
 
 
 def _network(layers: Layers) -> str:

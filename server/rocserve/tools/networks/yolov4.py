@@ -126,13 +126,10 @@ def _five(layers: Layers, name: str, source: str, channels: int) -> str:
 
 def _head(layers: Layers, name: str, source: str, channels: int) -> str:
     wide = _leaky(layers, f"head_{name}_wide", source, channels, 3)
-    return layers.convolution(f"head_{name}", wide, ANCHORS * _VALUES, 1, target=_head_target())
-
-
-def _head_target() -> Target:
     values = np.array([_BOX_CENTRE] * 2 + [_BOX_SIZE] * 2 + [_OBJECTNESS] + [_CLASS] * CLASSES, dtype=np.float32)
     mean, deviation = np.tile(values, (ANCHORS, 1)).T
-    return Target(np.ascontiguousarray(mean), np.ascontiguousarray(deviation))
+    target = Target(np.ascontiguousarray(mean), np.ascontiguousarray(deviation))
+    return layers.convolution(f"head_{name}", wide, ANCHORS * _VALUES, 1, target=target)
 
 
 def _hand_out(layers: Layers, head: str, output: str, cells: int) -> None:

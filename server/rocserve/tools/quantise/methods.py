@@ -121,12 +121,11 @@ def _tensors(program: Program, run: Mapping[str, Array]) -> list[Any]:
 
 def layers(graph: Any) -> list[Any]:
     """The nodes that multiply by weights."""
-    return [node for node in graph.nodes if _operator(node) in _WITH_WEIGHTS]
-
-
-def _operator(node: Any) -> str:
-    target = node.target
-    return target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else ""
+    return [
+        node
+        for node in graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _WITH_WEIGHTS
+    ]
 
 
 def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[str, Array]) -> ExportedProgram:

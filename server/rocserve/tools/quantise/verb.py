@@ -72,7 +72,12 @@ def quantise(options: QuantiseOptions, out: Console) -> None:
         package = re.split("[=>]", needed)[0]
         if find_spec(package) is None:
             raise unavailable(f"this needs {package}, which is not installed: pip install '{needed}'")
-    _hush()
+    import torch  # Which sets its log's level itself when it is imported.
+
+    # Deprecations, and kernels for other machines.
+    warnings.simplefilter("ignore")
+    for package in (torch.__name__, "torchao"):
+        logging.getLogger(package).setLevel(logging.ERROR)
     from rocserve.backends.pytorch.program import open_exported
     from rocserve.tools.quantise.methods import layers
 
@@ -81,7 +86,9 @@ def quantise(options: QuantiseOptions, out: Console) -> None:
     runs = read_inputs(original.signature, options)
     count = len(layers(exported.graph))
     quantised = _quantised(options, exported, runs)
-    done = count - len(_left(quantised))
+    # Dynamically quantised layers are no layers of the graph any more; the others' weights are dequantised there.
+    left = [node for node in layers(quantised.graph) if "dequantize" not in str(getattr(node.args[1], "target", ""))]
+    done = count - len(left)
     if not done:
         raise invalid_argument(
             f"method {options.method} finds no layer in the program that it could quantise; dynamic quantises linear"
@@ -146,7 +153,6 @@ def _quantised(
     options: QuantiseOptions, program: ExportedProgram, runs: Sequence[Mapping[str, Array]]
 ) -> ExportedProgram:
     from rocserve.tools.quantise import methods
-    from rocserve.tools.quantise.methods import export_again
 
     if options.method == "dynamic":
         module = methods.quantise_dynamic(program)
@@ -155,14 +161,7 @@ def _quantised(
     else:
         assert options.train is not None, "the command line sees to it"
         module = methods.quantise_trained(program, methods.training_function(options.train))
-    return export_again(module, program, runs[0])
-
-
-def _left(program: ExportedProgram) -> Sequence[Any]:
-    """The layers whose weights are not in int8; dynamically quantised layers are no layers of the graph any more."""
-    from rocserve.tools.quantise.methods import layers
-
-    return [node for node in layers(program.graph) if "dequantize" not in str(getattr(node.args[1], "target", ""))]
+    return methods.export_again(module, program, runs[0])
 
 
 def _write(program: ExportedProgram, signature: ProgramSignature, path: Path) -> None:
@@ -207,15 +206,6 @@ def _compare(original: Program, written: Run, runs: Sequence[Mapping[str, Array]
             agreement = np.mean(exact.argmax(-1) == other.argmax(-1))
             line += f"; the largest element is at the same place in {agreement:.2%} of {exact[..., 0].size} rows"
         say(out, line)
-
-
-def _hush() -> None:
-    """Silence warnings of deprecations, and of kernels for other machines."""
-    import torch  # Which sets its level itself when it is imported.
-
-    warnings.simplefilter("ignore")
-    for package in (torch.__name__, "torchao"):
-        logging.getLogger(package).setLevel(logging.ERROR)
 
 
 VERB = Verb(
