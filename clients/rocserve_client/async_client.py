@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -12,8 +11,7 @@ import grpc.aio
 
 from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
-from rocserve_client.async_errors import grpc_errors
-from rocserve_client.async_stream import AsyncStream
+from rocserve_client.async_stream import AsyncStream, grpc_errors
 from rocserve_client.connection import DEFAULT_URL, Balancing, ChannelOptions, Connection, KeepAlive, Tls
 from rocserve_client.errors import RocserveError
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
@@ -49,9 +47,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -150,8 +146,7 @@ class AsyncClient:
             try:
                 if await self._call(wait.probe(), wait.probe_timeout, None):
                     return
-                index = await self._call(wait.reason_call(), wait.probe_timeout, None)
-                wait.note_unready(index)
+                wait.note_unready(await self.repository_index(timeout=wait.probe_timeout))
             except RocserveError as error:
                 wait.note_failure(error)
             wait.check_time()

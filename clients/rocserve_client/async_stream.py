@@ -1,18 +1,34 @@
-"""A stream of requests and answers for asyncio."""
+"""A stream of requests and answers for asyncio, and what its calls raise."""
 
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
 import grpc.aio
 
 from rocserve.core.errors import StatusCode
-from rocserve_client.async_errors import grpc_errors
-from rocserve_client.errors import error_with
+from rocserve_client.errors import Cancelled, error_from_grpc, error_with
 from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_stream_response, encode_infer_request
 from rocserve_client.results import InferResult
+
+
+@contextmanager
+def grpc_errors() -> Iterator[None]:
+    """Around each await of a grpc.aio call: what it raises, as this package's exceptions."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_grpc(error) from error
+    except asyncio.CancelledError as error:
+        # grpc.aio raises this also for a call that was ended by its stream or channel being closed. Nobody has
+        # cancelled the task then, and it must not end as if somebody had.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Cancelled("the client or the stream was closed") from error
 
 
 class AsyncStream:
@@ -24,9 +40,7 @@ class AsyncStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     async def send(

@@ -147,32 +147,24 @@ def _read_tensors(tensors: Iterable[pb.ModelMetadataResponse.TensorMetadata]) ->
 
 
 def _read_statistics(answer: pb.ModelStatistics) -> ModelStatistics:
-    stats = answer.inference_stats
     return ModelStatistics(
         name=answer.name,
         version=answer.version,
         last_inference_ms=answer.last_inference,
         inference_count=answer.inference_count,
         execution_count=answer.execution_count,
-        success=_read_duration(stats.success),
-        fail=_read_duration(stats.fail),
-        queue=_read_duration(stats.queue),
-        compute_input=_read_duration(stats.compute_input),
-        compute_infer=_read_duration(stats.compute_infer),
-        compute_output=_read_duration(stats.compute_output),
-        cache_hit=_read_duration(stats.cache_hit),
-        cache_miss=_read_duration(stats.cache_miss),
         batches=tuple(
-            BatchStatistics(
-                batch_size=batch.batch_size,
-                compute_input=_read_duration(batch.compute_input),
-                compute_infer=_read_duration(batch.compute_infer),
-                compute_output=_read_duration(batch.compute_output),
-            )
-            for batch in answer.batch_stats
+            BatchStatistics(batch.batch_size, **_read_durations(batch, _OF_A_BATCH)) for batch in answer.batch_stats
         ),
+        **_read_durations(answer.inference_stats, _OF_A_MODEL),
     )
 
 
-def _read_duration(duration: pb.StatisticDuration) -> Duration:
-    return Duration(duration.count, duration.ns)
+_OF_A_BATCH = ("compute_input", "compute_infer", "compute_output")
+_OF_A_MODEL = ("success", "fail", "queue", *_OF_A_BATCH, "cache_hit", "cache_miss")
+
+
+def _read_durations(message: Message, names: Iterable[str]) -> dict[str, Duration]:
+    """Those of the fields with these names."""
+    durations = {name: getattr(message, name) for name in names}
+    return {name: Duration(one.count, one.ns) for name, one in durations.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -51,9 +50,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -152,8 +149,7 @@ class Client:
             try:
                 if self._call(wait.probe(), wait.probe_timeout, None):
                     return
-                index = self._call(wait.reason_call(), wait.probe_timeout, None)
-                wait.note_unready(index)
+                wait.note_unready(self.repository_index(timeout=wait.probe_timeout))
             except RocserveError as error:
                 wait.note_failure(error)
             wait.check_time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rocserve_client.calls import UnaryCall, model_ready, repository_index, server_ready
+from rocserve_client.calls import UnaryCall, model_ready, server_ready
 from rocserve_client.errors import DeadlineExceeded, RocserveError, Unavailable
 from rocserve_client.results import IndexEntry
 
@@ -33,9 +33,6 @@ class ReadinessWait:
 
     def probe(self) -> UnaryCall[bool]:
         return server_ready() if self._model is None else model_ready(self._model, "")
-
-    def reason_call(self) -> UnaryCall[tuple[IndexEntry, ...]]:
-        return repository_index(ready=False)
 
     def note_unready(self, index: Sequence[IndexEntry]) -> None:
         """The server answered; what its repository index tells of the model becomes the reason."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
@@ -30,9 +29,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def send(self, model: str, inputs: Inputs, outputs: Outputs = None, **options: Unpack[RequestOptions]) -> None:
