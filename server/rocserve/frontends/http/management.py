@@ -33,13 +33,13 @@ from rocserve.protocol.parameters import write_parameters
 # Settings: in Triton's order.
 _TRACE_TEXTS = ("trace_rate", "trace_count", "log_frequency")
 _TRACE_ORDER = ("trace_level", *_TRACE_TEXTS, "trace_file", "trace_mode")
-_LOG_ORDER: dict[str, Callable[[Any], bool | int | str]] = {
-    "log_file": text,
-    "log_info": boolean,
-    "log_warning": boolean,
-    "log_error": boolean,
-    "log_verbose_level": lambda value: unsigned(value) & 0xFFFF_FFFF,
-    "log_format": text,
+_LOG_ORDER: dict[str, tuple[str, Callable[[Any], bool | int | str]]] = {
+    "log_file": ("string_param", text),
+    "log_info": ("bool_param", boolean),
+    "log_warning": ("bool_param", boolean),
+    "log_error": ("bool_param", boolean),
+    "log_verbose_level": ("uint32_param", lambda value: unsigned(value) & 0xFFFF_FFFF),
+    "log_format": ("string_param", text),
 }
 
 
@@ -71,19 +71,9 @@ def read_log_settings(message: pb.LogSettingsRequest, body: Buffer) -> None:
     """Settings that are null stay as they are; unknown ones are passed over."""
     value = parse_json(body)
     given = value if isinstance(value, dict) else {}
-    for name, read in _LOG_ORDER.items():
-        entry = given.get(name)
-        if entry is not None:
-            _set(message.settings[name], read(entry))
-
-
-def _set(setting: pb.LogSettingsRequest.SettingValue, value: bool | int | str) -> None:
-    if isinstance(value, bool):
-        setting.bool_param = value
-    elif isinstance(value, int):
-        setting.uint32_param = value
-    else:
-        setting.string_param = value
+    for name, (field, read) in _LOG_ORDER.items():
+        if given.get(name) is not None:
+            setattr(message.settings[name], field, read(given[name]))
 
 
 def log_settings_json(response: pb.LogSettingsResponse) -> dict[str, Any]:
@@ -161,15 +151,12 @@ def read_unload(message: pb.RepositoryModelUnloadRequest, body: Buffer) -> None:
 def read_system_region(message: pb.SystemSharedMemoryRegisterRequest, body: Buffer) -> None:
     _check_region(message.name, "system")
     value = parse_json(body)
-    key, offset, size = find(value, "key"), find(value, "offset"), find(value, "byte_size")
-    if key is MISSING:
-        raise invalid_argument("Shared memory register request has no 'key' field")
-    message.key = text(key)
-    if offset is not MISSING:
-        message.offset = unsigned(offset)
-    if size is MISSING:
-        raise invalid_argument("Shared memory register request has no 'byte_size' field")
-    message.byte_size = unsigned(size)
+    for name, read in (("key", text), ("offset", unsigned), ("byte_size", unsigned)):
+        entry = find(value, name)
+        if entry is not MISSING:
+            setattr(message, name, read(entry))
+        elif name != "offset":
+            raise invalid_argument(f"Shared memory register request has no '{name}' field")
 
 
 def read_cuda_region(message: pb.CudaSharedMemoryRegisterRequest, body: Buffer) -> None:
