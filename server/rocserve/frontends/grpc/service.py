@@ -159,16 +159,16 @@ class MethodRoutes:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        return UnaryRoute(lambda call: self._hand_over(begin, call))
+        def hand_over(call: UnaryCall) -> None:
+            holding = Holding()
+            try:
+                self._memory.admit(holding, len(call.message))
+            except ServeError as error:
+                self._fail(call, error)
+            else:
+                self._loop.call_soon_threadsafe(begin, call, holding)
 
-    def _hand_over(self, begin: Callable[[UnaryCall, Holding], None], call: UnaryCall) -> None:
-        holding = Holding()
-        try:
-            self._memory.admit(holding, len(call.message))
-        except ServeError as error:
-            self._fail(call, error)
-            return
-        self._loop.call_soon_threadsafe(begin, call, holding)
+        return UnaryRoute(hand_over)
 
     def _fail(self, call: UnaryCall, error: Exception) -> None:
         call.reply_error(self._failures.error_of(call.method, error))

@@ -214,12 +214,12 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> Channe
         arguments["grpc.default_compression_level"] = COMPRESSION_LEVELS[settings.response_compression_level]
     if limits.max_connections is not None:
         arguments["grpc.max_allowed_incoming_connections"] = limits.max_connections
-    if settings.max_connection_idle_ms > 0:
-        arguments["grpc.max_connection_idle_ms"] = settings.max_connection_idle_ms
-    if settings.max_connection_age_ms > 0:
-        arguments["grpc.max_connection_age_ms"] = settings.max_connection_age_ms
-    if settings.max_connection_age_grace_ms > 0:
-        arguments["grpc.max_connection_age_grace_ms"] = settings.max_connection_age_grace_ms
+    times = {
+        "grpc.max_connection_idle_ms": settings.max_connection_idle_ms,
+        "grpc.max_connection_age_ms": settings.max_connection_age_ms,
+        "grpc.max_connection_age_grace_ms": settings.max_connection_age_grace_ms,
+    }
+    arguments |= {name: milliseconds for name, milliseconds in times.items() if milliseconds > 0}
     return tuple(arguments.items())
 
 
