@@ -268,10 +268,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.jpeg:
             write_jpeg_models(repository, options.jpeg)
         port = free_port()
+        bare = 0.0
         with torch.inference_mode():
             for size in options.sizes:
                 run = bare_run(file, size, device)
                 rate, rest = _rate(run, size, options.seconds), rested(run, options.seconds)
+                bare = max(bare, rate)
                 print(
                     f"bare, batch {size}: {rate:.0f} images/s, {1000 * rest:.2f} ms after a rest",
                     flush=True,
@@ -289,20 +291,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.jpeg:
                 file = np.array([[photograph()]], np.object_)
                 asked |= {"decode": {"encoded": file}, "jpeg": {"encoded": file}}
+            best = 0.0
             for model, inputs in asked.items():
                 client.wait_until_ready(READY_SECONDS, model=model)
                 request = encode_infer_request(model, inputs, None, RequestOptions())
                 for in_flight in options.in_flight:
                     load = Load(min(8, in_flight), max(1, in_flight // 8), options.seconds, min(8, in_flight))
-                    measure(client, port, model, request, load, Path(folder))
+                    rate = measure(client, port, model, request, load, Path(folder))
+                    if model == "jpeg":
+                        best = max(best, rate)
     if options.jpeg:
         with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
             rates = pool.starmap(decode, [(photograph(), options.seconds)] * (os.cpu_count() or 1))
         print(f"decoding in {len(rates)} processes without a server: {sum(rates):.0f} images/s")
+        most = min(sum(rates), bare)
+        print(f"JPEG in, scores out: {best:.0f} images/s, {best / most:.2f} of the less of decoding and the bare loop")
 
 
-def measure(client: Client, port: int, model: str, request: bytes, load: Load, folder: Path) -> None:
-    """Print what h2load gets."""
+def measure(client: Client, port: int, model: str, request: bytes, load: Load, folder: Path) -> float:
+    """Images a second that h2load gets; prints them, and how long they took."""
     body = folder / "body"
     body.write_bytes(frame(request))
     before = client.statistics(model)[0]
@@ -311,11 +318,13 @@ def measure(client: Client, port: int, model: str, request: bytes, load: Load, f
     rows = (after.inference_count - before.inference_count) / max(1, after.success.count - before.success.count)
     if result.report.body_bytes < result.report.succeeded * SCORES_BYTES:
         raise SystemExit("answers were none, see the log")
-    figures = f"{result.requests_per_second * rows:.0f} images/s, p50 {1000 * result.p50:.2f} ms"
+    rate = result.requests_per_second * rows
+    figures = f"{rate:.0f} images/s, p50 {1000 * result.p50:.2f} ms"
     print(
         f"{model}, {load.in_flight} in flight: {figures}, p99 {1000 * result.p99:.2f} ms; {phases(before, after)}",
         flush=True,
     )
+    return rate
 
 
 if __name__ == "__main__":
