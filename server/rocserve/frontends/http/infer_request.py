@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
@@ -38,6 +38,8 @@ from rocserve.frontends.http.json_text import (
     unsigned,
 )
 from rocserve.frontends.http.tensor_json import raw_contents
+
+_Kind = TypeVar("_Kind")
 
 _RESERVED_PREFIX = "triton_"
 _UNSIGNED = frozenset({"priority", "timeout"})
@@ -304,11 +306,12 @@ def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[I
     inputs: list[InputHead] = []
     data: list[Buffer | slice] = []
     position = 0
-    for entry in array(member(head, "inputs", "Unable to parse 'inputs'"), "Unable to parse 'inputs'"):
+    for entry in _field(head, "inputs", array):
         parameters = find(entry, "parameters")
         size, region = find(parameters, "binary_data_size"), find(parameters, "shared_memory_region")
         _check_one_source(find(entry, "data") is not MISSING, size is not MISSING, region is not MISSING)
-        name, datatype, shape = _input_head(entry)
+        name, datatype = _field(entry, "name", text), _field(entry, "datatype", text)
+        shape = tuple(unsigned(size, "Unable to parse 'shape'") for size in _field(entry, "shape", array))
         given = InputHead(name, datatype, shape, NO_PARAMETERS if region is MISSING else _shared_memory(parameters))
         if size is not MISSING:
             end = position + unsigned(size, "Unable to parse 'binary_data_size'")
@@ -329,12 +332,9 @@ def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[I
     return inputs, data
 
 
-def _input_head(entry: Any) -> tuple[str, str, tuple[int, ...]]:
-    name = text(member(entry, "name", "Unable to parse 'name'"), "Unable to parse 'name'")
-    datatype = text(member(entry, "datatype", "Unable to parse 'datatype'"), "Unable to parse 'datatype'")
-    where = "Unable to parse 'shape'"
-    shape = tuple(unsigned(size, where) for size in array(member(entry, "shape", where), where))
-    return name, datatype, shape
+def _field(value: Any, name: str, read: Callable[[Any, str], _Kind]) -> _Kind:
+    where = f"Unable to parse '{name}'"
+    return read(member(value, name, where), where)
 
 
 def _json_data(data: Any, head: InputHead, is_base64: bool = False) -> bytes:
@@ -357,9 +357,7 @@ def _check_one_source(has_data: bool, has_binary: bool, has_shared_memory: bool)
 
 def _shared_memory(parameters: Any) -> dict[str, ParameterValue]:
     """Where a tensor lies in a client's shared memory, in gRPC's parameters."""
-    found: dict[str, ParameterValue] = {
-        "shared_memory_region": text(parameters["shared_memory_region"], "Unable to parse 'shared_memory_region'")
-    }
+    found: dict[str, ParameterValue] = {"shared_memory_region": _field(parameters, "shared_memory_region", text)}
     for name in _SHARED_MEMORY_NUMBERS:
         value = find(parameters, name)
         found[name] = 0 if value is MISSING else unsigned(value, f"Unable to parse '{name}'")
@@ -374,7 +372,7 @@ def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutp
     for entry in () if entries is MISSING else array(entries, "Unable to parse 'outputs'"):
         parameters = find(entry, "parameters")
         _check_output(parameters)
-        name = text(member(entry, "name", "Unable to parse 'name'"), "Unable to parse 'name'")
+        name = _field(entry, "name", text)
         kept: dict[str, ParameterValue] = {}
         classes = find(parameters, "classification")
         if classes is not MISSING and unsigned(classes, "Unable to set 'classification'"):
