@@ -30,7 +30,7 @@ from rocserve.tools.measuring.messages import MeasuredInput, random_inputs, save
 from rocserve.tools.measuring.process import LatencySummary, Timing
 from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model, with_batch_sizes
 from rocserve.tools.printing import ToolProgress, complain, replacing, say, show, size, table
-from rocserve.tools.tool_context import Compiled, ToolContext, usable_targets
+from rocserve.tools.tool_context import ToolContext, usable_targets
 from rocserve.tools.verb import UsageError, Verb
 
 _REFERENCE = Precision.FP32.value
@@ -234,31 +234,27 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
         progress.steps(len(recipes))
         for recipe in recipes:
             compiled = context.program(recipe)
-            rows.append(program_row(recipe, compiled))
+            about = compiled.program.about
+            rows.append(
+                (
+                    recipe.title,
+                    recipe.options.precision.value,
+                    "cache" if compiled.from_cache else "compiled",
+                    f"{about.compile_seconds:.2f}",
+                    size(compiled.program.size_bytes),
+                    "-" if about.scratch_bytes is None else size(about.scratch_bytes),
+                )
+            )
             # Another than the cache's, where that could not take it.
             folders.append(str(compiled.program.path.parents[2]))
             if output:
                 _copy(compiled.program.path, output_path(output, recipe))
             progress.done()
-    show(
-        out,
-        table(f"{model.source.name} on MIGraphX {context.library.version}, {context.place}", _COLUMNS, rows, left=3),
-    )
+    title = f"{model.source.name} on MIGraphX {context.library.version}, {context.place}"
+    show(out, table(title, _COLUMNS, rows, left=3))
     for recipe in recipes if output else ():
         say(out, f"{recipe.title}: {output_path(output, recipe)}")
     say(out, f"cache: {' and '.join(dict.fromkeys(folders))}")
-
-
-def program_row(recipe: ProgramRecipe, compiled: Compiled) -> Sequence[str]:
-    about = compiled.program.about
-    return (
-        recipe.title,
-        recipe.options.precision.value,
-        "cache" if compiled.from_cache else "compiled",
-        f"{about.compile_seconds:.2f}",
-        size(compiled.program.size_bytes),
-        "-" if about.scratch_bytes is None else size(about.scratch_bytes),
-    )
 
 
 def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:

@@ -85,9 +85,7 @@ def _print_lines(console: Console, made: RenderableType, width: int) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
 
-def size(count: int) -> str:
-    """Bytes as people read them."""
-    return readable_size(count)
+size = readable_size
 
 
 @contextmanager

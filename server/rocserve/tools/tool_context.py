@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.compiler import ProgramCompiler
@@ -30,26 +28,6 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobRunner
 from rocserve.tools.model_choice import ToolModel
-
-
-@contextmanager
-def read_beside(given: Path, read: Path, reason: str) -> Iterator[None]:
-    """
-    Args:
-        given: the file that the user named.
-        read: the one that is read instead; the same = there is nothing to explain.
-        reason: why, as a sentence without its end.
-
-    Raises:
-        ServeError: what the block raises, after the reason.
-    """
-    try:
-        yield
-    except ServeError as error:
-        if given == read:
-            raise
-        raise ServeError(error.code, f"{reason}: {error.text}") from None
-
 
 _LIBRARY_SECONDS = 120.0
 """Loading ROCm for the first time may take long."""
@@ -116,7 +94,7 @@ class ToolContext:
     def plan(self) -> ProgramPlan:
         """The programs that the model consists of. Raises: ServeError: the file or the configuration is wrong."""
         source = self.model.source
-        file = source.model_file
+        given = file = source.model_file
         if file.suffix == ".mxr":
             file = sibling_model(file) or file
         if file.suffix == ".mxr":
@@ -124,9 +102,13 @@ class ToolContext:
                 f"{file.name} is compiled already, and the ONNX file that it was made from is not beside it as"
                 f" {file.with_suffix('.onnx').name}"
             )
-        given = source.model_file
-        with read_beside(given, file, f"{given.name} is compiled already, so {file.name} beside it is compiled"):
+        try:
             plan = plan_programs(source, self.options, self.serving, self.environment, model_file=file)
+        except ServeError as error:
+            if given == file:
+                raise
+            reason = f"{given.name} is compiled already, so {file.name} beside it is compiled"
+            raise ServeError(error.code, f"{reason}: {error.text}") from None
         if not plan.batches and "batch_sizes" in source.config.parameters:
             raise invalid_argument("does not batch, so there is one program; leave --batch-sizes out")
         return plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -212,7 +212,14 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
             )
         pairs = zip(own, given if given is not None and len(given) == len(own) else own, strict=True)
         shapes[spec.name] = tuple(max(chosen, 1) if dim == -1 else dim for dim, chosen in pairs)
-    sizes = serving.batch_sizes or default_batch_sizes(largest) if batches else (_own_batch(model, shapes.values()),)
+    sizes: Sequence[int] = (0,)
+    if batches:
+        sizes = serving.batch_sizes or default_batch_sizes(largest)
+    elif (
+        model.source.model_file.suffix == ".mxr" and len(first := {shape[0] for shape in shapes.values() if shape}) == 1
+    ):
+        # That a brought program is compiled for.
+        sizes = tuple(first)
     return {
         size: tuple(
             MeasuredInput(
@@ -224,12 +231,6 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
         )
         for size in sizes
     }
-
-
-def _own_batch(model: ToolModel, shapes: Collection[tuple[int, ...]]) -> int:
-    """That a brought program is compiled for; 0 = none is known."""
-    first = {shape[0] for shape in shapes if shape}
-    return first.pop() if model.source.model_file.suffix == ".mxr" and len(first) == 1 else 0
 
 
 def _torch(model: ToolModel, file: Path, order: Sequence[str] = ()) -> Candidate:

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from rocserve.tools.tune.verb import Measurement, setting
+from rocserve.tools.tune.verb import Measurement, counted, setting
 
 _SIZE_INCHES = (9.0, 5.6)
 _DOTS_PER_INCH = 140
@@ -77,7 +77,7 @@ def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour:
         markersize=5,
         linewidth=1.6,
         color=colour,
-        label="1 instance" if instances == 1 else f"{instances} instances",
+        label=counted(instances),
         zorder=3,
     )
     for one in group:

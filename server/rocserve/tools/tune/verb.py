@@ -97,8 +97,12 @@ def knee(measurements: Sequence[Measurement]) -> Measurement:
 
 def setting(one: Measurement) -> str:
     """In words: batch size 8, 2 instances."""
-    instances = "1 instance" if one.instances == 1 else f"{one.instances} instances"
+    instances = counted(one.instances)
     return f"batch size {one.batch_size}, {instances}" if one.batch_size else instances
+
+
+def counted(instances: int) -> str:
+    return "1 instance" if instances == 1 else f"{instances} instances"
 
 
 _HEAD_START_SECONDS = 0.05
@@ -128,7 +132,7 @@ def sweep(
     description = ""
     for count in sorted(instances):
         candidate = candidate_of(count)
-        progress.report(f"opening {_instances(count)}")
+        progress.report(f"opening {counted(count)}")
         try:
             with ExitStack() as stack:
                 of_each = count if candidate.shares_a_process else 1
@@ -137,14 +141,14 @@ def sweep(
                 description, inputs = opened.description, candidate.inputs(opened, {})
                 progress.steps(len(inputs))
                 for batch_size, measured in inputs.items():
-                    progress.report(f"timing batch size {batch_size}, {_instances(count)}")
+                    progress.report(f"timing batch size {batch_size}, {counted(count)}")
                     order = Measure(measured, threads=of_each)
                     found.append(_measured(processes, order, batch_size, count, timing))
                     progress.done()
         except ServeError as error:
             if not found:
                 raise
-            failures.append(f"{_instances(count)}: {error.text}")
+            failures.append(f"{counted(count)}: {error.text}")
     return Sweep(description, tuple(found), tuple(failures))
 
 
@@ -168,10 +172,6 @@ def _all(processes: Sequence[MeasuringProcess], order: Measure) -> list[Measured
     for process in processes:
         process.begin(order)
     return [process.measured() for process in processes]
-
-
-def _instances(number: int) -> str:
-    return "1 instance" if number == 1 else f"{number} instances"
 
 
 _MARK = "<- recommended"
