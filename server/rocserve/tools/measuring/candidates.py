@@ -215,11 +215,10 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
     sizes: Sequence[int] = (0,)
     if batches:
         sizes = serving.batch_sizes or default_batch_sizes(largest)
-    elif (
-        model.source.model_file.suffix == ".mxr" and len(first := {shape[0] for shape in shapes.values() if shape}) == 1
-    ):
-        # That a brought program is compiled for.
-        sizes = tuple(first)
+    elif model.source.model_file.suffix == ".mxr":
+        # What a brought program is compiled for, where that is known.
+        first = {shape[0] for shape in shapes.values() if shape}
+        sizes = tuple(first) if len(first) == 1 else (0,)
     return {
         size: tuple(
             MeasuredInput(
