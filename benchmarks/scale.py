@@ -1,8 +1,8 @@
 """A day's load with bursts over replicas that an autoscaler adds and takes away: `python -m benchmarks.scale` prints
 the table of docs/guides/scale.md, `--plot docs/guides/scale.png` draws its picture.
 
-What a replica does was measured (benchmarks/results/gpu.md, overload.md); what a cluster does is assumed. Requests are
-a flow, not single ones, and replicas have equal shares of it.
+What a replica does was measured (benchmarks/results/gpu.md, its lines of another day; overload.md); what a cluster does
+is assumed. Requests are a flow, not single ones, and replicas have equal shares of it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ CAPACITY = 11_474.0
 DEADLINE_SECONDS = 0.1
 BATCHES = 2 * 64
 """Requests that run at a time; further ones wait."""
-# Measured at 1, 64 and 256 requests in hand; beyond its capacity a server answers as many as before within their
+# Measured at 1, 64 and 256 requests in flight; beyond its capacity a server answers as many as before within their
 # deadline, and drops the others when their time is up.
 BUSY = (0.0, 537 / CAPACITY, 7_064 / CAPACITY, 1.0, 1.1)
-IN_HAND = (0.0, 1.0, 64.0, 256.0, CAPACITY * DEADLINE_SECONDS)
+IN_FLIGHT = (0.0, 1.0, 64.0, 256.0, CAPACITY * DEADLINE_SECONDS)
 LATENCY_MS = (1.8, 1.8, 8.1, 20.4, 1000 * DEADLINE_SECONDS)
 SEEDS = (1, 2, 3)
 
@@ -54,9 +54,9 @@ def sum_of(values: Sequence[float], lowered_by: float = 0.0) -> Callable[[float,
 
 POLICIES = (
     Policy("requests offered", lambda load, ready: ready * load, (0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 60, "#9b2226"),
-    Policy("requests in hand", sum_of(IN_HAND), (32, 48, 64, 96, 128, 192, 256), 60, "#2a6f97"),
+    Policy("requests in flight", sum_of(IN_FLIGHT), (32, 48, 64, 96, 128, 192, 256), 60, "#2a6f97"),
     Policy("utilisation", lambda load, ready: ready * min(load, 1.0), (0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 60, "#d17a22"),
-    Policy("requests that wait", sum_of(IN_HAND, BATCHES), (4, 8, 16, 32, 64, 128), STEP, "#6a994e"),
+    Policy("requests that wait", sum_of(IN_FLIGHT, BATCHES), (4, 8, 16, 32, 64, 128), STEP, "#6a994e"),
     Policy("median latency", sum_of(LATENCY_MS), (4, 6, 8, 10, 12, 16), 60, "#8d5a97"),
 )
 
