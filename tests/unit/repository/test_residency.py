@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.gpu_tree import GpuTree
 from support.waiting import PATIENCE_SECONDS
 
+from rocserve.backends.host import Host
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.requests import InferRequest, RequestHead
@@ -23,7 +25,9 @@ from rocserve.core.sequences import SequenceTag, sequence_id
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository import hot_reload
+from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.model_repository import ModelRepository
+from rocserve.repository.residency import resident_models
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.settings import ControlMode, RepositorySettings, ResidencySettings
@@ -233,6 +237,40 @@ async def test_more_pinned_than_there_is_room_for_is_refused(folders: Folders, r
     assert sorted(host.served.state(name) for name in "ab") == ["READY", "UNAVAILABLE"]
     reasons = host.served.reason("a") + host.served.reason("b")
     assert "there is no room for it beside what is pinned" in reasons
+
+
+async def test_the_memory_of_each_gpu_has_a_limit_of_its_own(
+    folders: Folders, rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gib = 1 << 30
+    tree = GpuTree(tmp_path / "sys")
+    for bus in (1, 2):
+        tree.add_gpu(version=90402, bus=bus)
+    monkeypatch.setattr(resident_models, "Host", functools.partial(Host, system=tree.system, variables={}))
+    monkeypatch.setattr(FakeVersion, "worker_pids", {}, raising=False)
+    load = FakeLoader.load
+
+    async def load_on_gpu(loader: FakeLoader, order: LoadOrder) -> FakeVersion:
+        (group,) = order.definition.config.instance_groups
+        used = tree.system / f"devices/pci0000:00/0000:0{group.gpus[0] + 1}:00.0/mem_info_vram_used"
+        used.write_text(f"{int(used.read_text()) + 3 * gib}\n")
+        return await load(loader, order)
+
+    monkeypatch.setattr(FakeLoader, "load", load_on_gpu)
+    for name, gpu in (("a", 0), ("b", 0), ("other", 1)):
+        models(folders, name, more=f"instance_group {{ kind: KIND_GPU gpus: [ {gpu} ] }}")
+    host: Rig = await rig(ResidencySettings(max_gpu_bytes=4 * gib))
+    for name in ("a", "other"):
+        await host.loaded(name)
+    assert host.resident == {"a", "other"}
+    # It seems to fit, by its files. What it has taken is known once it is there.
+    await host.loaded("b")
+    await host.served.until(lambda: len(host.resident) == 2)
+    assert "other" in host.resident
+    await host.loaded("a")
+    await host.loaded("b")
+    await host.served.until(lambda: host.resident == {"b", "other"})
+    assert host.residents.counts.unloads_for_room >= 2
 
 
 async def test_what_the_configuration_does_not_tell_is_learned_once(folders: Folders, root: Path, rig: Any) -> None:

@@ -157,6 +157,11 @@ class Room:
                 return ()
             going.append(candidates[len(going)])
             staying.remove(going[-1])
+        # Some may take nothing of what is short: they are on another GPU.
+        for tenant in reversed(going.copy()):
+            if self._fits(wanted, [*staying, tenant]):
+                going.remove(tenant)
+                staying.append(tenant)
         for tenant in going:
             tenant.stage = Stage.LEAVING
         return going
