@@ -152,22 +152,25 @@ class Room:
         staying = [tenant for tenant in self._inside if tenant.stage is not Stage.LEAVING]
         going: list[Tenant] = []
         candidates = sorted((one for one in staying if one.may_go(now)), key=lambda one: one.popularity)
-        while not self._fits(wanted, staying):
-            if len(going) == len(candidates):
-                return ()
-            going.append(candidates[len(going)])
-            staying.remove(going[-1])
-        # Some may take nothing of what is short: they are on another GPU.
-        for tenant in reversed(going.copy()):
-            if self._fits(wanted, [*staying, tenant]):
-                going.remove(tenant)
-                staying.append(tenant)
+        for tenant in candidates:
+            short = self._short(wanted, staying)
+            # One on another GPU takes nothing of what is short.
+            if MODELS in short or any(tenant.needs.get(place) for place in short):
+                going.append(tenant)
+                staying.remove(tenant)
+        if self._short(wanted, staying):
+            return ()
         for tenant in going:
             tenant.stage = Stage.LEAVING
         return going
 
     def _fits(self, wanted: Tenant | None, others: Iterable[Tenant]) -> bool:
+        return not self._short(wanted, others)
+
+    def _short(self, wanted: Tenant | None, others: Iterable[Tenant]) -> set[str]:
+        """The places of which more is taken than there is."""
         tenants = (*others, *(() if wanted is None else (wanted,)))
+        short = set()
         for place, most in self._limits.items():
             if place == MODELS:
                 # What leaves has no requests any more. Its memory has still to come back.
@@ -175,5 +178,5 @@ class Room:
             else:
                 taken = sum(tenant.needs.get(place, 0) for tenant in tenants)
             if taken > most:
-                return False
-        return True
+                short.add(place)
+        return short
