@@ -1,4 +1,4 @@
-"""What reports of tests (JUnit's XML) say together: how many faults they have, and whether too many tests were skipped."""
+"""What reports of tests (JUnit's XML) say: how many faults they have, and whether too many tests were skipped."""
 
 from __future__ import annotations
 

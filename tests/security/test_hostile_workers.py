@@ -230,8 +230,8 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
     return start(place / "models", *flags)
 
 
-def infer(client: triton.InferenceServerClient, model: str, attack: str = "none", seconds: float = 30.0) -> None:
-    client.infer(model, [infer_input("ATTACK", np.array([attack.encode()], np.object_))], client_timeout=seconds)
+def infer(client: triton.InferenceServerClient, model: str, attack: str = "none") -> None:
+    client.infer(model, [infer_input("ATTACK", np.array([attack.encode()], np.object_))], client_timeout=30)
 
 
 def wait_until_served(client: triton.InferenceServerClient) -> None:
@@ -255,7 +255,7 @@ def test_a_worker_that_sends_nonsense_is_ended_with_the_reason(server: RocserveP
         infer(client, "hostile", attack)
     assert refused.value.status() == "StatusCode.UNAVAILABLE"
     assert FATAL[attack] in refused.value.message()
-    infer(client, "honest", seconds=5)
+    infer(client, "honest")
     assert client.is_server_live()
     assert "Traceback" not in server.log_text
 
@@ -270,8 +270,8 @@ def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProces
     client.async_infer("hostile", [entry], lambda result, error: answers.append(error), client_timeout=60)
     while not answers and time.monotonic() - started < 5:
         # The index is told by the loop that reads the flood.
-        other.get_model_repository_index(client_timeout=10)
-        infer(other, "honest", seconds=10)
+        other.get_model_repository_index(client_timeout=30)
+        infer(other, "honest")
     wait_until(lambda: answers, "the end of the flood")
     assert len(server.log_text.splitlines()) - lines < 1000
 
@@ -283,9 +283,9 @@ def test_metrics_that_are_none_leave_the_page_whole(server: RocserveProcess):
         infer(client, "hostile", "metrics")
     wait_until(lambda: "the model has 10000 time series already" in server.log_text, "the bound of the series")
     (address,) = re.findall(r"Started Metrics Service at ([0-9.]+:[0-9]+)", server.log_text)
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as response:
         page = response.read().decode()
     assert page.count("# TYPE nv_inference_count ") == 1
     assert page.count("\nmany{") == 10_000
     assert not any(word in page for word in ("two", "no label", "steep", "short"))
-    infer(client, "honest", seconds=5)
+    infer(client, "honest")

@@ -80,9 +80,9 @@ def resident(server: RocserveProcess) -> int:
 
 def get(port: int, path: str, tls: ssl.SSLContext | None = None) -> int:
     if tls is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     else:
-        connection = http.client.HTTPSConnection("localhost", port, timeout=5, context=tls)
+        connection = http.client.HTTPSConnection("localhost", port, timeout=30, context=tls)
     try:
         connection.request("GET", path)
         return connection.getresponse().status
@@ -112,13 +112,13 @@ def test_handshakes_that_never_end_take_no_descriptors_that_are_kept(
     try:
         for _ in range(4):
             for _ in range(100):
-                hostile.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+                hostile.append(socket.create_connection(("127.0.0.1", port), timeout=30))
                 hostile[-1].sendall(first_words)
             assert get(port, path, tls) == 200
             assert get(server.http_port, "/v2/health/live", tls) == 200
             options = (("grpc.use_local_subchannel_pool", 1),)
             with grpc.secure_channel(f"localhost:{server.port}", credentials, options) as channel:
-                assert channel.unary_unary(LIVE)(b"", timeout=5)
+                assert channel.unary_unary(LIVE)(b"", timeout=30)
             most = max(most, open_files(server))
     finally:
         for connection in hostile:
@@ -146,7 +146,7 @@ def test_connections_of_grpc_leave_descriptors_for_http_and_models(tmp_path: Pat
     with RocserveProcess([repository], *flags, log=tmp_path / "log", python=python) as server, ExitStack() as opened:
         server.wait_until_ready()
         for _ in range(2 * MOST_FILES):
-            hostile = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+            hostile = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
             hostile.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
         for _ in range(5):
             assert get(server.http_port, "/v2/health/live") == 200
@@ -169,7 +169,7 @@ def test_connections_with_tls_take_no_more_than_the_memory_for_requests(tmp_path
         server.wait_until_ready()
         before = resident(server)
         for _ in range(1000):
-            opened.enter_context(socket.create_connection(("127.0.0.1", server.http_port), timeout=5))
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.http_port), timeout=30))
         assert get(server.http_port, "/v2/health/live", tls) == 200
         grown = resident(server) - before
     print(f"grown by {grown / 2**20:.0f} MiB")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import struct
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import grpc
@@ -23,7 +21,7 @@ from rocserve.protocol import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"
-MESSAGE_SECONDS = 3.0
+MESSAGE_SECONDS = 5.0
 LIMIT = 64 << 20
 
 
@@ -53,14 +51,22 @@ def infer(server: RocserveProcess) -> Iterator[grpc.UnaryUnaryMultiCallable]:
         yield channel.unary_unary(INFER)
 
 
+def is_over(connection: Http2Connection, stream: int) -> bool:
+    while connection.receive():
+        pass
+    return connection.answers[stream].status is not None
+
+
 @pytest.mark.parametrize("method", [INFER, SERVICE + "ServerLive", SERVICE + "ModelStreamInfer"])
 def test_calls_without_a_message_keep_nobody_waiting(
     server: RocserveProcess, infer: grpc.UnaryUnaryMultiCallable, method: str
 ) -> None:
     with Http2Connection(server.port) as connection:
         for _ in range(200):
-            connection.begin(method)
-        assert infer(inference(), timeout=2)
+            last = connection.begin(method)
+        assert infer(inference(), timeout=30)
+        # It did not wait for the end of these.
+        assert not is_over(connection, last)
 
 
 def test_half_messages_of_many_connections_keep_nobody_waiting(
@@ -69,8 +75,10 @@ def test_half_messages_of_many_connections_keep_nobody_waiting(
     half = prefixed(inference())[:100]
     with ExitStack() as open_connections:
         for _ in range(110):
-            open_connections.enter_context(Http2Connection(server.port)).begin(INFER, half)
-        assert infer(inference(), timeout=2)
+            connection = open_connections.enter_context(Http2Connection(server.port))
+            last = connection.begin(INFER, half)
+        assert infer(inference(), timeout=30)
+        assert not is_over(connection, last)
 
 
 def test_a_message_that_does_not_come_whole_in_time_is_given_up(server: RocserveProcess) -> None:
@@ -81,7 +89,7 @@ def test_a_message_that_does_not_come_whole_in_time_is_given_up(server: Rocserve
         answers = connection.wait(nothing, half)
         assert time.monotonic() - started >= MESSAGE_SECONDS
         assert {answer.status for answer in answers} == {StatusCode.DEADLINE_EXCEEDED}
-        assert "has not come whole within 3 s (--grpc-message-timeout-secs)" in answers[0].text
+        assert "has not come whole within 5 s (--grpc-message-timeout-secs)" in answers[0].text
         # Streams may be opened long before their first message.
         connection.send(stream, prefixed(inference()), ends=True)
         [answer] = connection.wait(stream)
@@ -101,29 +109,17 @@ def test_slow_uploads_of_many_clients_end_well_beside_fast_ones(
     message = prefixed(inference())
     step = len(message) // 10
     pieces = [message[at : at + step] for at in range(0, len(message), step)]
-    is_over = threading.Event()
-
-    def keep_asking() -> int:
-        count = 0
-        while not is_over.is_set():
-            assert infer(inference(), timeout=5)
-            count += 1
-        return count
-
-    with ExitStack() as opened, ThreadPoolExecutor(1) as pool:
-        fast = pool.submit(keep_asking)
-        try:
-            uploads = [opened.enter_context(Http2Connection(server.port)) for _ in range(64)]
-            streams = [upload.begin(INFER) for upload in uploads]
-            for piece in pieces:
-                for upload, stream in zip(uploads, streams, strict=True):
-                    upload.send(stream, piece, ends=piece is pieces[-1])
-                time.sleep(0.1)
-            answers = [upload.wait(stream)[0] for upload, stream in zip(uploads, streams, strict=True)]
-        finally:
-            is_over.set()
+    with ExitStack() as opened:
+        uploads = [opened.enter_context(Http2Connection(server.port)) for _ in range(64)]
+        streams = [upload.begin(INFER) for upload in uploads]
+        for number, piece in enumerate(pieces, start=1):
+            for upload, stream in zip(uploads, streams, strict=True):
+                upload.send(stream, piece, ends=number == len(pieces))
+            for _ in range(5):
+                assert infer(inference(), timeout=30)
+            time.sleep(0.1)
+        answers = [upload.wait(stream)[0] for upload, stream in zip(uploads, streams, strict=True)]
     assert {answer.status for answer in answers} == {StatusCode.OK}
-    assert fast.result() > 50
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +160,7 @@ def test_half_messages_count_against_the_memory_for_requests(small_server: Rocse
             time.sleep(0.2)
             most_held, most_resident = max(most_held, held(small_server)), max(most_resident, resident(small_server))
             # They have the other half.
-            assert infer(large.SerializeToString(), timeout=5)
+            assert infer(large.SerializeToString(), timeout=30)
         for connection in greedy:
             connection.receive(0.2)
         refused = [answer for connection, stream in sent if (answer := connection.answers[stream]).status is not None]

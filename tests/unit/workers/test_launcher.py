@@ -357,6 +357,6 @@ async def test_replies_to_the_server_before_are_passed_over(sleepers) -> None:
     zygotes.send(encode_message(NewServer()))
     zygotes.send(encode_message(SpawnFailed("no such worker is held")))
     assert await asking is None
-    assert worker.wait(5) == -signal.SIGKILL
+    assert worker.wait(30) == -signal.SIGKILL
     await launcher.close()
-    assert zygote.wait(5) == -signal.SIGKILL
+    assert zygote.wait(30) == -signal.SIGKILL
