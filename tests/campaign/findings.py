@@ -26,6 +26,8 @@ _INSIDE = re.compile(
     r" \((?:killed by signal 9|its exit status is not known)\); the request was in it"
 )
 """How a worker ended only its parent knows: nobody, once the zygote has been killed too."""
+_NO_WORKER = re.compile(r"model '([^']+)' has no worker: restarting: worker ended unexpectedly")
+"""A request waits for the next worker, and not for ever: on a loaded machine it may be refused."""
 _SEQUENCE = re.compile(r"sequence \S+ of model '([^']+)' has been lost with the worker that ran it")
 _UNKNOWN_MODEL = re.compile("Request for unknown model: ")
 _REGION = re.compile(r"Unable to find shared memory region")
@@ -116,6 +118,8 @@ class Damage:
                 if (found := pattern.search(text)) and _hit(self._kills[process_name(found[1])], begun, ended):
                     self.lost[process_name(found[1])] += 1
                     return why
+            if (found := _NO_WORKER.search(text)) and _hit(self._kills[process_name(found[1])], begun, ended):
+                return "next worker was late"
             if _REGION.search(text) and _hit(self._unregistered, begun, ended):
                 return "region unregistered by another client"
         return None

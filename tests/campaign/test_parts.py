@@ -72,6 +72,9 @@ def test_a_kill_excuses_what_was_inside_and_no_more():
     assert damage.excuse("poll", inside, now, later) == "inside a killed worker"
     assert damage.excuse("poll", others, now, later) is None, "another model's worker"
     assert damage.excuse("poll", InferenceServerException("no worker"), now, later) is None
+    late = "model '{}' has no worker: restarting: worker ended unexpectedly (killed by signal 9)"
+    assert damage.excuse("poll", InferenceServerException(late.format("m")), now, later) == "next worker was late"
+    assert damage.excuse("poll", InferenceServerException(late.format("n")), now, later) is None, "another model"
     assert damage.excess() == []
     for _ in range(INSIDE_EACH_KILL):
         damage.excuse("poll", inside, now, later)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -63,10 +64,14 @@ def test_a_broken_drop_takes_nothing_from_others_and_is_told_everywhere(serve, r
     assert metrics['rocserve_model_served{model="good"}'] == "1"
     assert metrics['rocserve_model_served{model="bad"}'] == "0"
     status = [sys.executable, "-m", "rocserve.cli", "status", f"--url={server.address}", "--once"]
-    shown = subprocess.run(status, capture_output=True, text=True, timeout=60, check=False).stdout
-    assert ": ready" in shown
-    assert "bad" in shown
-    assert "UNAVAILABLE" in shown
+
+    def is_told() -> bool:
+        """Between two tries; within one it is LOADING."""
+        shown = subprocess.run(status, capture_output=True, text=True, timeout=60, check=False).stdout
+        assert ": ready" in shown
+        return re.search(r"^bad .* UNAVAILABLE .*Protobuf parsing failed", shown, re.MULTILINE) is not None
+
+    wait_until(is_told, "the row of the broken model")
 
 
 def test_the_first_line_of_a_server_names_its_own_url(serve, repository: Path) -> None:

@@ -20,7 +20,7 @@ from campaign import models
 from campaign.action import Kind
 from campaign.actions.swaps import file_of, new_constant
 from campaign.stage import FRONT_ENDS, Stage
-from campaign.watch.ending import UNLOADED, check_recovery, index_rows
+from campaign.watch.ending import UNLOADED, IndexRows, check_recovery, index_rows
 
 RECOVERY_SECONDS = 30.0
 LONGEST_STOP_SECONDS = 2.0
@@ -116,11 +116,12 @@ def has_front_ends(stage: Stage) -> bool:
 def kill_server(stage: Stage, name: str) -> None:
     """Another process of the server serves in its place, with the models that it had, in their workers."""
     server = stage.servers[name]
-    killed, holder = server.server_process(), server.zygote()
-    # A zygote holds the workers that it has started; those of one that was killed end with their server.
-    held = set() if holder is None else {worker for worker in server.workers() if worker.ppid() == holder.pid}
+    killed, holder, rows = server.server_process(), server.zygote(), index_rows(server)
+    # A zygote holds the workers that it has started; those of one that was killed, and those that have not started
+    # yet, end with their server.
+    held = set() if holder is None else {each for each in serving_workers(server, rows) if each.ppid() == holder.pid}
     # Whatever was killed before is to be served again too.
-    models = {place: ("READY", "") for place, state in index_rows(server).items() if state != UNLOADED}
+    models = {place: ("READY", "") for place, state in rows.items() if state != UNLOADED}
     with stage.damage.outage(name):
         killed.kill()
         killed.wait(RECOVERY_SECONDS)
@@ -130,6 +131,11 @@ def kill_server(stage: Stage, name: str) -> None:
         check_recovery(stage, name, models)
     if held and server.zygote() == holder:
         assert held & set(server.workers()), "all workers were started anew"
+
+
+def serving_workers(server: RocserveProcess, rows: IndexRows) -> set[psutil.Process]:
+    serving = {model for (model, _), state in rows.items() if state == ("READY", "")}
+    return {worker for model in serving for worker in workers_of(server, model)}
 
 
 def is_ready(server: RocserveProcess) -> bool:
