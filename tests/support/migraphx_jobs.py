@@ -20,6 +20,11 @@ FOREVER_SECONDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class StrangeResult:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class StrangeJob:
     action: str
     argument: str = ""
@@ -28,15 +33,9 @@ class StrangeJob:
     def title(self) -> str:
         return f"doing {self.action}"
 
-
-@dataclass(frozen=True, slots=True)
-class StrangeResult:
-    text: str
-
-
-def perform(job: StrangeJob, binding: Binding, report: Report) -> StrangeResult:
-    report("beginning")
-    return StrangeResult(_ACTIONS[job.action](job.argument, binding, report))
+    def perform(self, binding: Binding, report: Report) -> StrangeResult:
+        report("beginning")
+        return StrangeResult(_ACTIONS[self.action](self.argument, binding, report))
 
 
 def _echo(argument: str, binding: Binding, report: Report) -> str:

@@ -34,8 +34,8 @@ _OOM_SCORE = 600
 """When memory is short, the kernel is to end a compile rather than the worker that waits for it (proc(5))."""
 _STANDARD_INPUT = 0
 
-Perform = Callable[[Any, Any, str, Report], Any]
-"""From a job's module, the job and JobEngine's context to the result."""
+Perform = Callable[[Any, str, Report], Any]
+"""From the job and JobEngine's context to the result."""
 
 
 def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
@@ -54,12 +54,11 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
     with open(_STANDARD_INPUT, "rb") as standard_input:
         order = from_json(JobOrder, standard_input.read())
     try:
-        module: Any = importlib.import_module(module_name)
-        job = from_json(getattr(module, class_name), order.job.encode())
+        job = from_json(getattr(importlib.import_module(module_name), class_name), order.job.encode())
         if order.low_priority:
             # After the imports, whose threads it is for as well; the engine's own inherit it.
             yield_to_others()
-        result = perform(module, job, order.context, lambda phase: _send(replies, JobReply(phase=phase)))
+        result = perform(job, order.context, lambda phase: _send(replies, JobReply(phase=phase)))
         reply = JobReply(result=to_json(result).decode())
     except ServeError as error:
         reply = _failed(FailureKind.REFUSED, error.code, error.text)
@@ -98,4 +97,4 @@ def _send(replies: int, reply: JobReply) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], lambda module, job, _context, report: module.perform(job, report))
+    main(sys.argv[1:], lambda job, _context, report: job.perform(report))

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+
+_ENTRY = re.compile(r"^((?:[^ #\n].*\n)+)((?: .*\n)+)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    pattern: str
-    """A regular expression for a part of what the engine, or a library below it, wrote."""
-    remedy: str
+def read_hints(text: str) -> Mapping[str, str]:
+    """Remedies by regular expressions for a part of what the engine, or a library below it, wrote.
+
+    Of an entry the lines without an indent are alternatives, those with one the remedy.
+    """
+    entries = ((pattern.splitlines(), remedy.split()) for pattern, remedy in _ENTRY.findall(text))
+    return {"|".join(alternatives): " ".join(words) for alternatives, words in entries}
 
 
-def add_hint(message: str, hints: Sequence[Hint]) -> str:
+def add_hint(message: str, hints: Mapping[str, str]) -> str:
     """The message, and the remedy of the first that fits."""
-    for one in hints:
-        if re.search(one.pattern, message):
-            return f"{message}; {one.remedy}"
-    return message
+    return next((f"{message}; {remedy}" for pattern, remedy in hints.items() if re.search(pattern, message)), message)
 
 
 def with_hint(message: str) -> str:
@@ -27,19 +27,13 @@ def with_hint(message: str) -> str:
     return add_hint(message, MACHINE_HINTS)
 
 
-MACHINE_HINTS: Sequence[Hint] = (
-    Hint(
-        r"^it was killed by signal 9",
-        "the kernel does that where memory runs out, and says so in its log (dmesg): then use smaller batch_sizes,"
-        " compile fewer models at once, or give the server (its container) more memory",
-    ),
-    Hint(
-        r"bad_alloc|Cannot allocate memory",
-        "this machine's memory does not suffice (or a damaged file asks for far too much): use smaller batch_sizes,"
-        " compile fewer models at once, or give the server (its container) more memory",
-    ),
-    Hint(
-        r"No space left on device",
-        "a disk is full: --cache-directory and the temporary folder need room",
-    ),
-)
+MACHINE_HINTS = read_hints(r"""
+^it was killed by signal 9
+    the kernel does that where memory runs out, and says so in its log (dmesg): then use smaller batch_sizes, compile
+    fewer models at once, or give the server (its container) more memory
+bad_alloc|Cannot allocate memory
+    this machine's memory does not suffice (or a damaged file asks for far too much): use smaller batch_sizes, compile
+    fewer models at once, or give the server (its container) more memory
+No space left on device
+    a disk is full: --cache-directory and the temporary folder need room
+""")

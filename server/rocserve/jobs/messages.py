@@ -18,10 +18,8 @@ Report = Callable[[str], None]
 
 
 class Job(Protocol):
-    """A frozen dataclass of the work. `perform(job, report)` of its module does it in the child; one of
-    MIGraphX's is given its binding between the two.
-
-    `perform` returns a dataclass. Both travel as JSON (core/plain.py).
+    """A frozen dataclass of the work, which its `perform(report)` does in the child; one of MIGraphX's is given its
+    binding before. `perform` returns a dataclass. Both travel as JSON (core/plain.py).
     """
 
     @property

@@ -112,40 +112,39 @@ class InductorJob:
     def title(self) -> str:
         return f"compiling model '{self.model_name}' with Inductor"
 
-
-def perform(job: InductorJob, report: Report) -> Written:
-    """
-    Raises:
-        ServeError: the program cannot be compiled.
-    """
-    work = Path(job.folder) / _WORK
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work)
-    device = torch.device(job.device)
-    report("reading the program")
-    exported = read_exported(Path(job.model_file), device)
-    program = open_exported(exported, DTYPES.get(job.precision))
-    if job.precision in DTYPES:
-        report(f"exporting it in {job.precision}")
-        exported = _flat_export(program, device)
-    # Int8 kernels need weights as constants; where a size varies, those of PyTorch 2.13 give wrong results.
-    sizes_vary = any(-1 in (tensor.shape or ()) for tensor in program.signature.inputs)
-    freezes = device.type == "cpu" and "int8" in program.signature.precision and not sizes_vary
-    # As many threads as the process has that runs it, not this one.
-    settings: dict[str, Any] = {"cpp.dynamic_threads": True, "freezing": freezes}
-    if job.mode:
-        settings.update(torch._inductor.list_mode_options(job.mode))
-    settings.update(json.loads(job.options))
-    report("compiling")
-    try:
-        with torch.set_grad_enabled(not freezes):  # With gradients it does not freeze.
-            torch._inductor.aoti_compile_and_package(
-                exported, package_path=str(Path(job.folder) / _PACKAGE), inductor_configs=settings
-            )
-    except Exception as error:
-        raise unavailable(f"Inductor cannot compile it: {error}") from error
-    (Path(job.folder) / _SIGNATURE).write_bytes(to_json(program.signature))
-    shutil.rmtree(work, ignore_errors=True)
-    return Written()
+    def perform(self, report: Report) -> Written:
+        """
+        Raises:
+            ServeError: the program cannot be compiled.
+        """
+        work = Path(self.folder) / _WORK
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work)
+        device = torch.device(self.device)
+        report("reading the program")
+        exported = read_exported(Path(self.model_file), device)
+        program = open_exported(exported, DTYPES.get(self.precision))
+        if self.precision in DTYPES:
+            report(f"exporting it in {self.precision}")
+            exported = _flat_export(program, device)
+        # Int8 kernels need weights as constants; where a size varies, those of PyTorch 2.13 give wrong results.
+        sizes_vary = any(-1 in (tensor.shape or ()) for tensor in program.signature.inputs)
+        freezes = device.type == "cpu" and "int8" in program.signature.precision and not sizes_vary
+        # As many threads as the process has that runs it, not this one.
+        settings: dict[str, Any] = {"cpp.dynamic_threads": True, "freezing": freezes}
+        if self.mode:
+            settings.update(torch._inductor.list_mode_options(self.mode))
+        settings.update(json.loads(self.options))
+        report("compiling")
+        try:
+            with torch.set_grad_enabled(not freezes):  # With gradients it does not freeze.
+                torch._inductor.aoti_compile_and_package(
+                    exported, package_path=str(Path(self.folder) / _PACKAGE), inductor_configs=settings
+                )
+        except Exception as error:
+            raise unavailable(f"Inductor cannot compile it: {error}") from error
+        (Path(self.folder) / _SIGNATURE).write_bytes(to_json(program.signature))
+        shutil.rmtree(work, ignore_errors=True)
+        return Written()
 
 
 def _flat_export(program: Program, device: torch.device) -> Any:

@@ -57,30 +57,29 @@ class OnnxJob:
     def title(self) -> str:
         return f"exporting model '{self.model_name}' to ONNX"
 
+    def perform(self, report: Report) -> Written:
+        """
+        Raises:
+            ServeError: the program cannot be written as ONNX.
+        """
+        missing = [name for name in ("onnx", "onnxscript") if not is_installed(name)]
+        if missing:
+            raise unavailable(f"torch.onnx.export needs {' and '.join(missing)}: pip install onnx onnxscript")
+        report("importing PyTorch")
+        from rocserve.backends.pytorch.binding import given_names
+        from rocserve.backends.pytorch.onnx_file import write_onnx
+        from rocserve.backends.pytorch.program import open_exported, read_exported
 
-def perform(job: OnnxJob, report: Report) -> Written:
-    """
-    Raises:
-        ServeError: the program cannot be written as ONNX.
-    """
-    missing = [name for name in ("onnx", "onnxscript") if not is_installed(name)]
-    if missing:
-        raise unavailable(f"torch.onnx.export needs {' and '.join(missing)}: pip install onnx onnxscript")
-    report("importing PyTorch")
-    from rocserve.backends.pytorch.binding import given_names
-    from rocserve.backends.pytorch.onnx_file import write_onnx
-    from rocserve.backends.pytorch.program import open_exported, read_exported
-
-    report("reading the program")
-    exported = read_exported(Path(job.model_file))
-    signature = open_exported(exported).signature
-    names = given_names(signature.inputs, job.inputs), given_names(signature.outputs or (), job.outputs)
-    size = sum(value.nbytes for value in exported.state_dict.values())
-    if size >= _LARGEST_BYTES:
-        raise unavailable(f"its weights are {size >> 20} MiB, and one ONNX file holds 2 GiB at most")
-    report("exporting")
-    try:
-        write_onnx(exported, Path(job.folder) / _FILE, *names)
-    except Exception as error:
-        raise unavailable(f"PyTorch cannot export it to ONNX: {error}") from error
-    return Written()
+        report("reading the program")
+        exported = read_exported(Path(self.model_file))
+        signature = open_exported(exported).signature
+        names = given_names(signature.inputs, self.inputs), given_names(signature.outputs or (), self.outputs)
+        size = sum(value.nbytes for value in exported.state_dict.values())
+        if size >= _LARGEST_BYTES:
+            raise unavailable(f"its weights are {size >> 20} MiB, and one ONNX file holds 2 GiB at most")
+        report("exporting")
+        try:
+            write_onnx(exported, Path(self.folder) / _FILE, *names)
+        except Exception as error:
+            raise unavailable(f"PyTorch cannot export it to ONNX: {error}") from error
+        return Written()

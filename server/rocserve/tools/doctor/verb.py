@@ -27,7 +27,7 @@ from rocserve.backends.migraphx.installation import (
     python_command,
 )
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
-from rocserve.backends.migraphx.jobs.library import LibraryJob, LibraryResult
+from rocserve.backends.migraphx.jobs.inspect import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.program_cache import open_cache
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import BACKEND, ROCAL_MODULE

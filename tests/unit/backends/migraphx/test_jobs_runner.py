@@ -30,6 +30,8 @@ from rocserve.settings import EngineSettings
 pytestmark = pytest.mark.long
 
 TESTS = Path(__file__).parents[3]
+PYTHONPATH = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+"""The children import this checkout, whichever is installed."""
 LOG = logging.getLogger("test.jobs")
 
 
@@ -43,7 +45,7 @@ class Jobs:
         self.runner = JobRunner(migraphx_jobs(installation), self._take, LOG)
 
     def run(self, action: str, argument: str = "", **options: Any) -> str:
-        environment = {"PYTHONPATH": str(TESTS), **options.pop("environment", {})}
+        environment = {"PYTHONPATH": PYTHONPATH, **options.pop("environment", {})}
         options = {"timeout_seconds": 60.0, **options}
         return self.runner.run(StrangeJob(action, argument), StrangeResult, environment=environment, **options).text
 
@@ -185,7 +187,7 @@ def test_a_process_that_cannot_load_migraphx_says_nothing_about_the_job(migraphx
     found = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
     runner = JobRunner(migraphx_jobs(replace(found, library=str(library))), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
-        runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60, environment={"PYTHONPATH": str(TESTS)})
+        runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60, environment={"PYTHONPATH": PYTHONPATH})
     assert caught.value.text.startswith("doing echo failed while starting: MIGraphX cannot be loaded: ")
     assert str(library) in caught.value.text
 
@@ -269,7 +271,7 @@ def test_the_child_and_what_it_started_end_with_their_parent(migraphx_root: Path
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", script, str(migraphx_root)],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -3,7 +3,6 @@ when it is loaded, and ONNX Runtime takes over. None fails at a request."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -78,7 +77,7 @@ class HereRunner:
 
     def run(self, job: Any, result_type: type[Any], **_: object) -> Any:
         try:
-            return importlib.import_module(type(job).__module__).perform(job, self._binding, self.report)
+            return job.perform(self._binding, self.report)
         except MigraphxError as error:
             raise unavailable(str(error)) from None
 

@@ -29,8 +29,8 @@ def migraphx_jobs(installation: MigraphxInstallation, binding: str = "auto") -> 
     return JobEngine("MIGraphX", __name__, tuple(python_command(installation)), context, with_hint)
 
 
-def perform(module: Any, job: Any, context: str, report: Report) -> Any:
-    """The result of the job, by the module's `perform`.
+def perform(job: Any, context: str, report: Report) -> Any:
+    """The job's result.
 
     Raises:
         ServeError: MIGraphX refuses it, or cannot be loaded.
@@ -41,7 +41,7 @@ def perform(module: Any, job: Any, context: str, report: Report) -> Any:
     except MigraphxError as error:
         raise unavailable(f"MIGraphX cannot be loaded: {with_hint(str(error))}") from None
     try:
-        return module.perform(job, binding, report)
+        return job.perform(binding, report)
     except MigraphxError as error:
         raise unavailable(f"MIGraphX says: {with_hint(str(error))}") from None
 

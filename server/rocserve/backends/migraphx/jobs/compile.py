@@ -21,7 +21,7 @@ from rocserve.backends.migraphx.binding.program_text import allocated_bytes, rea
 from rocserve.backends.migraphx.calibration import calibration_digest, read_calibration
 from rocserve.backends.migraphx.configuration.options import Precision
 from rocserve.backends.migraphx.jobs.probe import Samples, largest_shape, try_saved
-from rocserve.backends.migraphx.jobs.sources import ProgramFile, own_recipe, parse_recipe, read_program_file
+from rocserve.backends.migraphx.jobs.sources import own_recipe, parse_recipe, read_program_file
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
@@ -30,6 +30,19 @@ from rocserve.jobs.messages import Report
 
 _MOST_MESSAGES = 100
 _LONGEST_MESSAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class CompileResult:
+    inputs: tuple[ProgramTensor, ...]
+    """By name. Not among them: inputs of the model on which no output depends."""
+    outputs: tuple[ProgramTensor, ...]
+    compile_seconds: float
+    """Quantising and compiling."""
+    scratch_bytes: int | None
+    """The memory on the GPU that the program works in; None where that is not known."""
+    messages: tuple[str, ...]
+    """What MIGraphX wrote meanwhile; cut where that is much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,59 +59,37 @@ class CompileJob:
     def title(self) -> str:
         return f"compiling {self.recipe.title} of model '{self.model_name}'"
 
-
-@dataclass(frozen=True, slots=True)
-class CompileResult:
-    inputs: tuple[ProgramTensor, ...]
-    """By name. Not among them: inputs of the model on which no output depends."""
-    outputs: tuple[ProgramTensor, ...]
-    compile_seconds: float
-    """Quantising and compiling."""
-    scratch_bytes: int | None
-    """The memory on the GPU that the program works in; None where that is not known."""
-    messages: tuple[str, ...]
-    """What MIGraphX wrote meanwhile; cut where that is much."""
-
-
-def perform(job: CompileJob, binding: Binding, report: Report) -> CompileResult:
-    """
-    Raises:
-        MigraphxError: MIGraphX refuses the model.
-        ServeError: the program is not what the model asks for.
-    """
-    return _Compilation(job, binding, report).run()
-
-
-class _Compilation:
-    def __init__(self, job: CompileJob, binding: Binding, report: Report) -> None:
-        self._job = job
-        self._recipe = job.recipe
-        self._precision = job.recipe.options.precision
-        self._target = job.recipe.options.target.value
-        self._binding = binding
-        self._report = report
-
-    def run(self) -> CompileResult:
-        self._report("reading the model")
-        self._binding.check_target(self._target)
-        source = self._read_source()
-        own_size = source.own_batch if self._recipe.rebatched else 0
-        program = self._parse(own_size)
+    def perform(self, binding: Binding, report: Report) -> CompileResult:
+        """
+        Raises:
+            MigraphxError: MIGraphX refuses the model.
+            ServeError: the program is not what the model asks for.
+        """
+        recipe, file, folder = self.recipe, Path(self.program_file), Path(self.model_folder)
+        report("reading the model")
+        binding.check_target(recipe.options.target.value)
+        path = Path(recipe.source.path)
+        source = read_program_file(recipe, folder)
+        if file_digest(path, source.more_files) != recipe.source.digest:
+            raise unavailable(f"file {path.name} has been changed meanwhile")
+        own_size = source.own_batch if recipe.rebatched else 0
+        program = self._parse(binding, own_size)
         started = time.monotonic()
-        self._quantise(program)
-        self._report("compiling")
+        self._quantise(program, report)
+        report("compiling")
         self._compile(program)
         seconds = time.monotonic() - started
-        self._report("saving")
-        program.save(Path(self._job.program_file))
-        self._report("trying the saved program")
-        try_saved(self._binding, program, Path(self._job.program_file))
+        report("saving")
+        program.save(file)
+        report("trying the saved program")
+        try_saved(binding, program, file)
         if own_size:
-            self._report(f"checking it against the model's own batch size, {own_size}")
-            fault = row_fault(program, self._own_program(own_size), own_size, source.output_names, self._precision)
+            report(f"checking it against the model's own batch size, {own_size}")
+            own = self._own_program(binding, own_size, report)
+            fault = row_fault(program, own, own_size, source.output_names, recipe.options.precision)
             if fault:
-                raise refusal(self._job.model_name, self._recipe, own_size, fault)
-        lines = self._binding.take_messages()[:_MOST_MESSAGES]
+                raise refusal(self.model_name, recipe, own_size, fault)
+        lines = binding.take_messages()[:_MOST_MESSAGES]
         return CompileResult(
             inputs=tuple(program.parameters.values()),
             outputs=program.outputs,
@@ -108,52 +99,43 @@ class _Compilation:
             messages=tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines),
         )
 
-    def _read_source(self) -> ProgramFile:
-        """Raises: ServeError: UNAVAILABLE, it is not the file any more that the program is to be of."""
-        path = Path(self._recipe.source.path)
-        source = read_program_file(self._recipe, Path(self._job.model_folder))
-        if file_digest(path, source.more_files) != self._recipe.source.digest:
-            raise unavailable(f"file {path.name} has been changed meanwhile")
-        return source
-
-    def _parse(self, own_size: int) -> Program:
+    def _parse(self, binding: Binding, own_size: int) -> Program:
         """`own_size`: above 0 for a program that is re-batched."""
         try:
-            return parse_recipe(self._binding, self._recipe)
+            return parse_recipe(binding, self.recipe)
         except MigraphxError as error:
             if not own_size:
                 raise
             # Raises where MIGraphX does not take the model in its own batch size either.
-            parse_recipe(self._binding, own_recipe(self._recipe, own_size))
-            raise refusal(self._job.model_name, self._recipe, own_size, f"MIGraphX says: {error}") from error
+            parse_recipe(binding, own_recipe(self.recipe, own_size))
+            raise refusal(self.model_name, self.recipe, own_size, f"MIGraphX says: {error}") from error
 
-    def _quantise(self, program: Program) -> None:
-        if self._precision is Precision.FP32:
+    def _quantise(self, program: Program, report: Report) -> None:
+        options, folder = self.recipe.options, Path(self.model_folder)
+        if options.precision is Precision.FP32:
             return
         calibration: Sequence[Mapping[str, Array]] = ()
-        if self._precision.needs_calibration:
-            self._report("reading the calibration data")
-            folder = Path(self._job.model_folder)
-            calibration = read_calibration(folder, self._recipe, program.parameters)
-            if calibration_digest(self._recipe.options, folder) != self._recipe.calibration_digest:
+        if options.precision.needs_calibration:
+            report("reading the calibration data")
+            calibration = read_calibration(folder, self.recipe, program.parameters)
+            if calibration_digest(options, folder) != self.recipe.calibration_digest:
                 raise unavailable("the calibration data have been changed meanwhile")
-        self._report(f"quantising to {self._precision.value}")
-        program.quantize(self._precision.value, self._target, calibration)
+        report(f"quantising to {options.precision.value}")
+        program.quantize(options.precision.value, options.target.value, calibration)
 
     def _compile(self, program: Program) -> None:
-        options = self._recipe.options
-        program.compile(
-            self._target, CompileFlags(self._recipe.offload_copy, options.fast_math, options.exhaustive_tune)
-        )
+        options = self.recipe.options
+        flags = CompileFlags(self.recipe.offload_copy, options.fast_math, options.exhaustive_tune)
+        program.compile(options.target.value, flags)
 
-    def _own_program(self, own_size: int) -> Program:
+    def _own_program(self, binding: Binding, own_size: int, report: Report) -> Program:
         """The model in the batch size of its file, which it is meant to be right in."""
-        if self._job.own_program:
-            return self._binding.load(Path(self._job.own_program))
-        program = parse_recipe(self._binding, own_recipe(self._recipe, own_size))
-        if not self._precision.needs_calibration:
+        if self.own_program:
+            return binding.load(Path(self.own_program))
+        program = parse_recipe(binding, own_recipe(self.recipe, own_size))
+        if not self.recipe.options.precision.needs_calibration:
             # Unlike these, whose errors the calibration decides.
-            self._quantise(program)
+            self._quantise(program, report)
         self._compile(program)
         return program
 

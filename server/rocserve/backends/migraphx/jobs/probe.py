@@ -74,6 +74,13 @@ def largest_shape(tensor: ProgramTensor) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeResult:
+    inputs: tuple[ProgramTensor, ...]
+    """By name."""
+    outputs: tuple[ProgramTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeJob:
     """Try a .mxr that rocserve has not compiled itself."""
 
@@ -84,37 +91,27 @@ class ProbeJob:
     def title(self) -> str:
         return f"trying {Path(self.path).name} of model '{self.model_name}'"
 
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    inputs: tuple[ProgramTensor, ...]
-    """By name."""
-    outputs: tuple[ProgramTensor, ...]
-
-
-def perform(job: ProbeJob, binding: Binding, report: Report) -> ProbeResult:
-    """
-    Raises:
-        MigraphxError: MIGraphX refuses the file, or to run it.
-        ServeError: it cannot be served.
-    """
-    name = Path(job.path).name
-    report("loading it")
-    program = binding.load(Path(job.path))
-    if program.extra_parameters:
-        raise invalid_argument(
-            f"{name} was compiled with offload_copy off (it has the parameters {', '.join(program.extra_parameters)}):"
-            " it wants its inputs and outputs in the GPU's memory, where requests' tensors are not; compile it with"
-            " offload_copy on (`rocserve compile`; `migraphx-driver compile --enable-offload-copy`)"
-        )
-    if not program.outputs:
-        raise invalid_argument(f"{name} has no outputs")
-    report("running it")
-    program.run(Samples().inputs(program.parameters))
-    return ProbeResult(
-        inputs=tuple(program.parameters.values()),
-        outputs=program.outputs,
-    )
+    def perform(self, binding: Binding, report: Report) -> ProbeResult:
+        """
+        Raises:
+            MigraphxError: MIGraphX refuses the file, or to run it.
+            ServeError: it cannot be served.
+        """
+        name = Path(self.path).name
+        report("loading it")
+        program = binding.load(Path(self.path))
+        if program.extra_parameters:
+            raise invalid_argument(
+                f"{name} was compiled with offload_copy off (it has the parameters"
+                f" {', '.join(program.extra_parameters)}): it wants its inputs and outputs in the GPU's memory, where"
+                " requests' tensors are not; compile it with offload_copy on (`rocserve compile`; `migraphx-driver"
+                " compile --enable-offload-copy`)"
+            )
+        if not program.outputs:
+            raise invalid_argument(f"{name} has no outputs")
+        report("running it")
+        program.run(Samples().inputs(program.parameters))
+        return ProbeResult(tuple(program.parameters.values()), program.outputs)
 
 
 def try_saved(binding: Binding, program: Program, path: Path) -> None:

@@ -15,7 +15,7 @@ from support.migraphx_programs import ProgramFactory, onnx_runtime
 from rocserve.backends.migraphx.binding.c_library import Library
 from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
-from rocserve.backends.migraphx.jobs.compile import CompileJob, perform
+from rocserve.backends.migraphx.jobs.compile import CompileJob
 from rocserve.backends.migraphx.planning.recipe import ProgramSource, SourceKind
 from rocserve.cache.digests import file_digest
 
@@ -85,5 +85,5 @@ def test_a_compile_takes_those_of_its_recipe(
     )
     recipe = replace(recipe, source=ProgramSource(SourceKind.ONNX, str(file), file_digest(file)))
     recorder: Any = Recorder(factory.binding)
-    perform(CompileJob("m", str(tmp_path), recipe, str(tmp_path / "m.mxr")), recorder, lambda text: None)
+    CompileJob("m", str(tmp_path), recipe, str(tmp_path / "m.mxr")).perform(recorder, lambda text: None)
     assert recorder.flags == [CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune)]
