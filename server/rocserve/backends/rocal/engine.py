@@ -97,16 +97,18 @@ class PipelineEngine:
         decoded = self._decoder.decode(encoded)
         images = {DECODED: Image.whole(decoded.pixels)}
         outputs = {output: measurement.measure(decoded) for output, measurement in self._plan.measurements.items()}
-        for step in self._plan.steps:
+        for planned in self._plan.steps:
+            step = planned.step
             call = step.call_with(flags)
             sources = [images[source] for source in step.sources]
-            if step.is_read:
+            if planned.is_read:
                 # The next operation works on bytes, as in rocAL, whatever is handed out here.
                 images[step.index] = call.run(*sources, as_float=False)
-            if step.output is not None and step.format is not None:
-                as_float = step.format.datatype is not DataType.UINT8
-                result = images[step.index] if step.is_read and not as_float else call.run(*sources, as_float=as_float)
-                outputs[step.output] = _formatted(result.padded, step.format)
+            if planned.output is not None and planned.format is not None:
+                as_float = planned.format.datatype is not DataType.UINT8
+                kept = planned.is_read and not as_float
+                result = images[step.index] if kept else call.run(*sources, as_float=as_float)
+                outputs[planned.output] = _formatted(result.padded, planned.format)
         return [outputs[output] for output in range(self._outputs)]
 
 

@@ -36,13 +36,11 @@ RANDOM_OPERATIONS = (
 """Those that draw random numbers for each image, whatever their keys are."""
 
 
-_read_known_name = schema.read_choice(*OPERATIONS)
-
-
-def _read_operation_name(value: Any) -> str:
+@Key
+def _operation_name(value: Any) -> Any:
     if isinstance(value, str) and value in RANDOM_OPERATIONS:
         raise ValueError("one that gives the same result every time, so none of rocAL's random ones")
-    return _read_known_name(value)
+    return schema.choice(*OPERATIONS).read(value)
 
 
 def _read_document(text: str | bytes) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def _read_document(text: str | bytes) -> dict[str, Any]:
     if not text.strip():
         raise PipelineError(f"the file is empty; {expected}")
     try:
-        document = json.loads(text, object_pairs_hook=_table)
+        document = json.loads(text, object_pairs_hook=_object)
     except ValueError as error:
         if isinstance(error, PipelineError):
             raise
@@ -67,7 +65,7 @@ def _read_document(text: str | bytes) -> dict[str, Any]:
     return document
 
 
-def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
@@ -96,34 +94,36 @@ _DATATYPES = {
 }
 """KServe's names and rocAL's."""
 
-_RANGES = schema.read_choice("auto", "pixel", "unit")
+_RANGES = schema.choice("auto", "pixel", "unit")
 
 
-def _read_table(value: Any) -> dict[str, Any]:
+@Key
+def _table(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("an object")
     return value
 
 
-def _read_operations(value: Any) -> list[Any]:
+@Key
+def _operations(value: Any) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise ValueError("a list of operations")
     return value
 
 
 _TOP_LEVEL_KEYS = {
-    "pipeline": Key(_read_operations),
-    "decoder": Key(_read_table, default={}),
-    "mean_std_range": Key(_RANGES, default="auto"),
+    "pipeline": _operations,
+    "decoder": _table({}),
+    "mean_std_range": _RANGES("auto"),
 }
-_OPERATION_KEY = {"operation": Key(_read_operation_name)}
-_MEASUREMENT_KEYS = {**_OPERATION_KEY, "is_output": Key(schema.read_flag, default=False)}
+_OPERATION_KEY = {"operation": _operation_name}
+_MEASUREMENT_KEYS = {**_OPERATION_KEY, "is_output": schema.flag(False)}
 _STEP_KEYS = {
     **_MEASUREMENT_KEYS,
-    "dtype": Key(schema.read_choice(*_DATATYPES), default=None),
-    "layout": Key(schema.read_choice(*(layout.value for layout in Layout)), default=None),
-    "name": Key(schema.read_name, default=None),
-    "inputs": Key(schema.read_names, default=None),
+    "dtype": schema.choice(*_DATATYPES)(None),
+    "layout": schema.choice(*(layout.value for layout in Layout))(None),
+    "name": schema.name(None),
+    "inputs": schema.names(None),
 }
 
 
@@ -131,6 +131,8 @@ _STEP_KEYS = {
 class Step:
     """One operation, its sources, and the use of its result."""
 
+    index: int
+    """Its place in the pipeline."""
     call: Call | Measurement
     """With the defaults of the flags that inputs give."""
     sources: tuple[int, ...]
@@ -146,6 +148,17 @@ class Step:
     @property
     def name(self) -> str:
         return self.call.name if isinstance(self.call, Measurement) else self.call.operation.name
+
+    @property
+    def where(self) -> str:
+        return f"pipeline[{self.index}] ({self.name})"
+
+    def call_with(self, flags: Mapping[str, bool]) -> Call:
+        """Of an image, with the values of the pipeline's inputs."""
+        assert isinstance(self.call, Call)
+        if not self.bindings:
+            return self.call
+        return self.call.changed({binding.key: flags[binding.input] for binding in self.bindings})
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +208,12 @@ class _StepReader:
             values, _ = schema.read_bound_keys(where, entry, _MEASUREMENT_KEYS)
             if not values["is_output"]:
                 raise PipelineError(f'{where} is nothing but an output; set "is_output": true')
-            return Step(operation, (), (), True, operation.datatype, None, operation.datatype)
+            return Step(index, operation, (), (), True, operation.datatype, None, operation.datatype)
         if operation.colour_only and self._channels != 3:
             raise PipelineError(f"{where} needs colour; the images have 1 channel (parameter 'color_format')")
         keys = {**_STEP_KEYS, **operation.keys, **operation.ignored_keys}
         if operation.normalises:
-            keys["mean_std_range"] = Key(_RANGES, default=self._default_range)
+            keys["mean_std_range"] = _RANGES(self._default_range)
         values, bindings = schema.read_bound_keys(where, entry, keys)
         if not values["is_output"] and (values["dtype"] or values["layout"]):
             raise PipelineError(
@@ -213,6 +226,7 @@ class _StepReader:
         except ValueError as error:
             raise PipelineError(f"{where}: {error}") from None
         step = Step(
+            index=index,
             call=call,
             sources=self._sources(where, operation, values["inputs"]),
             bindings=bindings,
@@ -296,22 +310,21 @@ def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
         PipelineError: two images that are read together can never fit each other, or a result would be too large.
     """
     results = _results(pipeline.steps, ResultExtent.whole(decoded))
-    return [
-        results[index].size if index in results else None for index, step in enumerate(pipeline.steps) if step.is_output
-    ]
+    outputs = [step.index for step in pipeline.steps if step.is_output]
+    return [results[index].size if index in results else None for index in outputs]
 
 
 def _results(steps: Sequence[Step], decoded: ResultExtent) -> Mapping[int, ResultExtent]:
     """The known extents of the decoder's image and of each step's."""
     results = {DECODED: decoded}
-    for index, step in enumerate(steps):
+    for step in steps:
         if isinstance(step.call, Measurement):
             continue
         try:
-            results[index] = step.call.extent(*(results[source] for source in step.sources))
-            results[index].check()
+            results[step.index] = step.call.extent(*(results[source] for source in step.sources))
+            results[step.index].check()
         except ValueError as error:
-            raise PipelineError(f"pipeline[{index}] ({step.name}): {error}") from None
+            raise PipelineError(f"{step.where}: {error}") from None
     return results
 
 
@@ -319,12 +332,9 @@ def _results(steps: Sequence[Step], decoded: ResultExtent) -> Mapping[int, Resul
 class PlannedStep:
     """A step that makes an image, and its use."""
 
-    index: int
+    step: Step
     call: Call
-    """With the defaults of the flags that inputs give."""
-    sources: tuple[int, ...]
-    """The steps whose images it reads; DECODED = the decoder's."""
-    bindings: tuple[Binding, ...]
+    """The step's."""
     source: ResultExtent
     """The known extent of its (first) source."""
     result: ResultExtent
@@ -335,16 +345,6 @@ class PlannedStep:
     """Its place among the outputs."""
     format: OutputFormat | None
     """The output's."""
-
-    @property
-    def name(self) -> str:
-        return self.call.operation.name
-
-    def call_with(self, flags: Mapping[str, bool]) -> Call:
-        """With the values of the pipeline's inputs."""
-        if not self.bindings:
-            return self.call
-        return self.call.changed({binding.key: flags[binding.input] for binding in self.bindings})
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,26 +362,23 @@ class Plan:
 def make_plan(pipeline: Pipeline, formats: Sequence[OutputFormat]) -> Plan:
     """`formats` are those of the pipeline's outputs, in their order."""
     results = _results(pipeline.steps, UNKNOWN)
-    outputs = [index for index, step in enumerate(pipeline.steps) if step.is_output]
+    outputs = [step.index for step in pipeline.steps if step.is_output]
     read: set[int] = set()
     planned: list[PlannedStep] = []
     measurements: dict[int, Measurement] = {}
-    for index in reversed(range(len(pipeline.steps))):
-        step = pipeline.steps[index]
-        output = outputs.index(index) if step.is_output else None
+    for step in reversed(pipeline.steps):
+        output = outputs.index(step.index) if step.is_output else None
         if isinstance(step.call, Measurement):
             assert output is not None
             measurements[output] = step.call
-        elif output is not None or index in read:
+        elif output is not None or step.index in read:
             planned.append(
                 PlannedStep(
-                    index=index,
+                    step=step,
                     call=step.call,
-                    sources=step.sources,
-                    bindings=step.bindings,
                     source=results[step.sources[0]],
-                    result=results[index],
-                    is_read=index in read,
+                    result=results[step.index],
+                    is_read=step.index in read,
                     output=output,
                     format=None if output is None else formats[output],
                 )

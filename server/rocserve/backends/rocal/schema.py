@@ -48,7 +48,8 @@ Reader = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of an operation."""
+    """One key of an operation, by what its value must be: `size` is a key that must be there, `size(0)` one that may be
+    left out."""
 
     read: Reader
     default: Any = REQUIRED
@@ -56,6 +57,10 @@ class Key:
     is_bindable: bool = False
     """Whether an input tensor of the request may give the value, one for each image: {"input": "NAME"} in place of it.
     Only flags that leave the result's size as it is may come so; they have the default until an image comes."""
+
+    def __call__(self, default: Any, is_bindable: bool = False) -> Key:
+        """The same for a key that may be left out."""
+        return Key(self.read, default, is_bindable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +71,16 @@ class Binding:
     input: str
 
 
-def _read_if(expected: str, holds: Callable[[Any], bool]) -> Reader:
+def _key_if(expected: str, holds: Callable[[Any], bool]) -> Key:
     def read(value: Any) -> Any:
         if not holds(value):
             raise ValueError(expected)
         return value
 
-    return read
+    return Key(read)
 
 
-def _integer_reader(least: int, expected: str) -> Reader:
+def _integer_key(least: int, expected: str) -> Key:
     def read(value: Any) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -83,10 +88,10 @@ def _integer_reader(least: int, expected: str) -> Reader:
             raise ValueError(f"{expected}a whole number from {least} to {_LARGEST_SIZE}")
         return value
 
-    return read
+    return Key(read)
 
 
-def _number_reader(expected: str, holds: Callable[[float], bool] = lambda number: True) -> Reader:
+def _number_key(expected: str, holds: Callable[[float], bool] = lambda number: True) -> Key:
     def read(value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(expected)
@@ -97,51 +102,54 @@ def _number_reader(expected: str, holds: Callable[[float], bool] = lambda number
             raise ValueError(expected)
         return float(value)
 
-    return read
+    return Key(read)
 
 
-read_name = _read_if("a name", lambda value: isinstance(value, str) and value != "")
-read_flag = _read_if("true or false", lambda value: isinstance(value, bool))
-read_axis = _read_if("0, 1 or 2", lambda value: type(value) is int and value in (0, 1, 2))
+name = _key_if("a name", lambda value: isinstance(value, str) and value != "")
+flag = _key_if("true or false", lambda value: isinstance(value, bool))
+axis = _key_if("0, 1 or 2", lambda value: type(value) is int and value in (0, 1, 2))
 """Of an image: 0 = height, 1 = width, 2 = channels."""
-read_size = _integer_reader(0, "a size in pixels, ")
-read_positive_size = _integer_reader(1, "a size in pixels, ")
-read_signed_integer = _integer_reader(-_LARGEST_SIZE, "")
-read_number = _number_reader("a number")
-read_fraction = _number_reader("a fraction from 0 to 1", lambda number: 0 <= number <= 1)
-read_area = _number_reader("a fraction above 0, at most 1", lambda number: 0 < number <= 1)
-read_positive_number = _number_reader("a number above 0", lambda number: number >= _SMALLEST_DIVISOR)
-read_not_negative = _number_reader("a number of 0 or more", lambda number: number >= 0)
-read_pixel_position = _number_reader("a position in pixels, 0 or more", lambda number: number >= 0)
-read_percentage = _number_reader("a percentage of 0 or more, below 100", lambda number: 0 <= number < 100)
+size = _integer_key(0, "a size in pixels, ")
+positive_size = _integer_key(1, "a size in pixels, ")
+signed_integer = _integer_key(-_LARGEST_SIZE, "")
+number = _number_key("a number")
+fraction = _number_key("a fraction from 0 to 1", lambda number: 0 <= number <= 1)
+area = _number_key("a fraction above 0, at most 1", lambda number: 0 < number <= 1)
+positive_number = _number_key("a number above 0", lambda number: number >= _SMALLEST_DIVISOR)
+not_negative = _number_key("a number of 0 or more", lambda number: number >= 0)
+pixel_position = _number_key("a position in pixels, 0 or more", lambda number: number >= 0)
+percentage = _number_key("a percentage of 0 or more, below 100", lambda number: 0 <= number < 100)
 """Of something that cannot go altogether."""
-read_exponent = _number_reader("a number from -32 to 32", lambda number: -32 <= number <= 32)
+exponent = _number_key("a number from -32 to 32", lambda number: -32 <= number <= 32)
 """Of 2; others would leave nothing but black or white."""
 
 
-def read_switch(value: Any) -> bool:
+@Key
+def switch(value: Any) -> bool:
     """A flag as rocAL writes it, 0 or 1, or as JSON does."""
     if not isinstance(value, int) or value not in (0, 1):
         raise ValueError("true or false, or 1 or 0")
     return bool(value)
 
 
-def read_names(value: Any) -> tuple[str, ...]:
+@Key
+def names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError("a list of names")
     return tuple(value)
 
 
-def read_channel_numbers(value: Any) -> tuple[float, ...]:
+@Key
+def channel_numbers(value: Any) -> tuple[float, ...]:
     expected = "a list of 1 or 3 numbers"
     if not isinstance(value, list) or len(value) not in (1, 3):
         raise ValueError(expected)
-    read = _number_reader(expected)
-    return tuple(read(item) for item in value)
+    return tuple(_number_key(expected).read(item) for item in value)
 
 
-def read_divisors(value: Any) -> tuple[float, ...]:
-    numbers = read_channel_numbers(value)
+@Key
+def divisors(value: Any) -> tuple[float, ...]:
+    numbers: tuple[float, ...] = channel_numbers.read(value)
     if any(abs(number) < _SMALLEST_DIVISOR for number in numbers):
         raise ValueError("a list of 1 or 3 numbers, none of them 0")
     return numbers
@@ -155,8 +163,8 @@ class ChoiceError(ValueError):
         self.choices = choices
 
 
-def read_choice(*choices: str, prefix: str = "", suffix: str = "") -> Callable[[Any], str]:
-    """Reads one of some names; of rocAL's constants with or without the part that all of their kind share."""
+def choice(*choices: str, prefix: str = "", suffix: str = "") -> Key:
+    """One of some names; of rocAL's constants with or without the part that all of their kind share."""
 
     def read(value: Any) -> str:
         name = value.removeprefix(prefix).removesuffix(suffix) if isinstance(value, str) else None
@@ -164,11 +172,11 @@ def read_choice(*choices: str, prefix: str = "", suffix: str = "") -> Callable[[
             raise ChoiceError(choices)
         return name
 
-    return read
+    return Key(read)
 
 
-def read_list(read_item: Reader, counts: tuple[int, ...], items: str) -> Reader:
-    """Reads a list whose length is one of `counts`; `items` names its items in errors."""
+def list_of(item_key: Key, counts: tuple[int, ...], items: str) -> Key:
+    """A list whose length is one of `counts`; `items` names its items in errors."""
     *others, last = (str(count) for count in counts)
     expected = f"a list of {' or '.join((', '.join(others), last)) if others else last} {items}"
 
@@ -176,11 +184,11 @@ def read_list(read_item: Reader, counts: tuple[int, ...], items: str) -> Reader:
         if not isinstance(value, list) or len(value) not in counts:
             raise ValueError(expected)
         try:
-            return tuple(read_item(item) for item in value)
+            return tuple(item_key.read(item) for item in value)
         except ValueError as error:
             raise ValueError(f"{expected}, each {error}") from None
 
-    return read
+    return Key(read)
 
 
 def read_keys(where: str, table: dict[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:

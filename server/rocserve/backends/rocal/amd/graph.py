@@ -12,7 +12,7 @@ from rocserve.backends.rocal.amd.binding import Binding
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.image import Extent, ResultExtent
 from rocserve.backends.rocal.operations.base import Node, Operation, Tensor
-from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Plan, PlannedStep
+from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Plan, PlannedStep, Step
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
@@ -45,23 +45,21 @@ def check(model_name: str, pipeline: Pipeline, plan: Plan, binding: Binding) -> 
     """
     if len(pipeline.inputs) > _MOST_FLAGS:
         extra = pipeline.inputs[_MOST_FLAGS]
-        index = next(
-            index for index, step in enumerate(pipeline.steps) for entry in step.bindings if entry.input == extra
-        )
+        step = next(step for step in pipeline.steps for entry in step.bindings if entry.input == extra)
         reason = (
             f"input '{extra}' is one flag too many: each image may have {_MOST_FLAGS} with rocAL, any number with the"
             " CPU engine"
         )
-        raise _impossible(model_name, index, pipeline.steps[index].name, reason)
-    for step in plan.steps:
-        operation = step.call.operation
-        refusal = operation.amd.refusal(step.call.arguments, step.source) or _lack(operation, binding)
+        raise _impossible(model_name, step, reason)
+    for planned in plan.steps:
+        operation = planned.call.operation
+        refusal = operation.amd.refusal(planned.call.arguments, planned.source) or _lack(operation, binding)
         if refusal is not None:
-            raise _impossible(model_name, step.index, step.name, refusal)
+            raise _impossible(model_name, planned.step, refusal)
 
 
-def _impossible(model_name: str, index: int, name: str, reason: str) -> ServeError:
-    return invalid_argument(f"model '{model_name}' cannot run on rocAL: pipeline[{index}] ({name}): {reason}")
+def _impossible(model_name: str, step: Step, reason: str) -> ServeError:
+    return invalid_argument(f"model '{model_name}' cannot run on rocAL: {step.where}: {reason}")
 
 
 def _lack(operation: Operation, binding: Binding) -> str | None:
@@ -80,13 +78,14 @@ def _lack(operation: Operation, binding: Binding) -> str | None:
 def misfit(plan: Plan, height: int, width: int) -> str | None:
     """Why an image of this decoded size cannot go through rocAL; None = it can."""
     results = {DECODED: ResultExtent.whole(Extent(height, width))}
-    for step in plan.steps:
+    for planned in plan.steps:
+        step, call = planned.step, planned.call
         valid = results[step.sources[0]].valid
-        text = step.call.operation.amd.misfit(step.call.arguments, step.source.valid, *valid.sides)
+        text = call.operation.amd.misfit(call.arguments, planned.source.valid, *valid.sides)
         if text is not None:
             return f"{step.name}: {text}"
         try:
-            results[step.index] = step.call.extent(*(results[source] for source in step.sources))
+            results[step.index] = call.extent(*(results[source] for source in step.sources))
         except ValueError as error:
             return f"{step.name}: {error}"
     return None
@@ -165,19 +164,20 @@ def _add_nodes(settings: GraphSettings, handle: Any, source: Tensor, batch_size:
     values = dict(zip(settings.inputs, flags, strict=True))
     images: dict[int, Tensor] = {DECODED: source}
     outputs: list[Tensor] = []
-    for step in settings.plan.steps:
+    for planned in settings.plan.steps:
+        step = planned.step
 
-        def add(layout: Any, datatype: Any, step: PlannedStep = step) -> Tensor:
+        def add(layout: Any, datatype: Any, step: Step = step, source: ResultExtent = planned.source) -> Tensor:
             sources = [images[source] for source in step.sources]
-            node = Node(settings.binding, handle, layout, datatype, sources, step.source, settings.is_grey, batch_size)
+            node = Node(settings.binding, handle, layout, datatype, sources, source, settings.is_grey, batch_size)
             return _add(node, step, values)
 
-        if step.is_read:
+        if planned.is_read:
             # The next operation works on bytes, whatever is handed out here.
             images[step.index] = add(settings.source_layout, types.UINT8)
-        if step.output is not None:
-            layout, datatype = output_type(settings, step)
-            shared = step.is_read and (layout, datatype) == (settings.source_layout, types.UINT8)
+        if planned.output is not None:
+            layout, datatype = output_type(settings, planned)
+            shared = planned.is_read and (layout, datatype) == (settings.source_layout, types.UINT8)
             outputs.append(images[step.index] if shared else add(layout, datatype))
     return outputs
 
@@ -211,8 +211,7 @@ def _add_source(settings: GraphSettings, handle: Any) -> Tensor:
     return _made(settings.binding, handle, tensor, "its source of images")
 
 
-def _add(node: Node, step: PlannedStep, values: Mapping[str, bool]) -> Tensor:
-    where = f"pipeline[{step.index}] ({step.name})"
+def _add(node: Node, step: Step, values: Mapping[str, bool]) -> Tensor:
     call = step.call_with(values)
     form = call.operation.amd
     try:
@@ -221,8 +220,8 @@ def _add(node: Node, step: PlannedStep, values: Mapping[str, bool]) -> Tensor:
         else:
             tensor = node.call(form.function or call.operation.name, call.values)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise unavailable(f"rocAL (version {node.binding.version}) refuses {where}: {error}") from error
-    return _made(node.binding, node.handle, tensor, where)
+        raise unavailable(f"rocAL (version {node.binding.version}) refuses {step.where}: {error}") from error
+    return _made(node.binding, node.handle, tensor, step.where)
 
 
 def _made(binding: Binding, handle: Any, tensor: Tensor, what: str) -> Tensor:

@@ -120,7 +120,7 @@ class BatchOutput:
         full_height, full_width = size.height or height, size.width or width
         if valid.shape[:2] != (height, width) or height > full_height or width > full_width:
             raise RuntimeError(
-                f"rocAL gives {self.step.name} a valid part of {width}x{height} pixels, but its result is"
+                f"rocAL gives {self.step.step.name} a valid part of {width}x{height} pixels, but its result is"
                 f" {full_width}x{full_height}"
             )
         return Image(valid, ResultExtent(Extent(full_height, full_width), Extent(height, width))).padded

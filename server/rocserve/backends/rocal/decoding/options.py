@@ -113,16 +113,17 @@ class DecoderOptions:
         return dataclasses.replace(self, max_pixels=min(self.max_pixels, max_pixels))
 
 
-def _read_pixel_count(value: Any) -> int:
+@Key
+def _pixel_count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError("a number of pixels, a whole number of 1 or more")
     return value
 
 
 _KEYS = {
-    "max_width": Key(schema.read_size, default=1000),
-    "max_height": Key(schema.read_size, default=1000),
-    "max_pixels": Key(_read_pixel_count, default=DEFAULT_MAX_PIXELS),
-    "exif": Key(schema.read_flag, default=False),
-    "input": Key(schema.read_choice(*(kind.value for kind in InputKind)), default=InputKind.ENCODED.value),
+    "max_width": schema.size(1000),
+    "max_height": schema.size(1000),
+    "max_pixels": _pixel_count(DEFAULT_MAX_PIXELS),
+    "exif": schema.flag(False),
+    "input": schema.choice(*(kind.value for kind in InputKind))(InputKind.ENCODED.value),
 }

@@ -18,7 +18,6 @@ from rocserve.backends.rocal.operations.base import (
     refused,
     same_extent,
 )
-from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
 
@@ -118,7 +117,7 @@ OPERATIONS = (
     Operation(
         "blend",
         # rocAL draws a ratio that is left out at random.
-        {"ratio": Key(schema.read_fraction)},
+        {"ratio": schema.fraction},
         _blend,
         _blended_extent,
         sources=2,
@@ -126,11 +125,11 @@ OPERATIONS = (
     Operation(
         "normalize",
         {
-            "axes": Key(schema.read_list(schema.read_axis, (1, 2, 3), "axes")),
-            "mean": Key(schema.read_list(schema.read_number, (0, 1, 3), "numbers"), default=()),
-            "stddev": Key(schema.read_list(schema.read_positive_number, (0, 1, 3), "numbers"), default=()),
-            "scale": Key(schema.read_number, default=1.0),
-            "shift": Key(schema.read_number, default=0.0),
+            "axes": schema.list_of(schema.axis, (1, 2, 3), "axes"),
+            "mean": schema.list_of(schema.number, (0, 1, 3), "numbers")(()),
+            "stddev": schema.list_of(schema.positive_number, (0, 1, 3), "numbers")(()),
+            "scale": schema.number(1.0),
+            "shift": schema.number(0.0),
         },
         _normalize,
         same_extent,

@@ -17,21 +17,15 @@ from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, P
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
-MIRROR = {"mirror": Key(schema.read_switch, default=False, is_bindable=True)}
-MIRROR_OF_FN = {"mirror": Key(schema.read_switch, default=True, is_bindable=True)}
+MIRROR = {"mirror": schema.switch(False, is_bindable=True)}
+MIRROR_OF_FN = {"mirror": schema.switch(True, is_bindable=True)}
 """rocAL's fn mirrors by default."""
-NORMALISATION = {"mean": Key(schema.read_channel_numbers), "std_dev": Key(schema.read_divisors)}
-NORMALISATION_OF_FN = {
-    "mean": Key(schema.read_channel_numbers, default=(0.0,)),
-    "std": Key(schema.read_divisors, default=(1.0,)),
-}
+NORMALISATION = {"mean": schema.channel_numbers, "std_dev": schema.divisors}
+NORMALISATION_OF_FN = {"mean": schema.channel_numbers((0.0,)), "std": schema.divisors((1.0,))}
 INTERPOLATION = {
-    "interpolation_type": Key(
-        schema.read_choice(
-            "LINEAR", "NEAREST_NEIGHBOR", "CUBIC", "LANCZOS", "GAUSSIAN", "TRIANGULAR", suffix="_INTERPOLATION"
-        ),
-        default="LINEAR",
-    )
+    "interpolation_type": schema.choice(
+        "LINEAR", "NEAREST_NEIGHBOR", "CUBIC", "LANCZOS", "GAUSSIAN", "TRIANGULAR", suffix="_INTERPOLATION"
+    )("LINEAR")
 }
 
 _TABLES = 64

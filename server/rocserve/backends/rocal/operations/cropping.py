@@ -29,7 +29,6 @@ from rocserve.backends.rocal.operations.base import (
     overhang,
     renamed,
 )
-from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
 _TABLES = 64
@@ -221,48 +220,41 @@ def _amd_cut_and_normalise(node: Node, call: Call) -> Tensor:
 _NORMALISING = AmdForm(make=_amd_cut_and_normalise, gives_floats=always, gives_layouts=True)
 
 
-_CROP = {"crop_width": Key(schema.read_positive_size), "crop_height": Key(schema.read_positive_size)}
+_CROP = {"crop_width": schema.positive_size, "crop_height": schema.positive_size}
 _CROP_OF_FN = {
-    "crop": Key(schema.read_list(schema.read_size, (0, 2, 3), "sizes in pixels, [height, width]"), default=()),
-    "crop_h": Key(schema.read_size, default=0),
-    "crop_w": Key(schema.read_size, default=0),
+    "crop": schema.list_of(schema.size, (0, 2, 3), "sizes in pixels, [height, width]")(()),
+    "crop_h": schema.size(0),
+    "crop_w": schema.size(0),
 }
-_DEPTH_OF_FN = {"crop_d": Key(schema.read_positive_size, default=1)}
+_DEPTH_OF_FN = {"crop_d": schema.positive_size(1)}
 
 OPERATIONS = (
     Operation(
         "CropFixed",
-        {**_CROP, "crop_pos_x": Key(schema.read_pixel_position), "crop_pos_y": Key(schema.read_pixel_position)},
+        {**_CROP, "crop_pos_x": schema.pixel_position, "crop_pos_y": schema.pixel_position},
         BY_POSITION.run,
         BY_POSITION.extent,
-        ignored_keys={
-            "crop_depth": Key(schema.read_positive_size, default=1),
-            "crop_pos_z": Key(schema.read_number, default=0),
-        },
+        ignored_keys={"crop_depth": schema.positive_size(1), "crop_pos_z": schema.number(0)},
         amd=_CUTTING,
     ),
     Operation(
         "crop",
-        {
-            **_CROP_OF_FN,
-            "crop_pos_x": Key(schema.read_pixel_position, default=0.5),
-            "crop_pos_y": Key(schema.read_pixel_position, default=0.5),
-        },
+        {**_CROP_OF_FN, "crop_pos_x": schema.pixel_position(0.5), "crop_pos_y": schema.pixel_position(0.5)},
         BY_POSITION.run,
         BY_POSITION.extent,
         _by_one_size,
-        ignored_keys={**_DEPTH_OF_FN, "crop_pos_z": Key(schema.read_number, default=0.5)},
+        ignored_keys={**_DEPTH_OF_FN, "crop_pos_z": schema.number(0.5)},
         amd=_CUTTING,
     ),
     Operation("center_crop", _CROP_OF_FN, _CENTRAL.run, _CENTRAL.extent, _by_one_size, ignored_keys=_DEPTH_OF_FN),
     Operation(
         "slice",
         {
-            "anchor": Key(schema.read_list(schema.read_size, (2,), "places in pixels, [top, left]")),
-            "shape": Key(schema.read_list(schema.read_positive_size, (2,), "sizes in pixels, [height, width]")),
-            "fill_values": Key(schema.read_list(schema.read_number, (1,), "number"), default=(0.0,)),
+            "anchor": schema.list_of(schema.size, (2,), "places in pixels, [top, left]"),
+            "shape": schema.list_of(schema.positive_size, (2,), "sizes in pixels, [height, width]"),
+            "fill_values": schema.list_of(schema.number, (1,), "number")((0.0,)),
             # The part outside of the image is an error, the fill value, or left away.
-            "out_of_bounds_policy": Key(schema.read_choice("ERROR", "PAD", "TRIMTOSHAPE"), default="ERROR"),
+            "out_of_bounds_policy": schema.choice("ERROR", "PAD", "TRIMTOSHAPE")("ERROR"),
         },
         _slice,
         _slice_extent,
@@ -271,20 +263,11 @@ OPERATIONS = (
     ),
     Operation(
         "CropMirrorNormalize",
-        {
-            **_CROP,
-            "start_x": Key(schema.read_fraction, default=0.5),
-            "start_y": Key(schema.read_fraction, default=0.5),
-            **NORMALISATION,
-            **MIRROR,
-        },
+        {**_CROP, "start_x": schema.fraction(0.5), "start_y": schema.fraction(0.5), **NORMALISATION, **MIRROR},
         _cut_and_normalise,
         _BY_FRACTION.extent,
         renamed(start_x="crop_pos_x", start_y="crop_pos_y", std_dev="std"),
-        ignored_keys={
-            "crop_depth": Key(schema.read_size, default=1),
-            "start_z": Key(schema.read_number, default=0),
-        },
+        ignored_keys={"crop_depth": schema.size(1), "start_z": schema.number(0)},
         channel_keys=("mean", "std_dev"),
         normalises=True,
         amd=_NORMALISING,
@@ -293,8 +276,8 @@ OPERATIONS = (
         "crop_mirror_normalize",
         {
             **_CROP_OF_FN,
-            "crop_pos_x": Key(schema.read_fraction, default=0.5),
-            "crop_pos_y": Key(schema.read_fraction, default=0.5),
+            "crop_pos_x": schema.fraction(0.5),
+            "crop_pos_y": schema.fraction(0.5),
             **NORMALISATION_OF_FN,
             **MIRROR_OF_FN,
         },

@@ -22,7 +22,6 @@ from rocserve.backends.rocal.operations.base import (
     needs_whole_source,
 )
 from rocserve.backends.rocal.sampling import BilinearPlaces, NearestPlaces
-from rocserve.backends.rocal.schema import Key
 
 _PLACES = 8
 """Of each kind of operation, the places that are kept ready; each are as large as some images."""
@@ -252,20 +251,18 @@ def _moved_refusal(arguments: Values, source: ResultExtent) -> str | None:
 
 
 _MOVING = AmdForm(fills_result=True, refusal=_moved_refusal)
-_SWITCH = Key(schema.read_switch, default=False, is_bindable=True)
+_SWITCH = schema.switch(False, is_bindable=True)
 _DESTINATION = {
-    "dest_width": Key(schema.read_size, default=0),
-    "dest_height": Key(schema.read_size, default=0),
-    "interpolation_type": Key(
-        schema.read_choice("LINEAR", "NEAREST_NEIGHBOR", suffix="_INTERPOLATION"), default="LINEAR"
-    ),
+    "dest_width": schema.size(0),
+    "dest_height": schema.size(0),
+    "interpolation_type": schema.choice("LINEAR", "NEAREST_NEIGHBOR", suffix="_INTERPOLATION")("LINEAR"),
 }
 
 OPERATIONS = (
     in_place("flip", _flip, {"horizontal": _SWITCH, "vertical": _SWITCH}),
     Operation(
         "transpose",
-        {"perm": Key(schema.read_list(schema.read_size, (3,), "axes"))},
+        {"perm": schema.list_of(schema.size, (3,), "axes")},
         _transpose,
         _transposed_extent,
         _axes,
@@ -274,7 +271,7 @@ OPERATIONS = (
     Operation(
         "rotate",
         # rocAL draws an angle that is left out at random.
-        {"angle": Key(schema.read_number), **_DESTINATION},
+        {"angle": schema.number, **_DESTINATION},
         _move,
         _moved_extent,
         _by_angle,
@@ -283,19 +280,19 @@ OPERATIONS = (
     Operation(
         "warp_affine",
         # rocAL's default is a matrix of zeros, which shows the middle pixel everywhere.
-        {"matrix": Key(schema.read_list(schema.read_number, (6,), "numbers")), **_DESTINATION},
+        {"matrix": schema.list_of(schema.number, (6,), "numbers"), **_DESTINATION},
         _move,
         _moved_extent,
         _by_matrix,
         amd=_MOVING,
     ),
-    in_place("fish_eye", _fish_eye, ignored_keys={"fill_value": Key(schema.read_number, default=0)}),
+    in_place("fish_eye", _fish_eye, ignored_keys={"fill_value": schema.number(0)}),
     in_place(
         "lens_correction",
         _lens_correction,
         {
-            "camera_matrix": Key(schema.read_list(schema.read_number, (4,), "numbers [fx, cx, fy, cy]")),
-            "distortion_coeffs": Key(schema.read_list(schema.read_number, (5,), "numbers [k1, k2, p1, p2, k3]")),
+            "camera_matrix": schema.list_of(schema.number, (4,), "numbers [fx, cx, fy, cy]"),
+            "distortion_coeffs": schema.list_of(schema.number, (5,), "numbers [k1, k2, p1, p2, k3]"),
         },
         arguments=_camera,
         amd=AmdForm("lens_correction", _amd_lens_correction),

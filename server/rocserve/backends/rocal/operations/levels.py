@@ -18,7 +18,6 @@ from rocserve.backends.rocal.image import Pixels, with_channels
 from rocserve.backends.rocal.operations.base import AmdForm, by_levels, in_place, refused
 from rocserve.backends.rocal.resampling import resize_nearest
 from rocserve.backends.rocal.sampling import resize_to_bytes
-from rocserve.backends.rocal.schema import Key
 
 
 def _fused(levels: Pixels, factor: float, summand: float) -> Pixels:
@@ -197,44 +196,31 @@ def _shades(height: int, width: int, vignette: float) -> Pixels:
     return cast(Pixels, np.exp((columns * columns + rows * rows) * factor)[:, :, np.newaxis])
 
 
-_NUMBER = Key(schema.read_number)
+_NUMBER = schema.number
 
 OPERATIONS = (
     by_levels("brightness", _brightness, {"brightness": _NUMBER, "brightness_shift": _NUMBER}),
     by_levels(
         "brightness_fixed",
         _brightness,
-        {
-            "brightness": Key(schema.read_number, default=1.0),
-            "brightness_shift": Key(schema.read_number, default=0.0),
-        },
+        {"brightness": schema.number(1.0), "brightness_shift": schema.number(0.0)},
         # fn.brightness_fixed hands its arguments on in the wrong order, and the image comes out black.
         amd=AmdForm("brightness"),
     ),
     by_levels("contrast", _contrast, {"contrast": _NUMBER, "contrast_center": _NUMBER}),
-    by_levels("exposure", _exposure, {"exposure": Key(schema.read_exponent, default=0.5)}),
-    by_levels("gamma_correction", _gamma_correction, {"gamma": Key(schema.read_not_negative, default=0.5)}),
-    by_levels(
-        "color_temp",
-        _color_temp,
-        {"adjustment_value": Key(schema.read_signed_integer, default=50)},
-        colour_only=True,
-    ),
+    by_levels("exposure", _exposure, {"exposure": schema.exponent(0.5)}),
+    by_levels("gamma_correction", _gamma_correction, {"gamma": schema.not_negative(0.5)}),
+    by_levels("color_temp", _color_temp, {"adjustment_value": schema.signed_integer(50)}, colour_only=True),
     in_place("hue", _hue, {"hue": _NUMBER}, colour_only=True),
-    in_place(
-        "saturation",
-        _saturation,
-        {"saturation": Key(schema.read_not_negative, default=1.0)},
-        colour_only=True,
-    ),
+    in_place("saturation", _saturation, {"saturation": schema.not_negative(1.0)}, colour_only=True),
     in_place(
         "color_twist",
         _color_twist,
         {
-            "brightness": Key(schema.read_number, default=1.0),
-            "contrast": Key(schema.read_number, default=1.0),
-            "hue": Key(schema.read_number, default=0.0),
-            "saturation": Key(schema.read_not_negative, default=1.0),
+            "brightness": schema.number(1.0),
+            "contrast": schema.number(1.0),
+            "hue": schema.number(0.0),
+            "saturation": schema.not_negative(1.0),
         },
         colour_only=True,
     ),
@@ -242,9 +228,9 @@ OPERATIONS = (
         "blur",
         _blur,
         # rocAL takes them, but hands neither on.
-        ignored_keys={"window_size": Key(schema.read_size, default=3), "sigma": Key(schema.read_number, default=0)},
+        ignored_keys={"window_size": schema.size(3), "sigma": schema.number(0)},
         amd=refused("rocAL moves the picture four pixels to the left and reads beside it; use the CPU engine"),
     ),
-    in_place("pixelate", _pixelate, {"pixelate_percent": Key(schema.read_percentage, default=50.0)}),
-    in_place("vignette", _vignette, {"vignette": Key(schema.read_not_negative, default=0.5)}),
+    in_place("pixelate", _pixelate, {"pixelate_percent": schema.percentage(50.0)}),
+    in_place("vignette", _vignette, {"vignette": schema.not_negative(0.5)}),
 )

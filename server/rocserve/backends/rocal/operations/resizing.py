@@ -31,7 +31,6 @@ from rocserve.backends.rocal.operations.base import (
 )
 from rocserve.backends.rocal.resampling import resize_by_weights, resize_nearest
 from rocserve.backends.rocal.sampling import Scaling, resize_to_bytes, resize_to_floats, to_bytes
-from rocserve.backends.rocal.schema import Key
 
 _LARGEST_ASPECT_RATIO = 6
 """How much longer a side that is not given may become than the one that is."""
@@ -138,12 +137,9 @@ def _scaled(size: int, scale: np.float32) -> int:
 
 _SIDES = ("resize_width", "resize_height", "resize_longer", "resize_shorter")
 _SIZE = {
-    **{side: Key(schema.read_size, default=0) for side in _SIDES},
-    "max_size": Key(schema.read_list(schema.read_size, (0, 1, 2), "sizes in pixels, [width, height]"), default=()),
-    "scaling_mode": Key(
-        schema.read_choice("DEFAULT", "STRETCH", "NOT_SMALLER", "NOT_LARGER", prefix="SCALING_MODE_"),
-        default="DEFAULT",
-    ),
+    **{side: schema.size(0) for side in _SIDES},
+    "max_size": schema.list_of(schema.size, (0, 1, 2), "sizes in pixels, [width, height]")(()),
+    "scaling_mode": schema.choice("DEFAULT", "STRETCH", "NOT_SMALLER", "NOT_LARGER", prefix="SCALING_MODE_")("DEFAULT"),
 }
 
 
@@ -222,7 +218,7 @@ def _scaled_misfit(arguments: Values, known: Extent, height: int, width: int) ->
     return reads_beside(width, height, rule.target(height, width, rule.largest(Extent(height, width)))[1])
 
 
-_DESTINATION = {"dest_width": Key(schema.read_size), "dest_height": Key(schema.read_size)}
+_DESTINATION = {"dest_width": schema.size, "dest_height": schema.size}
 
 OPERATIONS = (
     Operation(
@@ -258,7 +254,7 @@ OPERATIONS = (
         _scaled_extent,
         _by_rule,
         # rocAL takes it and does nothing with it.
-        ignored_keys={"antialias": Key(schema.read_switch, default=True)},
+        ignored_keys={"antialias": schema.switch(True)},
         amd=AmdForm(
             "resize",
             _amd_scale,

@@ -152,18 +152,18 @@ def _amd_resize_roi(node: Node, call: Call) -> Tensor:
     return node.call("roi_resize", {**values, **starts})
 
 
-_DESTINATION = {"dest_width": Key(schema.read_positive_size), "dest_height": Key(schema.read_positive_size)}
-_DESTINATION_OF_FN = {"resize_width": Key(schema.read_positive_size), "resize_height": Key(schema.read_positive_size)}
+_DESTINATION = {"dest_width": schema.positive_size, "dest_height": schema.positive_size}
+_DESTINATION_OF_FN = {"resize_width": schema.positive_size, "resize_height": schema.positive_size}
 
 OPERATIONS = (
     _stretching(
         "CropResizeFixed",
         {
             **_DESTINATION,
-            "area": Key(schema.read_area),
-            "aspect_ratio": Key(schema.read_positive_number),
-            "x_center_drift": Key(schema.read_fraction),
-            "y_center_drift": Key(schema.read_fraction),
+            "area": schema.area,
+            "aspect_ratio": schema.positive_number,
+            "x_center_drift": schema.fraction,
+            "y_center_drift": schema.fraction,
         },
         _AREA,
         _amd_resize_area,
@@ -181,29 +181,24 @@ OPERATIONS = (
         {
             **_DESTINATION_OF_FN,
             # rocAL draws values that are left out at random.
-            "crop_area_factor": Key(schema.read_area),
-            "crop_aspect_ratio": Key(schema.read_positive_number),
-            "x_drift": Key(schema.read_fraction),
-            "y_drift": Key(schema.read_fraction),
+            "crop_area_factor": schema.area,
+            "crop_aspect_ratio": schema.positive_number,
+            "x_drift": schema.fraction,
+            "y_drift": schema.fraction,
         },
         _AREA,
         _amd_resize_area,
     ),
     _stretching(
         "ResizeCropMirrorFixed",
-        {**_DESTINATION, "crop_w": Key(schema.read_size), "crop_h": Key(schema.read_size), **MIRROR},
+        {**_DESTINATION, "crop_w": schema.size, "crop_h": schema.size, **MIRROR},
         _CORNER,
         _amd_resize_corner,
         arguments=renamed(dest_width="resize_width", dest_height="resize_height"),
     ),
     _stretching(
         "resize_crop_mirror",
-        {
-            **_DESTINATION_OF_FN,
-            "crop_w": Key(schema.read_size, default=0),
-            "crop_h": Key(schema.read_size, default=0),
-            **MIRROR_OF_FN,
-        },
+        {**_DESTINATION_OF_FN, "crop_w": schema.size(0), "crop_h": schema.size(0), **MIRROR_OF_FN},
         _CORNER,
         _amd_resize_corner,
         # rocAL's Python module hands the crop's sides on in the wrong order.
@@ -213,10 +208,10 @@ OPERATIONS = (
         "roi_resize",
         {
             **_DESTINATION_OF_FN,
-            "roi_w": Key(schema.read_positive_size),
-            "roi_h": Key(schema.read_positive_size),
-            "roi_pos_x": Key(schema.read_pixel_position),
-            "roi_pos_y": Key(schema.read_pixel_position),
+            "roi_w": schema.positive_size,
+            "roi_h": schema.positive_size,
+            "roi_pos_x": schema.pixel_position,
+            "roi_pos_y": schema.pixel_position,
             **INTERPOLATION,
         },
         BY_POSITION,
