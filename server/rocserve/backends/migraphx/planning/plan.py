@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes
@@ -86,7 +87,7 @@ def plan_programs(
     batch = find_batch_dimension(graph.inputs, graph.outputs) if largest else None
     if batch and model.config.max_batch_size == 0:
         batch = None
-    shapes = InputShapes(model.config, serving.input_shapes, batch is not None).resolve(graph.inputs)
+    shapes = _input_shapes(model.config, serving.input_shapes, graph.inputs, batch is not None)
     first = ProgramRecipe(
         source=ProgramSource(kind, str(path), file_digest(path, graph.external_files)),
         options=options,
@@ -122,15 +123,10 @@ def _read_tensorflow(config: ModelConfig, path: Path) -> tuple[ModelGraph, tuple
 
 
 def _check_dynamic_batch(model: str, options: CompileOptions, kind: SourceKind) -> None:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT; MIGraphX needs fixed shapes for the configured precision or format.
-    """
-    why = ""
+    """Refuses it where MIGraphX needs fixed shapes for the configured precision or format."""
+    why = "a TensorFlow graph" if kind is SourceKind.TENSORFLOW else ""
     if options.precision.needs_calibration:
         why = f'precision "{options.precision.value}"'
-    elif kind is SourceKind.TENSORFLOW:
-        why = "a TensorFlow graph"
     if why:
         raise invalid_argument(
             f"model '{model}': 'dynamic_batch' cannot be had with {why}, for which MIGraphX needs fixed shapes; leave"
@@ -139,48 +135,24 @@ def _check_dynamic_batch(model: str, options: CompileOptions, kind: SourceKind) 
 
 
 def _recipes(
-    first: ProgramRecipe,
-    serving: ServingOptions,
-    batch: int | None,
-    largest: int,
-    shapes: Mapping[str, Shape],
+    first: ProgramRecipe, serving: ServingOptions, batch: int | None, largest: int, shapes: Mapping[str, Shape]
 ) -> tuple[ProgramRecipe, ...]:
+    def of_rows(*rows: int, **options: Any) -> ProgramRecipe:
+        """With the shapes as MIGraphX has them, which turns the images of TensorFlow graphs, NHWC, to NCHW."""
+        full = {name: (*rows, *shape) for name, shape in shapes.items()}
+        if first.source.kind is SourceKind.TENSORFLOW:
+            full = {
+                name: (shape[0], shape[3], *shape[1:3]) if len(shape) == _IMAGE_RANK else shape
+                for name, shape in full.items()
+            }
+        return replace(first, input_shapes=full, **options)
+
     if batch is None:
-        return (replace(first, input_shapes=_program_shapes(first, shapes)),)
+        return (of_rows(),)
     if serving.dynamic_batch:
-        return (
-            replace(
-                first,
-                largest_batch=largest,
-                input_shapes=_program_shapes(first, shapes, 1),
-                rebatched=batch > 0,
-            ),
-        )
-    return tuple(
-        replace(
-            first,
-            batch_size=size,
-            input_shapes=_program_shapes(first, shapes, size),
-            rebatched=batch not in (0, size),
-        )
-        for size in serving.batch_sizes or default_batch_sizes(largest)
-    )
-
-
-def _program_shapes(recipe: ProgramRecipe, shapes: Mapping[str, Shape], *batch: int) -> dict[str, Shape]:
-    """As MIGraphX has them, which turns the images of TensorFlow graphs to NCHW."""
-    full = {name: (*batch, *shape) for name, shape in shapes.items()}
-    if recipe.source.kind is SourceKind.TENSORFLOW:
-        return {name: to_nchw(shape) for name, shape in full.items()}
-    return full
-
-
-def to_nchw(shape: Shape) -> Shape:
-    """Of an NHWC tensor; shapes of another number of dimensions stay as they are."""
-    if len(shape) != _IMAGE_RANK:
-        return shape
-    rows, height, width, channels = shape
-    return (rows, channels, height, width)
+        return (of_rows(1, largest_batch=largest, rebatched=batch > 0),)
+    sizes = serving.batch_sizes or default_batch_sizes(largest)
+    return tuple(of_rows(size, batch_size=size, rebatched=batch not in (0, size)) for size in sizes)
 
 
 def _planned_output(tensor: GraphTensor, batch: int | None) -> PlannedTensor:
@@ -194,17 +166,14 @@ def find_batch_dimension(inputs: Sequence[GraphTensor], outputs: Sequence[GraphT
     """The number that the file has baked in for the first dimension of every input and output, where that counts a
     batch's rows; 0 = it is left open. None for a model whose tensors share no first dimension: it cannot batch."""
     leads = [_lead(tensor.dims) for tensor in inputs]
+    given = [_lead(tensor.dims) for tensor in outputs]
     if not leads or None in leads:
         return None
-    numbers = {lead for lead in leads if isinstance(lead, int)}
-    if not numbers:
-        fits = all(isinstance(_lead(output.dims), str) for output in outputs)
-        return 0 if fits else None
-    baked = numbers.pop()
-    if numbers or not all(isinstance(lead, int) for lead in leads):
-        return None
-    fits = all(isinstance(lead, str) or lead == baked for lead in (_lead(output.dims) for output in outputs))
-    return baked if fits else None
+    if all(isinstance(lead, str) for lead in leads):
+        return 0 if all(isinstance(lead, str) for lead in given) else None
+    baked = leads[0]
+    fits = set(leads) == {baked} and all(isinstance(lead, str) or lead == baked for lead in given)
+    return baked if fits and isinstance(baked, int) else None
 
 
 def _lead(dims: Dims | None) -> int | str | None:
@@ -214,104 +183,73 @@ def _lead(dims: Dims | None) -> int | str | None:
     return dims[0] if dims else None
 
 
-class InputShapes:
-    """Finds the numbers for one model; dimensions of one name have one number."""
+def _input_shapes(
+    config: ModelConfig, given: Mapping[str, Shape], inputs: Sequence[GraphTensor], batches: bool
+) -> dict[str, Shape]:
+    """Numbers for all dimensions of each input, without the batch dimension; those of one name have one number.
 
-    def __init__(self, config: ModelConfig, given: Mapping[str, Shape], batches: bool) -> None:
-        """
-        Args:
-            given: the parameter `input_shapes`.
-            batches: whether the first dimension is the batch, which has no number here.
-        """
-        self._model = config.name
-        self._configured = {
-            entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs
-        }
-        self._given = given
-        self._batches = batches
+    `given`: the parameter `input_shapes`.
+    """
 
-    def resolve(self, inputs: Sequence[GraphTensor]) -> dict[str, Shape]:
-        """By input; without the batch dimension.
+    def wrong(text: str) -> ServeError:
+        return invalid_argument(f"model '{config.name}': {text}")
 
-        Raises:
-            ServeError: INVALID_ARGUMENT; a dimension has no number, or two.
-        """
-        names = [tensor.name for tensor in inputs]
-        for name in self._given:
-            if name not in names:
-                raise self._wrong(f"'input_shapes' names '{name}', but the model's inputs are {', '.join(names)}")
-        known = {tensor.name: self._known(tensor) for tensor in inputs}
-        numbers: dict[str, int] = {}
-        for tensor in inputs:
-            for symbol, number in zip(self._own_dims(tensor) or (), known[tensor.name], strict=False):
-                if not (isinstance(symbol, str) and symbol and isinstance(number, int)):
-                    continue
-                if numbers.setdefault(symbol, number) != number:
-                    raise self._wrong(
-                        f"dimension '{symbol}' is {numbers[symbol]} in one input and {number} in '{tensor.name}';"
-                        " make 'input_shapes' agree"
-                    )
-        return {tensor.name: self._completed(tensor, known[tensor.name], numbers) for tensor in inputs}
-
-    def _own_dims(self, tensor: GraphTensor) -> Dims | None:
-        """The model's, without the batch dimension."""
-        return tensor.dims[1:] if self._batches and tensor.dims is not None else tensor.dims
-
-    def _known(self, tensor: GraphTensor) -> Dims:
-        """The model's dims, open ones as the parameter or the configuration gives them."""
-        dims = self._own_dims(tensor)
-        given = self._given.get(tensor.name)
-        configured = self._configured.get(tensor.name)
+    def known_dims(name: str, dims: Dims | None) -> Dims:
+        """The model's, open ones as the parameter or the configuration gives them."""
+        chosen, declared = given.get(name), configured.get(name)
         if dims is None:
-            if given is None and configured is None:
-                raise self._wrong(
-                    f"input '{tensor.name}' has no shape in the model file; give it one: parameter 'input_shapes'"
-                    f' "{tensor.name}: 3x224x224"'
+            if chosen is None and declared is None:
+                raise wrong(
+                    f"input '{name}' has no shape in the model file; give it one: parameter 'input_shapes'"
+                    f' "{name}: 3x224x224"'
                 )
-            return given if given is not None else tuple(dim if dim > 0 else "" for dim in configured or ())
-        if given is not None:
-            return self._checked(tensor, dims, given)
-        if configured is None or len(configured) != len(dims):
+            return chosen if chosen is not None else tuple(dim if dim > 0 else "" for dim in declared or ())
+        if chosen is not None:
+            if len(chosen) != len(dims) or any(
+                isinstance(dim, int) and dim != number for dim, number in zip(dims, chosen, strict=True)
+            ):
+                without = " (without the batch dimension)" if batches else ""
+                raise wrong(
+                    f"'input_shapes' gives input '{name}' {_shown(chosen)}, but the model has {_shown(dims)}{without};"
+                    " only dimensions that it leaves open can be chosen"
+                )
+            return chosen
+        if declared is None or len(declared) != len(dims):
             # Where the configuration contradicts the model, the server says so when it completes it.
             return dims
-        return tuple(
-            number if isinstance(dim, str) and number > 0 else dim for dim, number in zip(dims, configured, strict=True)
-        )
+        pairs = zip(dims, declared, strict=True)
+        return tuple(number if isinstance(dim, str) and number > 0 else dim for dim, number in pairs)
 
-    def _checked(self, tensor: GraphTensor, dims: Dims, given: Shape) -> Dims:
-        if len(given) != len(dims) or any(
-            isinstance(dim, int) and dim != number for dim, number in zip(dims, given, strict=True)
-        ):
-            without = " (without the batch dimension)" if self._batches else ""
-            raise self._wrong(
-                f"'input_shapes' gives input '{tensor.name}' {_shown(given)}, but the model has {_shown(dims)}"
-                f"{without}; only dimensions that it leaves open can be chosen"
+    own = {tensor.name: tensor.dims[1:] if batches and tensor.dims is not None else tensor.dims for tensor in inputs}
+    for name in given:
+        if name not in own:
+            raise wrong(f"'input_shapes' names '{name}', but the model's inputs are {', '.join(own)}")
+    configured = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs}
+    known = {name: known_dims(name, dims) for name, dims in own.items()}
+    numbers: dict[str, int] = {}
+    for name, dims in own.items():
+        for symbol, number in zip(dims or (), known[name], strict=False):
+            if not (isinstance(symbol, str) and symbol and isinstance(number, int)):
+                continue
+            if numbers.setdefault(symbol, number) != number:
+                raise wrong(
+                    f"dimension '{symbol}' is {numbers[symbol]} in one input and {number} in '{name}'; make"
+                    " 'input_shapes' agree"
+                )
+    shapes = {}
+    for name, dims in known.items():
+        shapes[name] = tuple(numbers.get(dim, 0) if isinstance(dim, str) else dim for dim in dims)
+        if 0 in shapes[name]:
+            place = shapes[name].index(0)
+            axis, named = place + batches, f" ('{dims[place]}')" if dims[place] else ""
+            example = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in own[name] or ())
+            raise wrong(
+                f"dimension {axis}{named} of input '{name}' is left open by the model, and"
+                " MIGraphX compiles fixed shapes only: give it a number in the configuration's dims or in parameter"
+                f" 'input_shapes' \"{name}: {example}\""
+                + ("; if it is the batch, set max_batch_size instead" if axis == 0 else "")
             )
-        return given
-
-    def _completed(self, tensor: GraphTensor, dims: Dims, numbers: Mapping[str, int]) -> Shape:
-        shape: list[int] = []
-        for axis, dim in enumerate(dims):
-            number = numbers.get(dim) if isinstance(dim, str) else dim
-            if number is None:
-                raise self._open(tensor, axis + self._batches, str(dim))
-            shape.append(number)
-        return tuple(shape)
-
-    def _open(self, tensor: GraphTensor, axis: int, symbol: str) -> ServeError:
-        named = f" ('{symbol}')" if symbol else ""
-        example = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in self._own_dims(tensor) or ())
-        batch = ""
-        if axis == 0:
-            batch = "; if it is the batch, set max_batch_size instead"
-        return self._wrong(
-            f"dimension {axis}{named} of input '{tensor.name}' is left open by the model, and MIGraphX compiles fixed"
-            f" shapes only: give it a number in the configuration's dims or in parameter 'input_shapes'"
-            f' "{tensor.name}: {example}"{batch}'
-        )
-
-    def _wrong(self, text: str) -> ServeError:
-        return invalid_argument(f"model '{self._model}': {text}")
+    return shapes
 
 
 def _shown(dims: Dims) -> str:
