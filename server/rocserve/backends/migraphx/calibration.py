@@ -86,10 +86,6 @@ _SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 _OUTPUT = "image"
 
 
-def is_image(file: Path) -> bool:
-    return file.suffix.lower() in _SUFFIXES
-
-
 def prepare_images(
     files: Sequence[Path], pipeline: Path, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Sequence[np.ndarray[Any, Any]]:
@@ -104,8 +100,13 @@ def prepare_images(
     from rocserve.backends.rocal.backend import load
     from rocserve.backends.rocal.interface import OutputContradiction
 
+    output = OutputConfig(_OUTPUT, datatype_of(np.empty(0, dtype)), shape)
+    config = ModelConfig(
+        name=pipeline.name, backend="rocal", max_batch_size=1, outputs=(output,), parameters={"engine": "cpu"}
+    )
+    folder = pipeline.parent
     try:
-        model = load(_as_model(pipeline, shape, dtype))
+        model = load(ModelSource(pipeline.name, 1, folder, folder, pipeline, config, InstanceKind.CPU, None, 1))
     except OutputContradiction as error:
         raise invalid_argument(
             f"the model's input '{input_name}' takes images of shape {list(shape)} and type {dtype},"
@@ -121,27 +122,6 @@ def prepare_images(
         return [_run(model, image.name, len(image.shape), file) for file in files]
     finally:
         model.close()
-
-
-def _as_model(pipeline: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ModelSource:
-    config = ModelConfig(
-        name=pipeline.name,
-        backend="rocal",
-        max_batch_size=1,
-        outputs=(OutputConfig(_OUTPUT, datatype_of(np.empty(0, dtype)), shape),),
-        parameters={"engine": "cpu"},
-    )
-    return ModelSource(
-        name=pipeline.name,
-        version=1,
-        model_folder=pipeline.parent,
-        version_folder=pipeline.parent,
-        model_file=pipeline,
-        config=config,
-        instance_kind=InstanceKind.CPU,
-        device=None,
-        instance_count=1,
-    )
 
 
 def _run(model: LoadedModel, name: str, rank: int, file: Path) -> np.ndarray[Any, Any]:
@@ -237,37 +217,30 @@ def _runs(inputs: Mapping[str, CalibrationInput], samples: Mapping[str, Array]) 
     for start in range(0, count, rows or 1):
         # Indices beyond the last sample go on with the first.
         chosen = np.arange(start, start + rows) % count if rows else start
-        yield {name: _ordered(samples[name][chosen], inputs[name]) for name in inputs}
+        run = {name: samples[name][chosen] for name in inputs}
+        yield {
+            name: np.ascontiguousarray(array.transpose(0, 3, 1, 2) if inputs[name].is_nhwc else array)
+            for name, array in run.items()
+        }
 
 
-def _ordered(array: Array, one: CalibrationInput) -> Array:
-    return np.ascontiguousarray(array.transpose(0, 3, 1, 2) if one.is_nhwc else array)
-
-
+@dataclass(frozen=True, slots=True)
 class _Reader:
-    def __init__(
-        self,
-        model_folder: Path,
-        data: Path,
-        options: CompileOptions,
-        names: Collection[str],
-        inputs: Mapping[str, CalibrationInput],
-    ) -> None:
-        self._model_folder = model_folder
-        self._data = data
-        self._options = options
-        self._most = options.calibration_samples
-        self._names = names
-        self._inputs = inputs
+    model_folder: Path
+    data: Path
+    options: CompileOptions
+    names: Collection[str]
+    """Of the model's inputs."""
+    inputs: Mapping[str, CalibrationInput]
 
     def read(self) -> dict[str, Array]:
-        if self._data.is_dir():
+        if self.data.is_dir():
             samples = self._read_folder()
-        elif zipfile.is_zipfile(self._data):
+        elif zipfile.is_zipfile(self.data):
             samples = self._read_npz()
-        elif self._data.suffix == _ARRAY and len(self._inputs) == 1:
-            ((name, one),) = self._inputs.items()
-            samples = {name: self._stack(one, self._read_npy(self._data), self._data.name)[: self._most]}
+        elif self.data.suffix == _ARRAY and len(self.inputs) == 1:
+            ((name, one),) = self.inputs.items()
+            samples = {name: self._read_arrays(one, [self.data])}
         else:
             raise self._wrong("must be an .npz file, an .npy file for one input, or a folder of .npy files or images")
         counts = {len(array) for array in samples.values()}
@@ -279,24 +252,25 @@ class _Reader:
     def _read_npz(self) -> dict[str, Array]:
         samples = {}
         try:
-            with np.load(self._data, allow_pickle=False) as arrays:
+            with np.load(self.data, allow_pickle=False) as arrays:
                 self._check_names(arrays.keys())
-                for name, one in self._inputs.items():
-                    samples[name] = self._stack(one, arrays[name], self._data.name)[: self._most]
+                for name, one in self.inputs.items():
+                    samples[name] = self._stack(one, arrays[name], self.data.name)[: self.options.calibration_samples]
         except _NOT_READABLE as error:
             raise self._wrong(f"cannot be read as an .npz file: {error}") from None
         return samples
 
     def _read_folder(self) -> dict[str, Array]:
-        folders = [entry.name for entry in self._data.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-        if folders and (len(self._names) > 1 or set(folders) <= set(self._names)):
-            self._check_names(name for name in self._names if (self._data / name).is_dir())
-            return {name: self._read_arrays(one, self._folder_of(name)) for name, one in self._inputs.items()}
-        if len(self._inputs) != 1:
-            raise self._wrong(f"must have a folder for each input ({', '.join(sorted(self._inputs))})")
-        ((name, one),) = self._inputs.items()
-        files = self._files(self._data)
-        images = [file for file in files if is_image(file)]
+        folders = {entry.name for entry in self.data.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+        if folders and (len(self.names) > 1 or folders <= set(self.names)):
+            self._check_names(name for name in self.names if (self.data / name).is_dir())
+            files_of = {name: self._files(self._within(self.data, name)) for name in self.inputs}
+            return {name: self._read_arrays(one, files_of[name]) for name, one in self.inputs.items()}
+        if len(self.inputs) != 1:
+            raise self._wrong(f"must have a folder for each input ({', '.join(sorted(self.inputs))})")
+        ((name, one),) = self.inputs.items()
+        files = self._files(self.data)
+        images = [file for file in files if file.suffix.lower() in _SUFFIXES]
         arrays = [file for file in files if file.suffix == _ARRAY]
         if images and arrays:
             raise self._wrong(
@@ -304,8 +278,8 @@ class _Reader:
                 " take the others out"
             )
         if not images:
-            return {name: self._read_arrays(one, self._data)}
-        pipeline = calibration_pipeline(self._options, self._model_folder)
+            return {name: self._read_arrays(one, files)}
+        pipeline = calibration_pipeline(self.options, self.model_folder)
         if pipeline is None:
             raise self._wrong(
                 "holds images, but there is no rocAL pipeline to make inputs of them; copy the one that prepares the"
@@ -314,39 +288,31 @@ class _Reader:
         # Without a batch dimension, a sample of four dimensions has images itself.
         stacked = not one.rows and len(one.shape) == _IMAGE_RANK
         together, shape = (one.shape[0], one.shape[1:]) if stacked else (1, one.shape)
-        used = min(len(images), self._most) // together * together
+        used = min(len(images), self.options.calibration_samples) // together * together
         if not used:
             raise self._wrong(f"must have {together} images at least, as many as input '{name}' holds")
         found = prepare_images(images[:used], pipeline, name, shape, one.dtype)
         return {name: np.stack(found).reshape(-1, *one.shape)}
 
-    def _folder_of(self, name: str) -> Path:
-        return path_within(self._data, name, (self._model_folder,), "calibration_data:")
-
-    def _read_arrays(self, one: CalibrationInput, folder: Path) -> Array:
+    def _read_arrays(self, one: CalibrationInput, files: Sequence[Path]) -> Array:
         arrays: list[Array] = []
-        count = 0
-        for file in self._files(folder):
-            if file.suffix == _ARRAY and count < self._most:
-                arrays.append(self._stack(one, self._read_npy(file), file.name))
-                count += len(arrays[-1])
+        for file in files:
+            if file.suffix == _ARRAY and sum(map(len, arrays)) < self.options.calibration_samples:
+                try:
+                    array = np.load(file, allow_pickle=False)
+                except _NOT_READABLE as error:
+                    raise self._wrong(f"has file {file.name}, which cannot be read as an array: {error}") from None
+                arrays.append(self._stack(one, array, file.name))
         if not arrays:
             raise self._wrong(f"has no .npy files for input '{one.name}'")
-        return np.concatenate(arrays)[: self._most]
-
-    def _read_npy(self, file: Path) -> Array:
-        try:
-            array: Array = np.load(file, allow_pickle=False)
-        except _NOT_READABLE as error:
-            raise self._wrong(f"has file {file.name}, which cannot be read as an array: {error}") from None
-        return array
+        return np.concatenate(arrays)[: self.options.calibration_samples]
 
     def _files(self, folder: Path) -> list[Path]:
-        return [
-            path_within(folder, file.name, (self._model_folder,), "calibration_data:")
-            for file in sorted(folder.iterdir())
-            if not file.name.startswith(".")
-        ]
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+        return [self._within(folder, name) for name in names]
+
+    def _within(self, folder: Path, name: str) -> Path:
+        return path_within(folder, name, (self.model_folder,), "calibration_data:")
 
     def _stack(self, one: CalibrationInput, array: Any, source: str) -> Array:
         """The samples of an array that is one, or several of them."""
@@ -365,15 +331,15 @@ class _Reader:
 
     def _check_names(self, found: Iterable[str]) -> None:
         given = set(found)
-        missing = sorted(self._inputs.keys() - given)
-        unknown = sorted(given.difference(self._names))
+        missing = sorted(self.inputs.keys() - given)
+        unknown = sorted(given.difference(self.names))
         if missing or unknown:
             faults = [f"{verb} '{names[0]}'" for verb, names in (("lacks", missing), ("has", unknown)) if names]
             wrong = " and ".join(faults)
-            raise self._wrong(f"must have the model's inputs ({', '.join(self._names)}); it {wrong}")
+            raise self._wrong(f"must have the model's inputs ({', '.join(self.names)}); it {wrong}")
 
     def _wrong(self, text: str) -> ServeError:
-        return invalid_argument(f"calibration_data '{self._options.calibration_data}' {text}")
+        return invalid_argument(f"calibration_data '{self.options.calibration_data}' {text}")
 
 
 _NOT_READABLE = (OSError, ValueError, EOFError, KeyError, SyntaxError, MemoryError, zipfile.BadZipFile, zlib.error)
