@@ -50,14 +50,6 @@ class SystemPlaces:
     loader_cache: Path = Path("/etc/ld.so.cache")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A folder that may hold the library, and why."""
-
-    folder: Path
-    reason: str
-
-
 def find_installation(
     settings: EngineSettings, environment: Mapping[str, str] = os.environ, system: SystemPlaces | None = None
 ) -> MigraphxInstallation:
@@ -72,16 +64,14 @@ def find_installation(
     if root:
         named_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
         return _in_root(Path(root), named_by)
-    places = _places(environment, system or SystemPlaces())
-    searched = [Place(place.folder.absolute(), place.reason) for place in places]
-    for place in searched:
-        if (place.folder / LIBRARY).is_file():
-            module = _module_in(place.folder) or _importable_module()
-            return MigraphxInstallation(str(place.folder / LIBRARY), module, (), place.reason)
-    module = _importable_module() or next(filter(None, (_module_in(place.folder) for place in searched)), "")
+    searched = [(folder.absolute(), reason) for folder, reason in _places(environment, system or SystemPlaces())]
+    for folder, reason in searched:
+        if (folder / LIBRARY).is_file():
+            return MigraphxInstallation(str(folder / LIBRARY), _module_in(folder) or _importable_module(), (), reason)
+    module = _importable_module() or next(filter(None, (_module_in(folder) for folder, _ in searched)), "")
     if module:
         return MigraphxInstallation("", module, (), "the Python module")
-    where = "; ".join(f"{place.folder} ({place.reason})" for place in searched)
+    where = "; ".join(f"{folder} ({reason})" for folder, reason in searched)
     raise unavailable(
         f"MIGraphX is not installed here: there is no {LIBRARY} in {where}; nor in the dynamic loader's cache; "
         f"nor a Python module migraphx. Install it ({INSTALL_LINES}), or name a folder that holds it "
@@ -98,38 +88,35 @@ def _in_root(root: Path, reason: str) -> MigraphxInstallation:
     root = root.absolute()
     for libraries in (root / name for name in _ROOT_LIBRARIES):
         if (libraries / LIBRARY).is_file():
+            # A root that has its own C library has the loader for it beside.
+            loader = libraries / _OWN_LOADER
+            words = (str(loader), "--library-path", f"{libraries}:{libraries / _BESIDE}") if loader.exists() else ()
             module = _module_in(libraries) or _importable_module()
-            return MigraphxInstallation(str(libraries / LIBRARY), module, _loader(libraries), reason)
+            return MigraphxInstallation(str(libraries / LIBRARY), module, words, reason)
     raise unavailable(
         f"MIGraphX is not in {root}, which {reason} names: there is no {LIBRARY} in its {', '.join(_ROOT_LIBRARIES)} "
         "(make migraphx-root makes such a folder)"
     )
 
 
-def _loader(libraries: Path) -> tuple[str, ...]:
-    """A root that has its own C library has the loader for it beside."""
-    loader = libraries / _OWN_LOADER
-    if not loader.exists():
-        return ()
-    return (str(loader), "--library-path", f"{libraries}:{libraries / _BESIDE}")
-
-
-def _places(environment: Mapping[str, str], system: SystemPlaces) -> Iterator[Place]:
+def _places(environment: Mapping[str, str], system: SystemPlaces) -> Iterator[tuple[Path, str]]:
+    """Folders that may hold the library, and why."""
     named = environment.get("ROCM_PATH", "")
     if named:
-        yield Place(Path(named) / "lib", "$ROCM_PATH")
-    for folder in map(Path, filter(None, environment.get("LD_LIBRARY_PATH", "").split(":"))):
-        yield Place(folder, "$LD_LIBRARY_PATH")
-    for folder in map(Path, _search_folders("migraphx_libs")):
-        yield Place(folder, "the wheel migraphx-libs")
+        yield Path(named) / "lib", "$ROCM_PATH"
+    for path in filter(None, environment.get("LD_LIBRARY_PATH", "").split(":")):
+        yield Path(path), "$LD_LIBRARY_PATH"
+    wheel = importlib.util.find_spec("migraphx_libs")
+    for path in (wheel and wheel.submodule_search_locations) or ():
+        yield Path(path), "the wheel migraphx-libs"
     rocm = system.rocm_folders / "rocm"
-    yield Place(rocm / "lib", "ROCm's own place")
+    yield rocm / "lib", "ROCm's own place"
     for folder in _newest_first(rocm.glob("extras-*")):
-        yield Place(folder / "lib", "ROCm's extras")
+        yield folder / "lib", "ROCm's extras"
     for folder in _newest_first(system.rocm_folders.glob("rocm-*")):
-        yield Place(folder / "lib", "an installed ROCm")
+        yield folder / "lib", "an installed ROCm"
     for folder in _cached_folders(system.loader_cache):
-        yield Place(folder, "the dynamic loader's cache")
+        yield folder, "the dynamic loader's cache"
 
 
 def _cached_folders(cache: Path) -> list[Path]:
@@ -158,11 +145,6 @@ def _importable_module() -> str:
         return ""  # a folder that happens to be called so
     file = Path(spec.origin)
     return str(file.parent.parent if spec.submodule_search_locations else file.parent)
-
-
-def _search_folders(package: str) -> list[str]:
-    spec = importlib.util.find_spec(package)
-    return [] if spec is None else list(spec.submodule_search_locations or ())
 
 
 def _newest_first(folders: Iterable[Path]) -> list[Path]:

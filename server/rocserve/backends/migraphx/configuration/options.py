@@ -138,7 +138,7 @@ def serving_options(config: ModelConfig) -> ServingOptions:
         batch_sizes=_batch_sizes(config, dynamic_batch),
         dynamic_batch=dynamic_batch,
         pad_with_first_row=_switch(config, "pad_batch", True),
-        input_shapes=_input_shapes(config.parameters.get("input_shapes", ""), config.name),
+        input_shapes=_input_shapes(config),
         compile_timeout_seconds=_seconds(config, "compile_timeout_secs", 3600.0),
         binding=read_choice(config, "binding", "auto", _BINDINGS),
     )
@@ -257,47 +257,45 @@ def _wrong(config: ModelConfig, text: str) -> ServeError:
     return invalid_argument(f"model '{config.name}': {text}")
 
 
-def _input_shapes(text: str, model: str) -> Mapping[str, tuple[int, ...]]:
+def _input_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """By input; the batch dimension, where the model has max_batch_size, is not among them."""
-    entries = _json_entries(text, model) if text.startswith("{") else _plain_entries(text, model)
-    for name, shape in entries.items():
-        if any(dim < 1 for dim in shape) or math.prod(shape) > _MOST_ELEMENTS:
-            raise _wrong_shapes(
-                text, model, f"the dimensions of '{name}' must be 1 or more, and a tensor that memory can hold"
-            )
+    text = config.parameters.get("input_shapes", "")
+    try:
+        entries = _json_entries(text) if text.startswith("{") else _plain_entries(text)
+        for name, shape in entries.items():
+            if any(dim < 1 for dim in shape) or math.prod(shape) > _MOST_ELEMENTS:
+                raise ValueError(f"the dimensions of '{name}' must be 1 or more, and a tensor that memory can hold")
+    except ValueError as error:
+        shown = text if len(text) <= 200 else text[:200] + "..."
+        raise invalid_argument(
+            f"parameter 'input_shapes' of model '{config.name}' must be like \"image: 3x224x224; mask: 224x224\""
+            f' (without the batch dimension), not "{shown}": {error}'
+        ) from None
     return entries
 
 
-def _plain_entries(text: str, model: str) -> dict[str, tuple[int, ...]]:
+def _plain_entries(text: str) -> dict[str, tuple[int, ...]]:
     entries: dict[str, tuple[int, ...]] = {}
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         # Names may hold colons ("input:0"); dimensions cannot.
         name, colon, dims = (part.strip() for part in entry.rpartition(":"))
         if not colon or not name:
-            raise _wrong_shapes(text, model, f"'{entry}' has no name")
+            raise ValueError(f"'{entry}' has no name")
         if name in entries:
-            raise _wrong_shapes(text, model, f"'{name}' is there twice")
+            raise ValueError(f"'{name}' is there twice")
         words = [word.strip() for word in dims.lower().split("x")]
         if not all(word.isascii() and word.isdecimal() and len(word) <= 12 for word in words):
-            raise _wrong_shapes(text, model, f"'{dims}' are no dimensions")
+            raise ValueError(f"'{dims}' are no dimensions")
         entries[name] = tuple(int(word) for word in words)
     return entries
 
 
-def _json_entries(text: str, model: str) -> dict[str, tuple[int, ...]]:
+def _json_entries(text: str) -> dict[str, tuple[int, ...]]:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError):
-        raise _wrong_shapes(text, model, "the JSON cannot be read") from None
+        raise ValueError("the JSON cannot be read") from None
     for name, dims in table.items():
         if not isinstance(dims, list) or not all(type(dim) is int for dim in dims):
-            raise _wrong_shapes(text, model, f"'{name}' must have a list of whole numbers")
+            raise ValueError(f"'{name}' must have a list of whole numbers")
     return {name: tuple(dims) for name, dims in table.items()}
-
-
-def _wrong_shapes(text: str, model: str, why: str) -> ServeError:
-    shown = text if len(text) <= 200 else text[:200] + "..."
-    return invalid_argument(
-        f"parameter 'input_shapes' of model '{model}' must be like \"image: 3x224x224; mask: 224x224\" (without the"
-        f' batch dimension), not "{shown}": {why}'
-    )

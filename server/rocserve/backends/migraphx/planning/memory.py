@@ -6,13 +6,13 @@ An estimate leaves out unknown parts and so is too low: a program that is refuse
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rocserve.backends.host import FreeMemory, Host
-from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, bounds
 from rocserve.backends.migraphx.configuration.options import Precision, Target
-from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
+from rocserve.backends.migraphx.planning.plan import ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.core.errors import unavailable
@@ -51,19 +51,32 @@ class ProgramMemory:
 def planned_memory(recipe: ProgramRecipe, plan: ProgramPlan) -> ProgramMemory:
     """Of a program that is yet to be compiled."""
     batch = recipe.largest_batch or recipe.batch_size
-    return ProgramMemory(
-        recipe,
-        plan.weight_bytes * _BYTES_OF_FOUR[recipe.options.precision] // 4,
-        sum(_planned_bytes(tensor, batch) for tensor in (*plan.inputs, *plan.outputs)),
-        None,
+    tensors = (
+        (
+            tensor.datatype.itemsize,
+            [batch if place == 0 and size == -1 else size for place, size in enumerate(tensor.shape)],
+        )
+        for tensor in (*plan.inputs, *plan.outputs)
+        if tensor.datatype is not None and tensor.shape is not None
     )
+    weight_bytes = plan.weight_bytes * _BYTES_OF_FOUR[recipe.options.precision] // 4
+    return ProgramMemory(recipe, weight_bytes, _bytes(tensors), None)
 
 
 def compiled_memory(program: CachedProgram) -> ProgramMemory:
     """Of a program that is compiled; its file holds its weights and its kernels."""
     about = program.about
-    tensors = (*about.inputs, *about.outputs)
-    return ProgramMemory(about.recipe, program.size_bytes, _tensor_bytes(tensors), about.scratch_bytes)
+    tensors = (
+        (NUMPY_DTYPES[tensor.datatype].itemsize, [bounds(dimension)[1] for dimension in tensor.shape])
+        for tensor in (*about.inputs, *about.outputs)
+        if tensor.datatype in NUMPY_DTYPES
+    )
+    return ProgramMemory(about.recipe, program.size_bytes, _bytes(tensors), about.scratch_bytes)
+
+
+def _bytes(tensors: Iterable[tuple[int, Sequence[int]]]) -> int:
+    """By the bytes of an element and the sizes; nothing of a tensor of which a size is not known."""
+    return sum(itemsize * math.prod(sizes) for itemsize, sizes in tensors if {-1, ANY}.isdisjoint(sizes))
 
 
 def check_memory(model: str, program: ProgramMemory, device: int | None, host: Host | None = None) -> None:
@@ -81,9 +94,15 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
     gpu = host.gpu(device or 0) if on_gpu else None
     there = around if not on_gpu else host.free_gpu_memory(gpu) if gpu else None
     if there is not None and program.total_bytes > there.free_bytes:
+        parts = {
+            "weights": program.weight_bytes,
+            "inputs and outputs": program.tensor_bytes,
+            "scratch memory": program.scratch_bytes,
+        }
+        described = ", ".join(f"{name} {readable_size(size)}" for name, size in parts.items() if size is not None)
         raise unavailable(
             f"model {model} does not fit into {there.place}: it needs at least {readable_size(program.total_bytes)}"
-            f" ({_described(program)}), and {_free(there)}; {_remedies(program, on_gpu)}"
+            f" ({program.recipe.title}: {described}), and {_free(there)}; {_remedies(program, on_gpu)}"
         )
     loading_bytes = program.weight_bytes * _COPIES_WHILE_LOADED
     if around is not None and loading_bytes > around.free_bytes:
@@ -92,16 +111,6 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
             f" for a moment, {_COPIES_WHILE_LOADED} times a program's weights, and {_free(around)}; give it more"
             " memory, or load fewer models"
         )
-
-
-def _described(program: ProgramMemory) -> str:
-    parts = [
-        f"weights {readable_size(program.weight_bytes)}",
-        f"inputs and outputs {readable_size(program.tensor_bytes)}",
-    ]
-    if program.scratch_bytes is not None:
-        parts.append(f"scratch memory {readable_size(program.scratch_bytes)}")
-    return f"{program.recipe.title}: {', '.join(parts)}"
 
 
 def _free(memory: FreeMemory) -> str:
@@ -117,21 +126,3 @@ def _remedies(program: ProgramMemory, on_gpu: bool) -> str:
     }
     last = "another GPU (instance_group gpus)" if on_gpu else "more memory"
     return f"use {', '.join(remedy for remedy, helps in remedies.items() if helps)} or {last}"
-
-
-def _planned_bytes(tensor: PlannedTensor, batch: int) -> int:
-    """0 where it is not known."""
-    if tensor.datatype is None or tensor.shape is None:
-        return 0
-    sizes = [batch if place == 0 and size == -1 else size for place, size in enumerate(tensor.shape)]
-    return 0 if -1 in sizes else math.prod(sizes) * tensor.datatype.itemsize
-
-
-def _tensor_bytes(tensors: Iterable[ProgramTensor]) -> int:
-    total = 0
-    for tensor in tensors:
-        dtype = NUMPY_DTYPES.get(tensor.datatype)
-        sizes = [size.most if isinstance(size, DimensionRange) else size for size in tensor.shape]
-        if dtype is not None and ANY not in sizes:
-            total += math.prod(sizes) * dtype.itemsize
-    return total

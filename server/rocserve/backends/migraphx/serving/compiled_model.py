@@ -5,7 +5,7 @@ The program of the first batch size makes it READY; those of the others follow w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan,
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.backends.migraphx.serving.compile_context import CompileContext
-from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor, program_layout, varies_with_values
+from rocserve.backends.migraphx.serving.layout import ProgramLayout, program_layout, varies_with_values
 from rocserve.backends.migraphx.serving.model import BackgroundSizes, MigraphxModel
 from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
 from rocserve.core.errors import unavailable
@@ -142,34 +142,22 @@ def plan_signature(plan: ProgramPlan, layout: ProgramLayout, config: ModelConfig
     """The signature of the plan's programs: as the model's file has it, and where that is silent, as the program."""
     served = {tensor.name: tensor for tensor in (*layout.inputs, *layout.outputs)}
     declared = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs}
-    return Signature(
-        tuple(_spec(tensor, served, plan.batches, declared.get(tensor.name)) for tensor in plan.inputs),
-        tuple(_spec(tensor, served, plan.batches) for tensor in plan.outputs),
-        plan.batches,
-    )
+    lead = (-1,) if plan.batches else ()
 
+    def spec(tensor: PlannedTensor, dims: tuple[int, ...] | None = None) -> TensorSpec:
+        program, shape = served.get(tensor.name), tensor.shape
+        if program is not None and shape is None:
+            shape = (*lead, *program.shape[len(lead) :])
+        datatype = tensor.datatype if program is None else program.datatype
+        assert datatype is not None and shape is not None, "what is not known beforehand is the program's"
+        if dims is not None and len(lead) + len(dims) == len(shape):
+            # -1 where the configuration says so of a dimension that has a number only because MIGraphX needs one.
+            pairs = zip(shape, (*lead, *dims), strict=True)
+            shape = tuple(-1 if theirs == -1 else ours for ours, theirs in pairs)
+        return TensorSpec(tensor.name, datatype, shape)
 
-def _spec(
-    tensor: PlannedTensor,
-    served: Mapping[str, ServedTensor],
-    batches: bool,
-    declared: tuple[int, ...] | None = None,
-) -> TensorSpec:
-    program = served.get(tensor.name)
-    shape = tensor.shape
-    if program is not None and shape is None:
-        shape = (-1, *program.shape[1:]) if batches else program.shape
-    datatype = tensor.datatype if program is None else program.datatype
-    assert datatype is not None and shape is not None, "what is not known beforehand is the program's"
-    return TensorSpec(tensor.name, datatype, _opened(shape, declared, batches))
-
-
-def _opened(shape: tuple[int, ...], declared: tuple[int, ...] | None, batches: bool) -> tuple[int, ...]:
-    """-1 where the configuration says so of a dimension that has a number only because MIGraphX needs one."""
-    full = (-1, *declared) if batches and declared is not None else declared
-    if full is None or len(full) != len(shape):
-        return shape
-    return tuple(-1 if theirs == -1 else ours for ours, theirs in zip(shape, full, strict=True))
+    inputs = tuple(spec(tensor, declared.get(tensor.name)) for tensor in plan.inputs)
+    return Signature(inputs, tuple(map(spec, plan.outputs)), plan.batches)
 
 
 def _with_configured_names(plan: ProgramPlan, config: ModelConfig) -> ProgramPlan:

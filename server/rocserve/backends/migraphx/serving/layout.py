@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rocserve.backends.migraphx.binding.interface import DimensionRange, Program, ProgramTensor
 from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
 
 _OWN_NAMES = {"float16": "half", "bfloat16": "bf16"}
@@ -79,21 +79,6 @@ class ProgramLayout:
                     )
 
 
-def datatype_of(tensor: ProgramTensor, what: str) -> DataType:
-    """The KServe datatype; `what` says whose it is, e.g. "input 'x'".
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; KServe has none (the fp8s, tuples).
-    """
-    datatype = _DATATYPES.get(tensor.datatype)
-    if datatype is None:
-        raise invalid_argument(
-            f"{what} has MIGraphX's type {tensor.datatype}, which has no datatype in the KServe protocol; those that"
-            f" have are {', '.join(_DATATYPES)}"
-        )
-    return datatype
-
-
 def program_layout(
     program: Program, input_order: Sequence[str], output_names: Sequence[str], nhwc: bool = False
 ) -> ProgramLayout:
@@ -131,18 +116,20 @@ def batch_range(tensors: Iterable[ProgramTensor]) -> DimensionRange | None:
     Raises:
         ServeError: INVALID_ARGUMENT; another dimension varies, or they vary differently.
     """
-    ranges = set()
+    ranges: set[DimensionRange | None] = set()
     for tensor in tensors:
         first, *others = tensor.shape or (0,)
         if any(isinstance(dim, DimensionRange) for dim in others):
-            raise _varying(tensor)
-        ranges.add((first.least, first.most) if isinstance(first, DimensionRange) else None)
+            raise invalid_argument(
+                f"input '{tensor.name}' of the program varies in a dimension beside the first; only the batch may vary."
+                " Compile it with fixed sizes"
+            )
+        ranges.add(first if isinstance(first, DimensionRange) else None)
     if len(ranges) > 1:
         raise invalid_argument(
             "the inputs of the program vary differently in their first dimension; compile it with one batch range"
         )
-    found = ranges.pop() if ranges else None
-    return None if found is None else DimensionRange(*found)
+    return ranges.pop() if ranges else None
 
 
 def varies_with_values(inputs: Iterable[ProgramTensor], output: ProgramTensor) -> bool:
@@ -155,28 +142,22 @@ def _varies(tensor: ProgramTensor) -> bool:
 
 
 def _served(name: str, what: str, tensor: ProgramTensor, nhwc: bool, by_values: bool = False) -> ServedTensor:
-    shape = _fixed(tensor.shape, by_values)
-    datatype = datatype_of(tensor, f"{what} '{name}'")
+    datatype = _DATATYPES.get(tensor.datatype)
+    if datatype is None:
+        raise invalid_argument(
+            f"{what} '{name}' has MIGraphX's type {tensor.datatype}, which has no datatype in the KServe protocol;"
+            f" those that have are {', '.join(_DATATYPES)}"
+        )
+    # A range as its least; where values decide on it as -1.
+    shape = tuple(dim if isinstance(dim, int) else -1 if by_values else dim.least for dim in tensor.shape)
     if not nhwc or len(shape) != _IMAGE_DIMENSIONS:
         return ServedTensor(name, datatype, shape)
     batch, channels, height, width = shape
     return ServedTensor(name, datatype, (batch, height, width, channels), channels_last=True)
 
 
-def _fixed(shape: Iterable[int | DimensionRange], by_values: bool) -> tuple[int, ...]:
-    """A range as its least; where values decide on it as -1."""
-    return tuple(dim if isinstance(dim, int) else -1 if by_values else dim.least for dim in shape)
-
-
 def _specs(tensors: Iterable[ServedTensor], batching: bool) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(tensor.name, tensor.datatype, (-1, *tensor.shape[1:]) if batching else tensor.shape)
         for tensor in tensors
-    )
-
-
-def _varying(tensor: ProgramTensor) -> ServeError:
-    return invalid_argument(
-        f"input '{tensor.name}' of the program varies in a dimension beside the first; only the batch may vary. Compile"
-        " it with fixed sizes"
     )
