@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -136,32 +137,26 @@ class BackgroundSizes:
         for index, size in enumerate(self._sizes):
             if self._stopping.is_set():
                 return
+            report = functools.partial(self._report_missing, self._sizes[index:])
+            report("")
             try:
-                self._prepare(size, self._reporter(index))
+                self._prepare(size, report)
             except Exception as error:
                 # Anything: the sizes that are there go on serving.
                 if self._stopping.is_set():
                     return
-                failures[size] = self._explained(size, error)
+                if isinstance(error, ServeError):
+                    failures[size] = error.text
+                    self._log.warning("batch size %d is not in service: %s", size, error.text)
+                else:
+                    failures[size] = str(error) or type(error).__name__
+                    self._log.error("batch size %d is not in service", size, exc_info=error)
         if not self._stopping.is_set():
             self._report(_without(failures))
 
-    def _reporter(self, index: int) -> Callable[[str], None]:
-        """Puts before each text which sizes are yet missing."""
-        missing = f"serving; batch sizes still to come: {', '.join(map(str, self._sizes[index:]))}"
-
-        def report(text: str) -> None:
-            self._report(f"{missing}; {text}" if text else missing)
-
-        report("")
-        return report
-
-    def _explained(self, size: int, error: Exception) -> str:
-        if isinstance(error, ServeError):
-            self._log.warning("batch size %d is not in service: %s", size, error.text)
-            return error.text
-        self._log.error("batch size %d is not in service", size, exc_info=error)
-        return str(error) or type(error).__name__
+    def _report_missing(self, sizes: Sequence[int], text: str) -> None:
+        missing = f"serving; batch sizes still to come: {', '.join(map(str, sizes))}"
+        self._report(f"{missing}; {text}" if text else missing)
 
 
 def _without(failures: Mapping[int, str]) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from rocserve.backends.migraphx.binding.interface import DimensionRange
 from rocserve.backends.migraphx.jobs.probe import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.load_trials import LoadTrial, load_trial_key
-from rocserve.backends.migraphx.model_files.graph import ModelGraph
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory
@@ -57,7 +56,10 @@ class _ProgramFile:
     def load(self) -> MigraphxModel:
         check_mxr(self._path, self._context.environment, self._context.options.target)
         digest = file_digest(self._path)
-        self._check_memory(digest)
+        source = ProgramSource(SourceKind.ONNX, str(self._path), digest)
+        recipe = ProgramRecipe(source, self._context.options, self._context.environment)
+        size = self._path.stat().st_size
+        check_memory(self._name, ProgramMemory(recipe, size, 0, None), self._context.model.device)
         self._require_good(digest)
         program = self._context.open_program(self._path)
         layout = program_layout(program, *self._tensor_names(len(program.outputs)))
@@ -67,13 +69,6 @@ class _ProgramFile:
         self._context.model.report("")
         signature = replace(layout.signature(rows is not None), max_batch_size=varying.most if varying else None)
         return MigraphxModel(self._context, signature, ProgramRunner(self._name, loaded))
-
-    def _check_memory(self, digest: str) -> None:
-        recipe = ProgramRecipe(
-            ProgramSource(SourceKind.ONNX, str(self._path), digest), self._context.options, self._context.environment
-        )
-        size = self._path.stat().st_size
-        check_memory(self._name, ProgramMemory(recipe, size, 0, None), self._context.model.device)
 
     def _require_good(self, digest: str) -> None:
         """Raises: ServeError: the file was tried, now or before, and cannot be used."""
@@ -124,7 +119,9 @@ class _ProgramFile:
         Raises:
             ServeError: INVALID_ARGUMENT, the configuration names some of the outputs only, which then are not known.
         """
-        graph = self._sibling_graph()
+        sibling, graph = sibling_model(self._path), None
+        with suppress(ServeError):
+            graph = read_onnx_graph(sibling, (self._context.model.model_folder,)) if sibling else None
         own = [tensor.name for tensor in graph.outputs] if graph else []
         known = own if len(own) == outputs else [f"output_{index}" for index in range(outputs)]
         configured = [tensor.name for tensor in self._config.outputs]
@@ -137,10 +134,3 @@ class _ProgramFile:
                 f" {outputs}, and does not know their names: name all of them, in its order"
             )
         return inputs, configured
-
-    def _sibling_graph(self) -> ModelGraph | None:
-        """The graph that the program was made from, where its file lies beside it and can be read."""
-        sibling = sibling_model(self._path)
-        with suppress(ServeError):
-            return read_onnx_graph(sibling, (self._context.model.model_folder,)) if sibling else None
-        return None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rocserve.backends.batch_sizes import Arrays, Piece, pieces
+from rocserve.backends.batch_sizes import Arrays, pieces
 from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, Program
 from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor
 from rocserve.core.errors import invalid_argument
@@ -118,7 +118,7 @@ class ProgramRunner:
             MigraphxError: MIGraphX could not run it.
         """
         programs, layout = self._programs, self._layout
-        rows = self._row_count(inputs) if programs[0].rows else self._check_shapes(inputs)
+        rows = self._row_count(inputs)
         if self._varies:
             found = _as_clients(layout, programs[0].run(inputs))
             return {name: array for name, array in found.items() if name in wanted}
@@ -134,7 +134,7 @@ class ProgramRunner:
             for part in pieces(rows, tuple(by_size)):
                 by_size[part.batch_size].run_into(
                     {name: array[part.start : part.start + part.rows] for name, array in inputs.items()},
-                    [_rows_of(array, part) for array in whole],
+                    [None if array is None else array[part.start : part.start + part.rows] for array in whole],
                 )
         return _as_clients(layout, whole)
 
@@ -147,54 +147,38 @@ class ProgramRunner:
         for program in self._programs:
             program.warm_up()
 
-    def _check_shapes(self, inputs: Arrays) -> int:
-        """0: there are no rows.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT; an input is missing, or not of the program's very shape.
-        """
-        for tensor in self._layout.inputs:
-            array = self._input(inputs, tensor)
-            if array.shape != tensor.shape:
-                raise invalid_argument(
-                    f"input '{tensor.name}' of model '{self._model_name}' must have the shape {list(tensor.shape)} that"
-                    f" the model is compiled for, got {list(array.shape)}; other shapes need a configuration of their"
-                    " own (max_batch_size, dims, or parameter 'input_shapes')"
-                )
-        return 0
-
     def _row_count(self, inputs: Arrays) -> int:
-        """The batch's rows, the same in all inputs.
+        """The batch's rows, the same in all inputs; 0 of a model without a batch dimension.
 
-        Raises:
-            ServeError: INVALID_ARGUMENT; an input is missing, or of a shape that no program takes.
+        Refuses an input that is missing, or not of a shape that there is a program for.
         """
-        rows = -1
+        batches = self._programs[0].rows is not None
+        rows = 0
         for tensor in self._layout.inputs:
-            shape = self._input(inputs, tensor).shape
-            if shape[1:] != tensor.shape[1:] or not shape or shape[0] < 1 or rows not in (-1, shape[0]):
-                expected = ["rows" if rows == -1 else rows, *tensor.shape[1:]]
-                raise invalid_argument(
-                    f"input '{tensor.name}' of model '{self._model_name}' must have the shape"
-                    f" [{', '.join(map(str, expected))}] that the model is compiled for, with at least one row, got"
-                    f" {list(shape)}"
+            array = inputs.get(tensor.name)
+            if array is None:
+                fault = "is missing; a compiled program takes all of its inputs"
+            elif array.dtype != tensor.datatype.numpy_dtype:
+                fault = f"must be {tensor.datatype.value}, got an array of {array.dtype}"
+            elif not batches and array.shape != tensor.shape:
+                fault = (
+                    f"must have the shape {list(tensor.shape)} that the model is compiled for, got {list(array.shape)};"
+                    " other shapes need a configuration of their own (max_batch_size, dims, or parameter"
+                    " 'input_shapes')"
                 )
-            rows = shape[0]
+            elif batches and not (
+                array.ndim and array.shape[1:] == tensor.shape[1:] and 0 < len(array) == (rows or len(array))
+            ):
+                expected = ", ".join(map(str, (rows or "rows", *tensor.shape[1:])))
+                fault = (
+                    f"must have the shape [{expected}] that the model is compiled for, with at least one row, got"
+                    f" {list(array.shape)}"
+                )
+            else:
+                rows = len(array) if batches else 0
+                continue
+            raise invalid_argument(f"input '{tensor.name}' of model '{self._model_name}' {fault}")
         return rows
-
-    def _input(self, inputs: Arrays, tensor: ServedTensor) -> Array:
-        array = inputs.get(tensor.name)
-        if array is None:
-            raise invalid_argument(
-                f"input '{tensor.name}' of model '{self._model_name}' is missing; a compiled program takes all of its"
-                " inputs"
-            )
-        if array.dtype != tensor.datatype.numpy_dtype:
-            raise invalid_argument(
-                f"input '{tensor.name}' of model '{self._model_name}' must be {tensor.datatype.value}, got an array of"
-                f" {array.dtype}"
-            )
-        return array
 
 
 def _most_rows(program: LoadedProgram) -> int:
@@ -208,10 +192,6 @@ def _place(tensor: ServedTensor, shape: tuple[int, ...], room: Arrays) -> Array:
     if place is not None and place.shape == shape and place.dtype == dtype and not tensor.channels_last:
         return place
     return np.empty(shape, dtype)
-
-
-def _rows_of(array: Array | None, part: Piece) -> Array | None:
-    return None if array is None else array[part.start : part.start + part.rows]
 
 
 def _as_clients(layout: ProgramLayout, outputs: Sequence[Array | None]) -> dict[str, Array]:
