@@ -250,15 +250,12 @@ class SequentialExecution:
         self._results: list[BatchResult] = []
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        """See Execution."""
         return {}
 
     def start(self, batch: Batch) -> None:
-        """See Execution."""
         self._results.append(self._execute(batch))
 
     def result(self) -> BatchResult:
-        """See Execution."""
         return self._results.pop()
 
 
@@ -277,20 +274,16 @@ class ThreadedExecution:
         self._running: Future[BatchResult]
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        """See Execution."""
         return {}
 
     def start(self, batch: Batch) -> None:
-        """See Execution."""
         self._running = self._thread.submit(self._execute, batch)
 
     @property
     def is_done(self) -> bool:
-        """See Execution."""
         return bool(wait((self._running,), _POLL_SECONDS).done)
 
     def result(self) -> BatchResult:
-        """See Execution."""
         return self._running.result()
 
 

@@ -101,7 +101,11 @@ class Host:
             number=number,
             architecture=_overridden(self.environment.get(_OVERRIDE, "")) or architecture_name(version),
             pci_slot=_pci_slot(fields.get("domain", 0), fields.get("location_id", 0)),
-            memory_bytes=_own_memory(node),
+            memory_bytes=sum(
+                bank.get("size_in_bytes", 0)
+                for bank in map(_fields, node.glob("mem_banks/*/properties"))
+                if bank.get("heap_type") in _FRAME_BUFFERS
+            ),
         )
 
     def free_memory(self) -> FreeMemory | None:
@@ -202,11 +206,6 @@ def _chosen_by_rocr(chosen: str, gpus: Sequence[_Node]) -> Sequence[_Node]:
             break
         left.append(gpus[place])
     return left
-
-
-def _own_memory(node: Path) -> int:
-    banks = (_fields(file) for file in node.glob("mem_banks/*/properties"))
-    return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _FRAME_BUFFERS)
 
 
 def _pci_slot(domain: int, location: int) -> str:

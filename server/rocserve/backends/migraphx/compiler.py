@@ -82,7 +82,16 @@ class ProgramCompiler:
                     remedy=self._remedy,
                     report=report,
                 )
-            return self._about(recipe, result)
+            return ProgramAbout(
+                self._model_name,
+                Path(recipe.source.path).name,
+                recipe,
+                compile_seconds=result.compile_seconds,
+                inputs=result.inputs,
+                outputs=result.outputs,
+                scratch_bytes=result.scratch_bytes,
+                messages=result.messages,
+            )
 
         wait_for_slot = self._waiting(recipe, "until other programs have been compiled on this machine", report)
         while True:
@@ -128,15 +137,3 @@ class ProgramCompiler:
         if options.miopen_tuning:
             variables["MIOPEN_FIND_ENFORCE"] = _SEARCH
         return variables
-
-    def _about(self, recipe: ProgramRecipe, result: CompileResult) -> ProgramAbout:
-        return ProgramAbout(
-            model=self._model_name,
-            source_file=Path(recipe.source.path).name,
-            recipe=recipe,
-            compile_seconds=result.compile_seconds,
-            inputs=result.inputs,
-            outputs=result.outputs,
-            scratch_bytes=result.scratch_bytes,
-            messages=result.messages,
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 from dataclasses import dataclass
 
@@ -19,15 +18,12 @@ from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
 
-
-class EngineName(enum.Enum):
-    CPU = "cpu"
-    ROCAL = "rocal"
+_CPU, _ROCAL = "cpu", "rocal"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    engine: EngineName
+    engine: str
     reason: str
     """For the log: goes on after "engine cpu: "."""
     accepts_cpu: bool = False
@@ -43,44 +39,35 @@ def choose_engine(model: ModelSource) -> EngineChoice:
     Raises:
         ServeError: INVALID_ARGUMENT when the parameter contradicts the kind, UNAVAILABLE when rocAL is not installed.
     """
-    names = tuple(name.value for name in EngineName)
-    wanted = read_choice(model.config, "engine", "", ("", "auto", *names))
+    wanted = read_choice(model.config, "engine", "", ("", "auto", _CPU, _ROCAL))
     on_gpu = model.instance_kind is InstanceKind.GPU
     kind = model.instance_kind.value
-    if wanted == EngineName.CPU.value:
+    # It may have been given the CPU because there is no other.
+    groups = model.config.instance_groups
+    meant_for_gpu = on_gpu or (bool(groups) and all(group.kind is InstanceKind.GPU for group in groups))
+    if wanted == _CPU:
         if on_gpu:
             raise invalid_argument(
                 f"model '{model.name}' asks for KIND_GPU, but its parameter 'engine' is \"cpu\"; use KIND_CPU, or leave"
                 " the parameter out"
             )
-        return EngineChoice(EngineName.CPU, "parameter 'engine' says so")
-    if wanted == EngineName.ROCAL.value:
-        if not is_installed(ROCAL_MODULE):
-            raise _missing(model, "its parameter 'engine' is \"rocal\"", 'set the parameter to "cpu"')
-        return EngineChoice(EngineName.ROCAL, f"parameter 'engine' says so, {kind}")
-    if not on_gpu and not _asks_for_gpu(model):
-        return EngineChoice(EngineName.CPU, f"the instance is {kind}")
-    if on_gpu and is_installed(ROCAL_MODULE):
-        return EngineChoice(EngineName.ROCAL, "the instance is KIND_GPU", accepts_cpu=wanted == "auto")
-    if wanted != "auto":
-        raise _missing(
-            model, "it asks for KIND_GPU", "use KIND_CPU, or set parameter 'engine' to \"auto\" to accept the CPU"
+        return EngineChoice(_CPU, "parameter 'engine' says so")
+    if wanted != _ROCAL and not meant_for_gpu:
+        return EngineChoice(_CPU, f"the instance is {kind}")
+    if is_installed(ROCAL_MODULE) and (on_gpu or wanted == _ROCAL):
+        reason = f"parameter 'engine' says so, {kind}" if wanted == _ROCAL else "the instance is KIND_GPU"
+        return EngineChoice(_ROCAL, reason, accepts_cpu=wanted == "auto")
+    if wanted == "auto":
+        return EngineChoice(
+            _CPU,
+            f"KIND_GPU is asked for, but {ROCAL_MODULE} is not installed or there is no GPU; parameter 'engine' is"
+            ' "auto", which accepts the CPU',
         )
-    return EngineChoice(
-        EngineName.CPU,
-        f"KIND_GPU is asked for, but {ROCAL_MODULE} is not installed or there is no GPU; parameter 'engine' is"
-        ' "auto", which accepts the CPU',
-    )
-
-
-def _asks_for_gpu(model: ModelSource) -> bool:
-    """Whether the instance was meant for a GPU and was given the CPU, because there is no other."""
-    groups = model.config.instance_groups
-    return bool(groups) and all(group.kind is InstanceKind.GPU for group in groups)
-
-
-def _missing(model: ModelSource, why: str, remedy: str) -> ServeError:
-    return unavailable(
+    why, remedy = "its parameter 'engine' is \"rocal\"", 'set the parameter to "cpu"'
+    if not wanted:
+        why = "it asks for KIND_GPU"
+        remedy = "use KIND_CPU, or set parameter 'engine' to \"auto\" to accept the CPU"
+    raise unavailable(
         f"model '{model.name}' needs rocAL, because {why}, but the Python module {ROCAL_MODULE} is not installed;"
         f" install amd-rocal, or {remedy}"
     )
@@ -123,11 +110,11 @@ def load(model: ModelSource) -> LoadedModel:
         if not choice.accepts_cpu:
             raise
         reason = f"rocAL cannot run it ({error.text}); parameter 'engine' is \"auto\", which accepts the CPU"
-        choice = EngineChoice(EngineName.CPU, reason)
+        choice = EngineChoice(_CPU, reason)
         engine = _make_engine(choice.engine, setup)
-    _LOG.info("%s runs on engine %s: %s", model.model_file.name, choice.engine.value, choice.reason)
+    _LOG.info("%s runs on engine %s: %s", model.model_file.name, choice.engine, choice.reason)
     # The server knows the backend's engine only, not which of the two it is.
-    return RocalModel(engine, setup, interface, {"engine": choice.engine.value, "engine_reason": choice.reason})
+    return RocalModel(engine, setup, interface, {"engine": choice.engine, "engine_reason": choice.reason})
 
 
 def _read_pipeline(model: ModelSource, channels: int) -> Pipeline:
@@ -142,8 +129,8 @@ def _read_pipeline(model: ModelSource, channels: int) -> Pipeline:
     return pipeline
 
 
-def _make_engine(name: EngineName, setup: EngineSetup) -> BatchEngine:
-    if name is EngineName.ROCAL:
+def _make_engine(name: str, setup: EngineSetup) -> BatchEngine:
+    if name == _ROCAL:
         # Only here: importing it loads rocAL, which must never happen in a process that does not need it.
         from rocserve.backends.rocal.amd.engine import RocalEngine
 

@@ -136,8 +136,6 @@ class ThreadedEngine:
     def run(
         self, images: Sequence[SourceImage], arguments: Arguments, outputs: Sequence[np.ndarray[Any, Any] | None]
     ) -> Mapping[int, Exception]:
-        """See BatchEngine."""
-
         def run_row(row: int) -> Exception | None:
             try:
                 results = self._engine.run(images[row], {name: values[row] for name, values in arguments.items()})
@@ -153,10 +151,8 @@ class ThreadedEngine:
         return {row: fault for row, fault in enumerate(faults) if fault is not None}
 
     def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
-        """See BatchEngine."""
         return self._engine.run(image, {name: values[0] for name, values in arguments.items()})
 
     def close(self) -> None:
-        """See BatchEngine."""
         if self._pool is not None:
             self._pool.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import cast
 
 import cv2
 import numpy as np
@@ -15,7 +15,7 @@ from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import InputKind
 from rocserve.backends.rocal.engine import Arguments, BatchEngine, EngineSetup
 from rocserve.backends.rocal.image import PixelsError
-from rocserve.backends.rocal.interface import ImageInput, Interface, Output
+from rocserve.backends.rocal.interface import ImageInput, Interface
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.requests import Signature
@@ -84,7 +84,11 @@ class RocalModel:
             raise self._fault(error, None) from None
         outputs = {}
         for output, result in zip(self._interface.outputs, results, strict=True):
-            _check_shape(output, result)
+            if any(declared not in (-1, actual) for declared, actual in zip(output.shape, result.shape, strict=True)):
+                raise invalid_argument(
+                    f"output '{output.name}' must have shape {list(output.shape)}, but this image gives"
+                    f" {list(result.shape)}; resize images to a fixed size in the pipeline"
+                )
             if output.name in wanted:
                 outputs[output.name] = np.ascontiguousarray(result)
         return BatchResult(outputs)
@@ -137,14 +141,6 @@ class RocalModel:
         if self._pipeline.decoder.input is InputKind.RAW:
             return pixels
         return cast(SourceImage, cv2.imencode(".jpg", pixels)[1])
-
-
-def _check_shape(output: Output, result: np.ndarray[Any, Any]) -> None:
-    if any(declared not in (-1, actual) for declared, actual in zip(output.shape, result.shape, strict=True)):
-        raise invalid_argument(
-            f"output '{output.name}' must have shape {list(output.shape)}, but this image gives"
-            f" {list(result.shape)}; resize images to a fixed size in the pipeline"
-        )
 
 
 def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:

@@ -80,7 +80,13 @@ class Decoder:
         if start.startswith(jpeg_header.SIGNATURE):
             header = jpeg_header.read_jpeg_header(encoded)
             self._check_pixels(header.width, header.height)
-            self._check_scans(header)
+            if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
+                # Hundreds of scans fit into some kilobytes, and each takes as long as the image is large.
+                raise ImageError(
+                    f"it is a progressive JPEG that goes {header.scans} times over {header.width}x{header.height}"
+                    f" pixels; {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows"
+                    " is the most"
+                )
             return header
         if start == png.SIGNATURE:
             file = read_png(encoded)
@@ -97,14 +103,6 @@ class Decoder:
         if width * height > self._options.max_pixels:
             raise ImageError(
                 f"its {width}x{height} pixels are more than the {self._options.max_pixels} that 'max_pixels' allows"
-            )
-
-    def _check_scans(self, header: ImageHeader) -> None:
-        """Hundreds of scans fit into some kilobytes, and each takes as long as the image is large."""
-        if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
-            raise ImageError(
-                f"it is a progressive JPEG that goes {header.scans} times over {header.width}x{header.height} pixels;"
-                f" {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows is the most"
             )
 
     def _upright(self, pixels: Pixels, header: ImageHeader) -> DecodedImage:
@@ -127,7 +125,8 @@ def _neither(encoded: memoryview) -> str:
     expected = "a JPEG or a PNG is expected"
     if not len(encoded):
         return f"it is empty; {expected}"
-    kind = seeming_kind(encoded)
+    beginning = bytes(encoded[:_INSPECTED_BYTES])
+    kind = next((name for pattern, name in _SIGNATURES if pattern.match(beginning)), None)
     if kind is not None:
         return f"it seems to be {kind}; {expected}"
     start = " ".join(f"0x{byte:02x}" for byte in encoded[:4])
@@ -170,12 +169,6 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"[\t\n\r\x20-\x7e]+\Z", "text, perhaps a path or an address; send the bytes of the file"),
     )
 )
-
-
-def seeming_kind(data: memoryview) -> str | None:
-    """As it goes on after "it seems to be"; None where nothing is known that begins so."""
-    start = bytes(data[:_INSPECTED_BYTES])
-    return next((name for pattern, name in _SIGNATURES if pattern.match(start)), None)
 
 
 def pixels_of(image: np.ndarray[Any, Any], channels: int) -> Pixels:

@@ -68,10 +68,6 @@ class _Chunk:
     def shown_name(self) -> str:
         return self.name.decode("ascii") if self.name.isalpha() else self.name.hex(" ")
 
-    @property
-    def is_critical(self) -> bool:
-        return not self.name[0] & 0x20
-
 
 def read_png(data: memoryview) -> PngFile:
     """The header and the chunks of a file that starts with SIGNATURE.
@@ -85,7 +81,7 @@ def read_png(data: memoryview) -> PngFile:
     for chunk in chunks:
         if chunk.name in _PICTURE:
             _check(chunk)
-        elif chunk.is_critical:
+        elif not chunk.name[0] & 0x20:  # It is critical.
             raise ImageError(
                 f"it is a PNG that cannot be shown without its chunk {chunk.shown_name}, which no standard knows"
             )
@@ -168,7 +164,10 @@ def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) 
         raise ImageError(f"it is a PNG that OpenCV cannot read: {error.err}") from None
     if pixels is None:
         raise ImageError("Corrupt PNG data: its pixels are damaged or end too early")
-    return in_color_format(_shrunk(cast(Pixels, pixels), limits), color_format)
+    height, width = pixels.shape[:2]
+    if not limits.fits(width, height):
+        pixels = cv2.resize(pixels, limits.bounded(width, height), interpolation=cv2.INTER_AREA)
+    return in_color_format(cast(Pixels, pixels), color_format)
 
 
 def in_color_format(pixels: Pixels, color_format: ColorFormat) -> Pixels:
@@ -178,10 +177,3 @@ def in_color_format(pixels: Pixels, color_format: ColorFormat) -> Pixels:
     elif color_format is ColorFormat.RGB24:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
     return pixels.reshape(*pixels.shape[:2], color_format.channels)
-
-
-def _shrunk(pixels: Pixels, limits: DecoderLimits) -> Pixels:
-    height, width = pixels.shape[:2]
-    if limits.fits(width, height):
-        return pixels
-    return cast(Pixels, cv2.resize(pixels, limits.bounded(width, height), interpolation=cv2.INTER_AREA))
