@@ -50,7 +50,8 @@ def load(model: ModelSource) -> LoadedModel:
     plan = plan_providers(model, onnxruntime.get_available_providers())
     foreign = left_alone(model.config, has_sizes=plan.compiling is not None or plan.on_gpu)
     if foreign:
-        _LOG.warning("%s", warning(model.name, foreign))
+        what = f"parameter {foreign[0]} is" if len(foreign) == 1 else f"parameters {', '.join(foreign)} are"
+        _LOG.warning("model '%s': %s MIGraphX's; ONNX Runtime runs the model as it is", model.name, what)
     try:
         opened = _load(model, plan)
         if plan.on_gpu:
@@ -289,7 +290,7 @@ _UNREDUCED = "fp32"
 
 
 def left_alone(config: ModelConfig, has_sizes: bool) -> Sequence[str]:
-    """The names in `parameters` that ask for something that is not done.
+    """The names in `parameters`, quoted, that ask for something that is not done.
 
     `has_sizes`: the session runs at fixed batch sizes.
     """
@@ -297,14 +298,9 @@ def left_alone(config: ModelConfig, has_sizes: bool) -> Sequence[str]:
     if has_sizes:
         foreign -= _OF_COMPILED_SHAPES
     values = {name: text.strip().lower() for name, text in config.parameters.items() if name in foreign}
-    return sorted(name for name, text in values.items() if text and not (name == "precision" and text == _UNREDUCED))
-
-
-def warning(model_name: str, names: Sequence[str]) -> str:
-    """For the log. At least one name."""
-    quoted = ", ".join(f"'{name}'" for name in names)
-    what = f"parameter {quoted} is" if len(names) == 1 else f"parameters {quoted} are"
-    return f"model '{model_name}': {what} MIGraphX's; ONNX Runtime runs the model as it is"
+    return sorted(
+        f"'{name}'" for name, text in values.items() if text and not (name == "precision" and text == _UNREDUCED)
+    )
 
 
 def fixed_dimensions(

@@ -33,7 +33,7 @@ from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights,
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
 from rocserve.backends.standard_error import StandardErrorCapture
-from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 
 _FATAL_ONLY = 4
@@ -190,8 +190,17 @@ class SessionOpener:
         finally:
             written = capture.end(start)
         if session is None:
-            raise self._provider_failure(failure, error_lines(written))
-        self._require_started(session, error_lines(written))
+            # Where it is the model's own fault, that is raised.
+            self.open_for_signature()
+            reasons = [failure, *(line for line in error_lines(written) if line not in failure)]
+            name = self._model.model_file.name
+            raise unavailable(f"ONNX Runtime cannot run {name} on {self._names}: {'; '.join(reasons)}")
+        started = session.get_providers()
+        for provider in self._plan.providers:
+            if provider.kind.provider not in started:
+                no_reason = f"it says no reason; is all there that {provider.kind.package} needs?"
+                why = "; ".join(error_lines(written)) or no_reason
+                raise unavailable(f"ONNX Runtime's {provider.kind.provider} did not start: {why}")
         # What else the providers have to say is for the log.
         os.write(2, written.encode())
         self._check_assignment(session)
@@ -241,23 +250,9 @@ class SessionOpener:
                 raise invalid_argument(f"ONNX Runtime cannot take the custom operators of '{name}': {text}") from None
         return options
 
-    def _provider_failure(self, failure: str, lines: Sequence[str]) -> ServeError:
-        """What to say of the providers, where it is not the model's own fault, which is raised."""
-        self.open_for_signature()
-        reasons = [failure, *(line for line in lines if line not in failure)]
-        name = self._model.model_file.name
-        return unavailable(f"ONNX Runtime cannot run {name} on {self._names}: {'; '.join(reasons)}")
-
     @property
     def _names(self) -> str:
         return ", ".join(provider.kind.provider for provider in self._plan.providers)
-
-    def _require_started(self, session: Any, errors: Sequence[str]) -> None:
-        started = session.get_providers()
-        for provider in self._plan.providers:
-            if provider.kind.provider not in started:
-                why = "; ".join(errors) or f"it says no reason; is all there that {provider.kind.package} needs?"
-                raise unavailable(f"ONNX Runtime's {provider.kind.provider} did not start: {why}")
 
     def _check_assignment(self, session: Any) -> None:
         """Log the operators that do not run on the providers.

@@ -34,7 +34,7 @@ from rocserve.backends.parameters import read_choice, usable_cpus
 from rocserve.cache.digests import file_digest
 from rocserve.cache.folders import folder_entries
 from rocserve.cache.private_folder import cache_directory, make_private
-from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import ExecutionAccelerator, InstanceKind
 
 _LOG = logging.getLogger(__name__)
@@ -108,21 +108,36 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
         raise invalid_argument(
             f"model '{model.name}' asks for KIND_GPU, but its parameter 'engine' is \"cpu\"; change one of them"
         )
-    wanted = _wanted(model, on_gpu)
+    wanted = tuple(_wanted(model, on_gpu))
+    reason = f"the execution accelerators are {', '.join(provider.kind.accelerator for provider in wanted)}"
     accepts_cpu = engine == "auto"
-    if wanted:
-        names = ", ".join(provider.kind.accelerator for provider in wanted)
-        plan = ProviderPlan(tuple(wanted), f"the execution accelerators are {names}", accepts_cpu)
-        return _without_missing(model, plan, available)
-    if engine == "cpu":
-        return ProviderPlan((), "parameter 'engine' says so", accepts_cpu)
-    for kind in KINDS:
-        if kind.on_gpu is on_gpu and kind.provider in available:
-            provider = _provider(model, kind, ExecutionAccelerator(kind.accelerator))
+    if not wanted:
+        if engine == "cpu":
+            return ProviderPlan((), "parameter 'engine' says so", accepts_cpu)
+        suited = [kind for kind in KINDS if kind.on_gpu is on_gpu]
+        there = next((kind for kind in suited if kind.provider in available), None)
+        if there is not None:
+            provider = _provider(model, there, ExecutionAccelerator(there.accelerator))
             return ProviderPlan((provider,), "the installed ONNX Runtime offers it", accepts_cpu)
-    if on_gpu:
-        return _no_gpu_provider(model, accepts_cpu, available)
-    return ProviderPlan((), "the instance is on the CPU", accepts_cpu)
+        if not on_gpu:
+            return ProviderPlan((), "the instance is on the CPU", accepts_cpu)
+    missing = [provider.kind for provider in wanted if provider.kind.provider not in available] if wanted else suited
+    if not missing:
+        return ProviderPlan(wanted, reason, accepts_cpu)
+    names = " or ".join(kind.provider for kind in missing)
+    packages = " or ".join(kind.package for kind in missing)
+    why = f"the installed ONNX Runtime has no {names}, only {', '.join(available)} (Python package {packages} has it)"
+    if not accepts_cpu:
+        raise unavailable(
+            f"model '{model.name}': {why}; install that, use KIND_CPU without the accelerator, or set parameter"
+            " 'engine' to \"auto\" to accept the CPU"
+        )
+    if wanted:
+        _LOG.warning("model '%s': %s; going on without, as parameter 'engine' is \"auto\"", model.name, why)
+    else:
+        _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
+    left = tuple(provider for provider in wanted if provider.kind not in missing)
+    return ProviderPlan(left, why, accepts_cpu)
 
 
 def _wanted(model: ModelSource, on_gpu: bool) -> Sequence[Provider]:
@@ -184,39 +199,6 @@ def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAcce
         # HIP_VISIBLE_DEVICES leaves the worker the one GPU that is its own.
         return Provider(kind, {**given, "device_id": "0"}, given)
     return Provider(kind, {**given, "device_id": str(model.device or 0)}, given)
-
-
-def _without_missing(model: ModelSource, plan: ProviderPlan, available: Sequence[str]) -> ProviderPlan:
-    missing = [provider.kind for provider in plan.providers if provider.kind.provider not in available]
-    if not missing:
-        return plan
-    why = _missing_text(missing, available)
-    if not plan.accepts_cpu:
-        raise _refused(model, why)
-    _LOG.warning("model '%s': %s; going on without, as parameter 'engine' is \"auto\"", model.name, why)
-    left = tuple(provider for provider in plan.providers if provider.kind not in missing)
-    return replace(plan, providers=left, reason=why)
-
-
-def _no_gpu_provider(model: ModelSource, accepts_cpu: bool, available: Sequence[str]) -> ProviderPlan:
-    why = _missing_text([kind for kind in KINDS if kind.on_gpu], available)
-    if not accepts_cpu:
-        raise _refused(model, why)
-    _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
-    return ProviderPlan((), why, accepts_cpu)
-
-
-def _missing_text(missing: Sequence[ProviderKind], available: Sequence[str]) -> str:
-    names = " or ".join(kind.provider for kind in missing)
-    packages = " or ".join(kind.package for kind in missing)
-    return f"the installed ONNX Runtime has no {names}, only {', '.join(available)} (Python package {packages} has it)"
-
-
-def _refused(model: ModelSource, why: str) -> ServeError:
-    return unavailable(
-        f"model '{model.name}': {why}; install that, use KIND_CPU without the accelerator, or set parameter 'engine' to"
-        ' "auto" to accept the CPU'
-    )
 
 
 _MIGRAPHX_VARIABLE = "ORT_MIGRAPHX_MODEL_CACHE_PATH"
