@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NoReturn
 
 import cv2
@@ -18,7 +19,7 @@ import numpy as np
 
 from rocserve.backends.rocal.amd.binding import import_binding
 from rocserve.backends.rocal.amd.graph import Flags, GraphSettings, build_graph, check, misfit, variants
-from rocserve.backends.rocal.amd.runner import BatchOutput, BrokenPipelineError, Canvas, PipelineRunner, limited_to
+from rocserve.backends.rocal.amd.runner import BrokenPipelineError, Canvas, OutputReader, PipelineRunner, limited_to
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DecoderOptions, InputKind
@@ -50,10 +51,6 @@ _RAW_PIXELS = DecoderOptions(input=InputKind.RAW)
 _TOLERANCE = 0.05
 """Of the deviation of an output's values. Kernels that round otherwise differ by a hundredth of it; exchanged channels,
 another part of the picture or an older one by a third and more."""
-
-
-Take = Callable[[int, int, np.ndarray[Any, Any]], None]
-"""Takes a result: the image's place, the output's, and the array, which is good for this call only."""
 
 
 class RocalEngine:
@@ -142,17 +139,13 @@ class RocalEngine:
         self, images: Sequence[SourceImage], arguments: Arguments, outputs: Sequence[np.ndarray[Any, Any] | None]
     ) -> Mapping[int, Exception]:
         failures: dict[int, Exception] = {}
-
-        def write(row: int, output: int, result: np.ndarray[Any, Any]) -> None:
-            array = outputs[output]
-            if array is None:
-                return
-            if result.shape != array.shape[1:]:
-                failures[row] = RuntimeError(f"rocAL gave shape {list(result.shape)}, not {list(array.shape[1:])}")
-            else:
-                np.copyto(array[row], result)
-
-        failures.update(self._process(self._decoded(images), arguments, write))
+        with closing(self._results(self._decoded(images), arguments, failures)) as results:
+            for row, output, result in results:
+                array = outputs[output]
+                if array is not None and result.shape != array.shape[1:]:
+                    failures[row] = RuntimeError(f"rocAL gave shape {list(result.shape)}, not {list(array.shape[1:])}")
+                elif array is not None:
+                    np.copyto(array[row], result)
         return failures
 
     def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
@@ -161,12 +154,9 @@ class RocalEngine:
     def _results_of_one(
         self, decoded: Iterable[DecodedImage | Exception], arguments: Arguments
     ) -> list[np.ndarray[Any, Any]]:
-        results: dict[int, np.ndarray[Any, Any]] = {}
-
-        def keep(row: int, output: int, result: np.ndarray[Any, Any]) -> None:
-            results[output] = np.array(result, order="C")
-
-        failures = self._process(decoded, arguments, keep)
+        failures: dict[int, Exception] = {}
+        with closing(self._results(decoded, arguments, failures)) as found:
+            results = {output: np.array(result, order="C") for _, output, result in found}
         if failures:
             raise failures[0]
         return [results[output] for output in range(len(self._formats))]
@@ -180,11 +170,11 @@ class RocalEngine:
     def _decoded(self, images: Sequence[SourceImage]) -> Iterable[DecodedImage | Exception]:
         return map(self._taken_in, images) if self._pool is None else self._pool.map(self._taken_in, images)
 
-    def _process(
-        self, images: Iterable[DecodedImage | Exception], arguments: Arguments, take: Take
-    ) -> dict[int, Exception]:
-        """Gives `take` each result; what is wrong with each image that has none, by the images' places."""
-        failures: dict[int, Exception] = {}
+    def _results(
+        self, images: Iterable[DecodedImage | Exception], arguments: Arguments, failures: dict[int, Exception]
+    ) -> Generator[tuple[int, int, np.ndarray[Any, Any]], None, None]:
+        """An image's place, the output's, and the array, which is good until the next; what is wrong with each image
+        that has none goes to `failures`. To be closed: the engine's lock is held meanwhile."""
         decoded: dict[int, DecodedImage] = {}
         for row, image in enumerate(images):
             if isinstance(image, Exception):
@@ -192,47 +182,34 @@ class RocalEngine:
                 continue
             decoded[row] = image
             for output, measurement in self._settings.plan.measurements.items():
-                take(row, output, measurement.measure(image))
+                yield row, output, measurement.measure(image)
         with self._lock:
             for flags, rows in _grouped(self._settings.inputs, arguments, list(decoded)).items():
-                for chunk in _chunks(rows, self._canvas.capacity):
-                    self._run_chunk(flags, chunk, [decoded[row].pixels for row in chunk], take, failures)
-        return failures
+                runners = self._runners.get(flags, [])  # None where no output is an image.
+                for chunk in _chunks(rows, self._canvas.capacity) if runners else ():
+                    runner = next(runner for runner in runners if runner.batch_size >= len(chunk))
+                    self._canvas.place([decoded[row].pixels for row in chunk])
+                    results = self._run(runner, len(chunk))
+                    for index, row in enumerate(chunk):
+                        try:
+                            for result in results:
+                                yield row, *self._formatted(result, index)
+                        except RuntimeError as error:
+                            failures[row] = error
 
-    def _run_chunk(
-        self,
-        flags: Flags,
-        rows: Sequence[int],
-        pixels: Sequence[Pixels],
-        take: Take,
-        failures: dict[int, Exception],
-    ) -> None:
-        if flags not in self._runners:
-            return  # No output is an image.
-        runner = next(runner for runner in self._runners[flags] if runner.batch_size >= len(rows))
-        self._canvas.place(pixels)
-        results = self._run(runner, len(rows))
-        for index, row in enumerate(rows):
-            try:
-                for result in results:
-                    self._take_result(result, index, row, take)
-            except RuntimeError as error:
-                failures[row] = error
-
-    def _run(self, runner: PipelineRunner, count: int) -> Sequence[BatchOutput]:
+    def _run(self, runner: PipelineRunner, count: int) -> Sequence[OutputReader]:
         """The results of what lies on the canvas; does not return when rocAL can go on no more."""
         try:
             return runner.run(count)
         except BrokenPipelineError as error:
             self._on_broken(str(error))
 
-    def _take_result(self, result: BatchOutput, index: int, row: int, take: Take) -> None:
-        output = result.step.output
-        assert output is not None
-        image = result.image(index)
-        output_format = self._formats[output]
-        image = image.astype(output_format.datatype.numpy_dtype, copy=False)
-        take(row, output, image if output_format.layout is Layout.NHWC else image.transpose(2, 0, 1))
+    def _formatted(self, result: OutputReader, index: int) -> tuple[int, np.ndarray[Any, Any]]:
+        """The output's place and its array for one image."""
+        output, form = result.planned.output, result.planned.format
+        assert output is not None and form is not None
+        image = result.image(index).astype(form.datatype.numpy_dtype, copy=False)
+        return output, image if form.layout is Layout.NHWC else image.transpose(2, 0, 1)
 
     def _taken_in(self, image: SourceImage) -> DecodedImage | Exception:
         """The image decoded, or what is wrong with it: rocAL gets to see good images only."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,50 +59,36 @@ class Canvas:
 
 
 class OutputReader:
-    """Copies one output of one rocAL pipeline."""
+    """Copies one output of one rocAL pipeline: the results of a batch, good until the next is read."""
 
-    def __init__(self, settings: GraphSettings, step: PlannedStep, batch_size: int) -> None:
-        self._step = step
-        layout, datatype = output_type(settings, step)
+    def __init__(self, settings: GraphSettings, planned: PlannedStep, batch_size: int) -> None:
+        self.planned = planned
+        layout, datatype = output_type(settings, planned)
         self._planes = layout == settings.binding.types.NCHW
         self._datatype = np.dtype(np.float32 if datatype == settings.binding.types.FLOAT else np.uint8)
         self._channels = settings.color_format.channels
         self._batch_size = batch_size
         self._data: np.ndarray[Any, Any] | None = None
+        """Of rocAL's largest size; only a part of each image is its result."""
         self._regions = np.zeros((batch_size, 4), dtype=np.uint32)
+        """x, y, width, height of the part that rocAL calls valid, for each image."""
 
-    def read(self, tensor: Any) -> BatchOutput:
+    def read(self, tensor: Any) -> None:
         """
         Raises:
             RuntimeError: the tensor is not what the graph was built to give.
         """
         if self._data is None:
-            self._data = np.empty(self._checked(tensor), dtype=self._datatype)
+            dimensions = tuple(int(side) for side in tensor.dimensions())
+            channels = dimensions[1 if self._planes else -1]
+            if len(dimensions) != 4 or dimensions[0] != self._batch_size or channels != self._channels:
+                raise RuntimeError(f"expected {self._batch_size} images of {self._channels} channels, got {dimensions}")
+            if np.dtype(tensor.dtype()) != self._datatype:
+                raise RuntimeError(f"expected {self._datatype}, got {tensor.dtype()}")
+            self._data = np.empty(dimensions, dtype=self._datatype)
         # Also from a GPU's memory; what copy_data fills must be as large as the tensor, to the byte.
         tensor.copy_data(self._data)
         tensor.copy_roi(self._regions)
-        images = self._data.transpose(0, 2, 3, 1) if self._planes else self._data
-        return BatchOutput(self._step, images, self._regions)
-
-    def _checked(self, tensor: Any) -> tuple[int, ...]:
-        dimensions = tuple(int(side) for side in tensor.dimensions())
-        channels = dimensions[1 if self._planes else -1]
-        if len(dimensions) != 4 or dimensions[0] != self._batch_size or channels != self._channels:
-            raise RuntimeError(f"expected {self._batch_size} images of {self._channels} channels, got {dimensions}")
-        if np.dtype(tensor.dtype()) != self._datatype:
-            raise RuntimeError(f"expected {self._datatype}, got {tensor.dtype()}")
-        return dimensions
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOutput:
-    """A batch's results of one output; good until the next batch is read."""
-
-    step: PlannedStep
-    images: np.ndarray[Any, Any]
-    """Images x height x width x channels, of rocAL's largest size; only a part of each is its result."""
-    regions: np.ndarray[Any, Any]
-    """x, y, width, height of the part that rocAL calls valid, for each image."""
 
     def image(self, index: int) -> Pixels:
         """The result for one image, height x width x channels; zeros where rocAL wrote nothing.
@@ -111,16 +96,17 @@ class BatchOutput:
         Raises:
             RuntimeError: rocAL calls a part valid that is not in the result.
         """
-        size = self.step.result.size
-        image: Pixels = self.images[index]
-        if self.step.call.operation.amd.fills_result:
+        assert self._data is not None
+        size = self.planned.result.size
+        image: Pixels = self._data[index].transpose(1, 2, 0) if self._planes else self._data[index]
+        if self.planned.call.operation.amd.fills_result:
             return image[: size.height, : size.width]
-        _, _, width, height = (int(number) for number in self.regions[index])
+        _, _, width, height = (int(number) for number in self._regions[index])
         valid = image[:height, :width]
         full_height, full_width = size.height or height, size.width or width
         if valid.shape[:2] != (height, width) or height > full_height or width > full_width:
             raise RuntimeError(
-                f"rocAL gives {self.step.step.name} a valid part of {width}x{height} pixels, but its result is"
+                f"rocAL gives {self.planned.step.name} a valid part of {width}x{height} pixels, but its result is"
                 f" {full_width}x{full_height}"
             )
         return Image(valid, ResultExtent(Extent(full_height, full_width), Extent(height, width))).padded
@@ -166,8 +152,8 @@ class PipelineRunner:
     def batch_size(self) -> int:
         return self._graph.batch_size
 
-    def run(self, count: int) -> Sequence[BatchOutput]:
-        """The outputs that are images, for the canvas's first `count` images; good until the next run.
+    def run(self, count: int) -> Sequence[OutputReader]:
+        """The outputs that are images, for the canvas's first `count` images.
 
         Raises:
             BrokenPipelineError: rocAL failed. Its output may be an earlier batch's, so nothing of it is returned.
@@ -179,12 +165,18 @@ class PipelineRunner:
                 self._advance()
                 self._started = True
             tensors = self._settings.binding.native.getOutputTensors(self._graph.handle)
-            outputs = self._read(tensors)
+            if len(tensors) != len(self._readers):
+                raise BrokenPipelineError(f"expected {len(self._readers)} output tensors, got {len(tensors)}")
+            try:
+                for reader, tensor in zip(self._readers, tensors, strict=True):
+                    reader.read(tensor)
+            except RuntimeError as error:
+                raise BrokenPipelineError(str(error)) from error
             # rocAL hands out old memory when its processing thread has died, and says nothing. Only the next call of
             # run reports that; it lets go of the batch that has been read and waits for none.
             self._advance()
             self._check_order(count)
-        return outputs
+        return self._readers
 
     def _feed(self, count: int) -> None:
         """Hands over the canvas's first `count` images, always a whole batch: rocAL would wait for the rest for ever.
@@ -216,14 +208,6 @@ class PipelineRunner:
         region = self._settings.binding.native.ROIxywh()
         region.x, region.y, region.w, region.h = 0, 0, width, height
         return region
-
-    def _read(self, tensors: Sequence[object]) -> Sequence[BatchOutput]:
-        if len(tensors) != len(self._readers):
-            raise BrokenPipelineError(f"expected {len(self._readers)} output tensors, got {len(tensors)}")
-        try:
-            return [reader.read(tensor) for reader, tensor in zip(self._readers, tensors, strict=True)]
-        except RuntimeError as error:
-            raise BrokenPipelineError(str(error)) from error
 
     def _check_order(self, count: int) -> None:
         """rocAL's loader does not look whether there is an image when it is woken. Woken too early, it takes what lies
