@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig
 
 ACCELERATOR = "migraphx"
@@ -103,41 +103,33 @@ def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
     """
     values: dict[str, str] = {}
     for accelerator in config.gpu_accelerators:
-        if accelerator.name.lower() == ACCELERATOR:
-            for name, value in accelerator.parameters.items():
-                _take(config, name, value.strip(), values)
+        if accelerator.name.lower() != ACCELERATOR:
+            continue
+        for name, value in accelerator.parameters.items():
+            try:
+                _take(name, value.strip(), values)
+            except ValueError as error:
+                raise invalid_argument(
+                    f"model '{config.name}': the execution accelerator 'migraphx' has parameter '{name}', {error}"
+                ) from None
     return values
 
 
-def _take(config: ModelConfig, name: str, value: str, values: dict[str, str]) -> None:
+def _take(name: str, value: str, values: dict[str, str]) -> None:
+    """Raises: ValueError: why the parameter cannot be."""
+    ours = _SAME.get(name, name)
     if name in _PRECISION_SWITCHES:
-        if _is_on(config, name, value):
-            _set(config, name, "precision", _PRECISION_SWITCHES[name], values)
-    elif name in _SAME or name in PARAMETERS:
-        _set(config, name, _SAME.get(name, name), value, values)
-    elif name not in _REMEDIES:
-        raise _refused(config, name, f"which is unknown; known are {', '.join(sorted(known_names()))}")
-    elif value.lower() not in _OFF or name == "device_id":
-        raise _refused(config, name, f"which MIGraphX itself cannot honour: {_REMEDIES[name]}")
-
-
-def _set(config: ModelConfig, name: str, ours: str, value: str, values: dict[str, str]) -> None:
-    if values.get(ours, value).lower() != value.lower():
-        raise _refused(
-            config, name, f'which asks for {ours} "{value}" where another asks for "{values[ours]}"; keep one of them'
-        )
+        if value.lower() in _OFF:
+            return
+        if value.lower() not in ("1", "true", "on"):
+            raise ValueError(f'which must be 1, 0, true or false, not "{value}"')
+        ours, value = "precision", _PRECISION_SWITCHES[name]
+    elif name not in _SAME and name not in PARAMETERS:
+        if name not in _REMEDIES:
+            raise ValueError(f"which is unknown; known are {', '.join(sorted(known_names()))}")
+        if value.lower() not in _OFF or name == "device_id":
+            raise ValueError(f"which MIGraphX itself cannot honour: {_REMEDIES[name]}")
+        return
+    if values.setdefault(ours, value).lower() != value.lower():
+        raise ValueError(f'which asks for {ours} "{value}" where another asks for "{values[ours]}"; keep one of them')
     values[ours] = value
-
-
-def _is_on(config: ModelConfig, name: str, value: str) -> bool:
-    if value.lower() in ("1", "true", "on"):
-        return True
-    if value.lower() in _OFF:
-        return False
-    raise _refused(config, name, f'which must be 1, 0, true or false, not "{value}"')
-
-
-def _refused(config: ModelConfig, name: str, why: str) -> ServeError:
-    return invalid_argument(
-        f"model '{config.name}': the execution accelerator 'migraphx' has parameter '{name}', {why}"
-    )

@@ -20,7 +20,7 @@ from typing import Any
 
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 
 _DEEPEST = 8
 _SIZED = {
@@ -160,10 +160,13 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
             that `sibling_model` finds can be compiled in its place.
     """
     program = read_mxr(path)
-    if not program.targets:
-        raise _unfit(path, "has not been compiled, only saved")
-    for fault in _faults(program, environment, target):
-        raise _unfit(path, fault)
+    fault = _fault(program, environment, target)
+    if fault:
+        raise invalid_argument(
+            f"MIGraphX program {path.name} {fault}; compile it again here (rocserve compile), with offload_copy, or put"
+            f" the ONNX file that it was made from beside it as {path.with_suffix('.onnx').name}, and it is compiled"
+            " when it is loaded"
+        )
     return program
 
 
@@ -187,29 +190,23 @@ def _facts(header: bytes) -> tuple[int, str, tuple[str, ...]]:
     return version, migraphx_version, tuple(str(name) for name in names)
 
 
-def _faults(program: MxrFile, environment: ProgramEnvironment, target: Target) -> list[str]:
-    faults = []
+def _fault(program: MxrFile, environment: ProgramEnvironment, target: Target) -> str:
+    """Why it cannot be used here; "" = it can."""
+    if not program.targets:
+        return "has not been compiled, only saved"
     installed = environment.migraphx_version
     if installed and program.migraphx_version != installed:
-        faults.append(
+        return (
             f"was compiled by MIGraphX {program.migraphx_version} (file version {program.format_version}), and this is"
             f" MIGraphX {installed}"
         )
     if program.targets != (target.value,):
         compiled_for = ", ".join(program.targets)
-        faults.append(f"was compiled for target {compiled_for}, and is to run on target {target.value}")
+        return f"was compiled for target {compiled_for}, and is to run on target {target.value}"
     here = environment.gpu_architecture.partition(":")[0]
     foreign = [each for each in program.architectures if each != here and not each.endswith("generic")]
     if target is Target.GPU and foreign:
-        faults.append(f"was compiled for GPU architecture {', '.join(foreign)}, and this GPU is {here or 'unknown'}")
+        return f"was compiled for GPU architecture {', '.join(foreign)}, and this GPU is {here or 'unknown'}"
     if program.wants_output_buffers:
-        faults.append("was compiled without offload_copy, so that it takes and gives tensors in GPU memory only")
-    return faults
-
-
-def _unfit(path: Path, fault: str) -> ServeError:
-    return invalid_argument(
-        f"MIGraphX program {path.name} {fault}; compile it again here (rocserve compile), with offload_copy, or put the"
-        f" ONNX file that it was made from beside it as {path.with_suffix('.onnx').name}, and it is compiled when it is"
-        " loaded"
-    )
+        return "was compiled without offload_copy, so that it takes and gives tensors in GPU memory only"
+    return ""

@@ -44,11 +44,26 @@ _MISREAD = frozenset({"All", "LessEqual"})
 """MIGraphX takes them for an identity, of their first input: they mostly feed assertions, which it leaves out."""
 
 
-@dataclass(frozen=True, slots=True)
 class TensorflowNode:
-    operator: str
-    sources: tuple[str, ...]
-    """The nodes whose outputs it reads."""
+    def __init__(self, message: memoryview) -> None:
+        node = _Fields(message)
+        self.name = node.text(_NODE_NAME)
+        self.operator = node.text(_NODE_OPERATOR)
+        self.inputs = [str(value, "utf-8") for value in node.messages(_NODE_INPUT)]
+        """"name", "name:1" for a further output, "^name" for what only has to come before."""
+        entries = [_Fields(entry) for entry in node.messages(_NODE_ATTRIBUTE)]
+        attributes = {entry.text(_ENTRY_KEY): _Fields(entry.message(_ENTRY_VALUE)) for entry in entries}
+        nothing = _Fields(memoryview(b""))
+        self.datatype = attributes.get("dtype", nothing).number(_VALUE_TYPE)
+        """0 = it has none."""
+        self.layout = attributes.get("data_format", nothing).text(_VALUE_TEXT)
+        """"" = it has none."""
+        self.dims = _dims(attributes.get("shape", nothing))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The nodes whose outputs it reads."""
+        return tuple(source.partition(":")[0] for source in self.inputs if not source.startswith("^"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +124,8 @@ _DIM_SIZE, _DIM_NAME = 1, 2
 """Field numbers: of GraphDef, NodeDef, an entry of its attributes, AttrValue, TensorShapeProto and its Dim."""
 
 
-class _Node:
-    def __init__(self, message: memoryview) -> None:
-        node = _Fields(message)
-        self.name = node.text(_NODE_NAME)
-        self.operator = node.text(_NODE_OPERATOR)
-        self.inputs = [str(value, "utf-8") for value in node.messages(_NODE_INPUT)]
-        entries = [_Fields(entry) for entry in node.messages(_NODE_ATTRIBUTE)]
-        attributes = {entry.text(_ENTRY_KEY): _Fields(entry.message(_ENTRY_VALUE)) for entry in entries}
-        nothing = _Fields(memoryview(b""))
-        self.datatype = attributes.get("dtype", nothing).number(_VALUE_TYPE)
-        """0 = it has none."""
-        self.layout = attributes.get("data_format", nothing).text(_VALUE_TEXT)
-        """"" = it has none."""
-        self.dims = _dims(attributes.get("shape", nothing))
-
-
-def _graph(path: Path, nodes: list[_Node]) -> TensorflowGraph:
+def _graph(path: Path, nodes: list[TensorflowNode]) -> TensorflowGraph:
     operators = {node.operator for node in nodes}
-    # "name", "name:1" for a further output, "^name" for what only has to come before.
     read = {source.removeprefix("^").partition(":")[0] for node in nodes for source in node.inputs}
     names = [node.name for node in nodes]
     outputs = tuple(node.name for node in nodes if node.name not in read and node.operator not in _NO_OUTPUTS)
@@ -149,15 +147,10 @@ def _graph(path: Path, nodes: list[_Node]) -> TensorflowGraph:
                 " graph in TensorFlow's own layout, NHWC",
             )
     inputs = tuple(_input(path, node) for node in nodes if node.operator == "Placeholder")
-    return TensorflowGraph(inputs, outputs, {node.name: _finished(node) for node in nodes})
+    return TensorflowGraph(inputs, outputs, {node.name: node for node in nodes})
 
 
-def _finished(node: _Node) -> TensorflowNode:
-    sources = (source.partition(":")[0] for source in node.inputs if not source.startswith("^"))
-    return TensorflowNode(node.operator, tuple(sources))
-
-
-def _input(path: Path, node: _Node) -> GraphTensor:
+def _input(path: Path, node: TensorflowNode) -> GraphTensor:
     datatype = _DATATYPES.get(node.datatype)
     if datatype is None:
         kind = _REFUSED_TYPES.get(node.datatype, f"number {node.datatype}")
@@ -168,11 +161,11 @@ def _input(path: Path, node: _Node) -> GraphTensor:
     return GraphTensor(node.name, datatype, node.dims)
 
 
-def _nodes(path: Path, data: memoryview) -> Iterator[_Node]:
+def _nodes(path: Path, data: memoryview) -> Iterator[TensorflowNode]:
     for value in _Fields(data).values[_GRAPH_NODE]:
         if isinstance(value, int):
             raise _wrong(path, "is a SavedModel, not a GraphDef; freeze its graph, so that its variables are constants")
-        yield _Node(value)
+        yield TensorflowNode(value)
 
 
 def _dims(value: _Fields) -> Dims | None:

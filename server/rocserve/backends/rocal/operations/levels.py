@@ -16,8 +16,7 @@ import numpy as np
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.image import Pixels, with_channels
 from rocserve.backends.rocal.operations.base import AmdForm, by_levels, in_place, refused
-from rocserve.backends.rocal.resampling import resize_nearest
-from rocserve.backends.rocal.sampling import resize_to_bytes
+from rocserve.backends.rocal.sampling import resize_nearest, resize_to_bytes
 
 
 def _fused(levels: Pixels, factor: float, summand: float) -> Pixels:

@@ -29,8 +29,14 @@ from rocserve.backends.rocal.operations.base import (
     reads_beside,
     renamed,
 )
-from rocserve.backends.rocal.resampling import resize_by_weights, resize_nearest
-from rocserve.backends.rocal.sampling import Scaling, resize_to_bytes, resize_to_floats, to_bytes
+from rocserve.backends.rocal.sampling import (
+    Scaling,
+    resize_by_weights,
+    resize_nearest,
+    resize_to_bytes,
+    resize_to_floats,
+    to_bytes,
+)
 
 _LARGEST_ASPECT_RATIO = 6
 """How much longer a side that is not given may become than the one that is."""
