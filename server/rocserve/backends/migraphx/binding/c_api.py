@@ -7,11 +7,9 @@ import functools
 import os
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_void_p
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -167,12 +165,10 @@ class Shapes:
     def _number_of_bool(self) -> int:
         """Half, float and double, which follow it, are known by their sizes."""
         for first in range(1, _LATEST_BOOL + 1):
-            if [self._bytes(first + offset) for offset in range(4)] == [1, 2, 4, 8]:
+            scalars = [self._library.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
+            if [self._library.size("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
                 return first
         raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
-
-    def _bytes(self, number: int) -> int:
-        return self._library.size("shape_bytes", self._library.new("shape_create_scalar", "shape_destroy", number))
 
 
 class CProgram(Program):
@@ -249,7 +245,10 @@ class CProgram(Program):
         flush = ctypes.CDLL(None).fflush
         with _PRINTING, tempfile.TemporaryFile() as file:
             flush(None)
-            kept = _kept_output()
+            try:
+                kept = os.dup(_STANDARD_OUTPUT)
+            except OSError:  # It is closed.
+                kept = os.open(os.devnull, os.O_WRONLY)
             os.dup2(file.fileno(), _STANDARD_OUTPUT)
             try:
                 self._library.call("program_print", self._handle)
@@ -306,23 +305,14 @@ class _Arguments:
         return made[1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """How an output lies in MIGraphX's memory: strides in bytes, the memory as a type of ctypes."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    strides: tuple[int, ...]
-    memory: Any
-
-
 class _Results:
     """What runs of one program gave, as arrays on MIGraphX's memory."""
 
     def __init__(self, library: Library, shapes: Shapes, outputs: Sequence[ProgramTensor]) -> None:
         self._shapes = shapes
         self._fixed = [all(isinstance(size, int) for size in output.shape) for output in outputs]
-        self._layouts: list[_Layout | None] = [None] * len(outputs)
+        self._views: list[Callable[[int], Array] | None] = [None] * len(outputs)
+        """From an output's address, where its shape is fixed."""
         # These fail for bad handles only.
         self._get = library.function("arguments_get")
         self._buffer = library.function("argument_buffer")
@@ -332,19 +322,19 @@ class _Results:
 
     def views(self, arguments: c_void_p) -> Sequence[Array]:
         """`arguments`: the handle that a run gave; the views are good as long as it is."""
-        return [self._view(arguments, index) for index in range(len(self._layouts))]
+        return [self._view(arguments, index) for index in range(len(self._views))]
 
     def _view(self, arguments: c_void_p, index: int) -> Array:
         argument, buffer = self._argument, self._place
         self._get(byref(argument), arguments, ctypes.c_size_t(index))
         self._buffer(byref(buffer), argument)
-        layout = self._layouts[index]
-        if layout is None or not self._fixed[index]:
-            layout = self._layouts[index] = self._layout(argument)
-        memory = layout.memory.from_address(buffer.value or 0)
-        return np.ndarray(layout.shape, layout.dtype, memory, strides=layout.strides)
+        view = self._views[index]
+        if view is None or not self._fixed[index]:
+            view = self._views[index] = self._view_at(argument)
+        return view(buffer.value or 0)
 
-    def _layout(self, argument: c_void_p) -> _Layout:
+    def _view_at(self, argument: c_void_p) -> Callable[[int], Array]:
+        """How such an output lies in MIGraphX's memory: what makes an array of an address."""
         shape = c_void_p()
         self._shape(byref(shape), argument)
         tensor = self._shapes.tensor("", shape.value or 0)
@@ -354,16 +344,9 @@ class _Results:
         sizes = tuple(size for size in tensor.shape if isinstance(size, int))  # what ran has one shape
         strides = self._shapes.strides(shape.value or 0)[: len(sizes)]
         extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-        memory = ctypes.c_char * (extent * dtype.itemsize if all(sizes) else 0)
-        return _Layout(sizes, dtype, tuple(stride * dtype.itemsize for stride in strides), memory)
-
-
-def _kept_output() -> int:
-    """A copy of standard output; where it is closed, one that leads nowhere."""
-    try:
-        return os.dup(_STANDARD_OUTPUT)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
+        memory: Any = ctypes.c_char * (extent * dtype.itemsize if all(sizes) else 0)
+        byte_strides = tuple(stride * dtype.itemsize for stride in strides)
+        return lambda address: np.ndarray(sizes, dtype, memory.from_address(address), strides=byte_strides)
 
 
 def _size_array(sizes: Sequence[int]) -> ctypes.Array[ctypes.c_size_t]:

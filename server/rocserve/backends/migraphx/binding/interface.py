@@ -10,10 +10,10 @@ import abc
 import collections
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -177,8 +177,16 @@ class Program(abc.ABC):
             _check_outputs(outputs, self.outputs)
             try:
                 for number, (array, view) in enumerate(zip(outputs, self._run(inputs), strict=True)):
-                    if array is not None:
-                        _copy_into(array, view, number)
+                    if array is None:
+                        continue
+                    if array.shape != view.shape and array.shape[1:] == view.shape[1:] and array.ndim:
+                        view = view[: len(array)]
+                    if array.shape != view.shape:
+                        raise MigraphxError(
+                            f"output {number} has the shape {shape_text(view.shape)}, but the array given for it "
+                            f"{shape_text(array.shape)}"
+                        )
+                    np.copyto(array, view)
             finally:
                 self._drop_results()
 
@@ -244,18 +252,14 @@ class Binding(abc.ABC):
         self._messages: collections.deque[str] = collections.deque(maxlen=_MOST_MESSAGES)
 
     def parse_onnx(self, path: Path, options: OnnxOptions) -> Program:
-        _check_file(path)
-        _check_shapes(options.input_shapes)
         if options.default_dimension < 1:
             raise MigraphxError(f"dimensions without a shape must be 1 or more, not {options.default_dimension}")
-        return _parsed(self._parse_onnx(path, options), options.input_shapes)
+        return _parsed(self._parse_onnx, path, options)
 
     def parse_tensorflow(self, path: Path, options: TensorflowOptions) -> Program:
-        _check_file(path)
-        _check_shapes(options.input_shapes)
         if options.batch_size < 1:
             raise MigraphxError(f"the batch size must be 1 or more, not {options.batch_size}")
-        return _parsed(self._parse_tensorflow(path, options), options.input_shapes)
+        return _parsed(self._parse_tensorflow, path, options)
 
     def load(self, path: Path) -> Program:
         """A compiled program from a .mxr file (`model_files/mxr.py` checks that it is one)."""
@@ -287,24 +291,26 @@ class Binding(abc.ABC):
     def _load(self, path: Path) -> Program: ...
 
 
-def _parsed(program: Program, shapes: Iterable[str]) -> Program:
-    """MIGraphX ignores shapes for inputs that the model does not have."""
-    for name in shapes:
+Options = TypeVar("Options", OnnxOptions, TensorflowOptions)
+
+
+def _parsed(parse: Callable[[Path, Options], Program], path: Path, options: Options) -> Program:
+    _check_file(path)
+    for name, shape in options.input_shapes.items():
+        for least, most in map(bounds, shape):
+            if least < 1 or most < least:
+                # A dimension of 0 aborts when it runs.
+                raise MigraphxError(
+                    f"input '{name}' cannot have the shape {shape_text(shape)}: dimensions are 1 or more, "
+                    "the most not below the least"
+                )
+    program = parse(path, options)
+    for name in options.input_shapes:
+        # MIGraphX ignores shapes for inputs that the model does not have.
         if name not in program.parameters:
             inputs = names_text(program.parameters)
             raise MigraphxError(f"a shape is given for input '{name}', but the model's inputs are {inputs}")
     return program
-
-
-def _copy_into(array: Array, view: Array, number: int) -> None:
-    if array.shape != view.shape and array.shape[1:] == view.shape[1:] and array.ndim:
-        view = view[: len(array)]
-    if array.shape != view.shape:
-        raise MigraphxError(
-            f"output {number} has the shape {shape_text(view.shape)}, but the array given for it "
-            f"{shape_text(array.shape)}"
-        )
-    np.copyto(array, view)
 
 
 def _check_file(path: Path) -> None:
@@ -318,17 +324,6 @@ def _check_file(path: Path) -> None:
         raise MigraphxError(f"the file {str(path)!r} cannot be read: {error.strerror}") from None
     if empty:
         raise MigraphxError(f"the file {str(path)!r} is empty (0 bytes)")
-
-
-def _check_shapes(shapes: Mapping[str, Sequence[Dimension]]) -> None:
-    """Shapes to parse a model with; a dimension of 0 aborts when it runs."""
-    for name, shape in shapes.items():
-        for least, most in map(bounds, shape):
-            if least < 1 or most < least:
-                raise MigraphxError(
-                    f"input '{name}' cannot have the shape {shape_text(shape)}: dimensions are 1 or more, "
-                    "the most not below the least"
-                )
 
 
 def _check_calibration(

@@ -19,7 +19,6 @@ from rocserve.backends.migraphx.binding.interface import (
     Array,
     Binding,
     CompileFlags,
-    Dimension,
     DimensionRange,
     MigraphxError,
     OnnxOptions,
@@ -46,10 +45,18 @@ class ModuleBinding(Binding):
             MigraphxError: the module cannot be imported into this process.
         """
         super().__init__()
-        self.module = _import_from(folder)
+        sys.path.insert(0, folder)
+        try:
+            self.module: Any = importlib.import_module("migraphx")
+        except ImportError as error:
+            raise MigraphxError(f"MIGraphX's Python module in {folder!r} cannot be imported: {error}") from None
+        finally:
+            sys.path.remove(folder)
         self._written = StandardErrorCapture()
         self.library = str(self.module.__file__)
-        self.migraphx_version = loaded_version() or _leading_numbers(str(getattr(self.module, "__version__", "")))
+        # 2.14.0 of 2.14.0.dev+abc.
+        leading = re.match(r"\d+(\.\d+)*", str(getattr(self.module, "__version__", "")))
+        self.migraphx_version = loaded_version() or (leading[0] if leading else "")
 
     def check_target(self, target: str) -> None:
         self.call(self.module.get_target, target)
@@ -66,7 +73,8 @@ class ModuleBinding(Binding):
         keywords: dict[str, Any] = {"default_dim_value": options.default_dimension}
         if any(isinstance(size, DimensionRange) for shape in options.input_shapes.values() for size in shape):
             keywords["map_dyn_input_dims"] = {
-                name: [self._dynamic(size) for size in shape] for name, shape in options.input_shapes.items()
+                name: [self.module.shape.dynamic_dimension(*bounds(size)) for size in shape]
+                for name, shape in options.input_shapes.items()
             }
         else:
             keywords["map_input_dims"] = {name: list(shape) for name, shape in options.input_shapes.items()}
@@ -85,9 +93,6 @@ class ModuleBinding(Binding):
 
     def _load(self, path: Path) -> ModuleProgram:
         return ModuleProgram(self, self.call(self.module.load, os.fspath(path)), compiled=True)
-
-    def _dynamic(self, size: Dimension) -> Any:
-        return self.module.shape.dynamic_dimension(*bounds(size))
 
 
 class ModuleProgram(Program):
@@ -187,19 +192,3 @@ def _view(result: Any) -> Array:
         return view.reshape(sizes)
     memory = (ctypes.c_char * int(shape.bytes())).from_address(int(result.data_ptr()))
     return np.ndarray(sizes, dtype, memoryview(memory))
-
-
-def _import_from(folder: str) -> Any:
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module("migraphx")
-    except ImportError as error:
-        raise MigraphxError(f"MIGraphX's Python module in {folder!r} cannot be imported: {error}") from None
-    finally:
-        sys.path.remove(folder)
-
-
-def _leading_numbers(version: str) -> str:
-    """2.14.0 of 2.14.0.dev+abc."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return match[0] if match else ""
