@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
-from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult
+from rocserve.backends.migraphx.jobs.compile import CompileJob
 from rocserve.backends.migraphx.jobs.sources import own_recipe, read_program_file
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
@@ -73,25 +73,15 @@ class ProgramCompiler:
         def build(file: Path) -> ProgramAbout:
             with self._semaphore.acquired(low_priority, _give_up), self._own_program(recipe) as own:
                 job = CompileJob(self._model_name, str(self._model_folder), recipe, str(file), own)
-                result = self._runner.run(
+                return self._runner.run(
                     job,
-                    CompileResult,
+                    ProgramAbout,
                     timeout_seconds=timeout_seconds,
                     low_priority=low_priority,
                     environment=self._variables(recipe.options),
                     remedy=self._remedy,
                     report=report,
                 )
-            return ProgramAbout(
-                self._model_name,
-                Path(recipe.source.path).name,
-                recipe,
-                compile_seconds=result.compile_seconds,
-                inputs=result.inputs,
-                outputs=result.outputs,
-                scratch_bytes=result.scratch_bytes,
-                messages=result.messages,
-            )
 
         wait_for_slot = self._waiting(recipe, "until other programs have been compiled on this machine", report)
         while True:

@@ -45,12 +45,14 @@ class ProgramAbout:
     """The name of the model's file, without its folder."""
     recipe: ProgramRecipe
     compile_seconds: float = 0.0
+    """Quantising and compiling."""
     inputs: tuple[ProgramTensor, ...] = ()
+    """By name. Not among them: inputs of the model on which no output depends."""
     outputs: tuple[ProgramTensor, ...] = ()
     scratch_bytes: int | None = None
     """The memory that it works in beside its weights, inputs and outputs; None where that is not known."""
     messages: tuple[str, ...] = ()
-    """What MIGraphX wrote while it was compiled."""
+    """What MIGraphX wrote while it was compiled; cut where that is much."""
 
 
 @dataclass(frozen=True, slots=True)

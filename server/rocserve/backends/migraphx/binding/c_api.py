@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_void_p
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 

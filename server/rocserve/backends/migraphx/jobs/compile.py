@@ -9,20 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from rocserve.backends.migraphx.binding.interface import (
-    Array,
-    Binding,
-    CompileFlags,
-    MigraphxError,
-    Program,
-    ProgramTensor,
-)
+from rocserve.backends.migraphx.binding.interface import Array, Binding, CompileFlags, MigraphxError, Program
 from rocserve.backends.migraphx.binding.program_text import allocated_bytes, read_program_text
 from rocserve.backends.migraphx.calibration import calibration_digest, read_calibration
 from rocserve.backends.migraphx.configuration.options import Precision
 from rocserve.backends.migraphx.jobs.probe import Samples, largest_shape, try_saved
 from rocserve.backends.migraphx.jobs.sources import own_recipe, parse_recipe, read_program_file
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import printable
@@ -30,19 +24,6 @@ from rocserve.jobs.messages import Report
 
 _MOST_MESSAGES = 100
 _LONGEST_MESSAGE = 500
-
-
-@dataclass(frozen=True, slots=True)
-class CompileResult:
-    inputs: tuple[ProgramTensor, ...]
-    """By name. Not among them: inputs of the model on which no output depends."""
-    outputs: tuple[ProgramTensor, ...]
-    compile_seconds: float
-    """Quantising and compiling."""
-    scratch_bytes: int | None
-    """The memory on the GPU that the program works in; None where that is not known."""
-    messages: tuple[str, ...]
-    """What MIGraphX wrote meanwhile; cut where that is much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +40,7 @@ class CompileJob:
     def title(self) -> str:
         return f"compiling {self.recipe.title} of model '{self.model_name}'"
 
-    def perform(self, binding: Binding, report: Report) -> CompileResult:
+    def perform(self, binding: Binding, report: Report) -> ProgramAbout:
         """
         Raises:
             MigraphxError: MIGraphX refuses the model.
@@ -90,10 +71,13 @@ class CompileJob:
             if fault:
                 raise refusal(self.model_name, recipe, own_size, fault)
         lines = binding.take_messages()[:_MOST_MESSAGES]
-        return CompileResult(
+        return ProgramAbout(
+            self.model_name,
+            path.name,
+            recipe,
+            seconds,
             inputs=tuple(program.parameters.values()),
             outputs=program.outputs,
-            compile_seconds=seconds,
             # What it allocates once; other targets say nothing of that.
             scratch_bytes=allocated_bytes(read_program_text(program.text())) or None,
             messages=tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines),
