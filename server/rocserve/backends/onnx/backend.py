@@ -378,20 +378,18 @@ def _specs(kind: str, nodes: Iterable[Any], declared: Mapping[str, tuple[int, ..
     for node in nodes:
         datatype = _DATATYPES.get(node.type)
         if datatype is None:
-            raise invalid_argument(f"{kind} '{node.name}' has ONNX type {node.type}, {_reason(node.type)}")
+            reason = (
+                "but only dense tensors can be served; export the model with tensors instead (scikit-learn classifiers:"
+                " option zipmap=False)"
+            )
+            if node.type.startswith("tensor("):
+                known = ", ".join(_DATATYPES)
+                reason = f"which has no datatype in the KServe protocol; those that have are {known}"
+            raise invalid_argument(f"{kind} '{node.name}' has ONNX type {node.type}, {reason}")
         # A dimension is a number, or a name or None where it may vary. ONNX Runtime gives the same empty list
         # for a tensor without a shape and a scalar.
         shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
         yield TensorSpec(node.name, datatype, shape or declared.get(node.name, ()))
-
-
-def _reason(onnx_type: str) -> str:
-    if onnx_type.startswith("tensor("):
-        return f"which has no datatype in the KServe protocol; those that have are {', '.join(_DATATYPES)}"
-    return (
-        "but only dense tensors can be served; export the model with tensors instead (scikit-learn classifiers:"
-        " option zipmap=False)"
-    )
 
 
 def has_single_rows(signature: Signature) -> bool:

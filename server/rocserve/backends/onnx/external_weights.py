@@ -48,8 +48,12 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
         ServeError: INVALID_ARGUMENT; a file is missing, too short or outside of the model's folder.
     """
     path = model.model_file
-    if not _may_have_external_data(path):
-        return NO_WEIGHTS
+    try:
+        with _mapped(path) as content:
+            if content.find(_KEY) < 0:
+                return NO_WEIGHTS
+    except ValueError:
+        return NO_WEIGHTS  # It has been emptied since it was checked; ONNX Runtime reports it.
     # The library takes longer to import than a small model to load, so only models that need it wait for it.
     import onnx
 
@@ -99,14 +103,6 @@ def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) ->
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def _may_have_external_data(path: Path) -> bool:
-    try:
-        with _mapped(path) as content:
-            return content.find(_KEY) >= 0
-    except ValueError:
-        return False  # It has been emptied since it was checked; ONNX Runtime reports it.
 
 
 def _can_be_given(model: onnx.ModelProto, files: Iterable[str]) -> bool:

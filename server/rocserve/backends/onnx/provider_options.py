@@ -83,8 +83,8 @@ def numbered(*names: str) -> Reader:
     return one_of({**{str(number): name for number, name in enumerate(names)}, **{name: name for name in names}})
 
 
-def switch(on: str = "1", off: str = "0") -> Reader:
-    return one_of({"1": on, "0": off, "true": on, "false": off})
+def switches(*names: str, on: str = "1", off: str = "0") -> Mapping[str, Reader]:
+    return dict.fromkeys(names, one_of({"1": on, "0": off, "true": on, "false": off}))
 
 
 def count(text: str) -> str:
@@ -106,12 +106,11 @@ _DEVICE = {"device_id": "name the GPUs in the instance group's 'gpus'"}
 _ARENA: Mapping[str, Reader] = {
     "gpu_mem_limit": count,
     "arena_extend_strategy": numbered("kNextPowerOfTwo", "kSameAsRequested"),
-    "do_copy_in_default_stream": switch(),
+    **switches("do_copy_in_default_stream"),
 }
 
 _TUNABLE_OPERATORS: Mapping[str, Reader] = {
-    "tunable_op_enable": switch(),
-    "tunable_op_tuning_enable": switch(),
+    **switches("tunable_op_enable", "tunable_op_tuning_enable"),
     "tunable_op_max_tuning_duration_ms": count,
 }
 
@@ -124,13 +123,8 @@ CUDA = ProviderKind(
     options={
         **_ARENA,
         "cudnn_conv_algo_search": numbered("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-        "cudnn_conv_use_max_workspace": switch(),
-        "cudnn_conv1d_pad_to_nc1d": switch(),
-        "enable_skip_layer_norm_strict_mode": switch(),
-        "use_tf32": switch(),
-        "prefer_nhwc": switch(),
-        "use_ep_level_unified_stream": switch(),
-        "fuse_conv_bias": switch(),
+        **switches("cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "enable_skip_layer_norm_strict_mode"),
+        **switches("use_tf32", "prefer_nhwc", "use_ep_level_unified_stream", "fuse_conv_bias"),
         "sdpa_kernel": count,
         **_TUNABLE_OPERATORS,
     },
@@ -145,8 +139,7 @@ ROCM = ProviderKind(
     library="libonnxruntime_providers_rocm",
     options={
         **_ARENA,
-        "miopen_conv_exhaustive_search": switch(),
-        "miopen_conv_use_max_workspace": switch(),
+        **switches("miopen_conv_exhaustive_search", "miopen_conv_use_max_workspace"),
         **_TUNABLE_OPERATORS,
     },
     refused={**_DEVICE, "enable_hip_graph": "requests come with inputs at ever other addresses; leave it out"},
@@ -165,9 +158,9 @@ OPENVINO = ProviderKind(
         "num_streams": count,
         "model_priority": one_of({"LOW": "LOW", "MEDIUM": "MEDIUM", "HIGH": "HIGH", "DEFAULT": "DEFAULT"}),
         "cache_dir": words,
-        "enable_opencl_throttling": switch("true", "false"),
-        "enable_qdq_optimizer": switch("true", "false"),
-        "disable_dynamic_shapes": switch("true", "false"),
+        **switches(
+            "enable_opencl_throttling", "enable_qdq_optimizer", "disable_dynamic_shapes", on="true", off="false"
+        ),
     },
     refused={
         "device_id": "name the device in 'device_type', as in \"GPU.1\"",
@@ -184,22 +177,16 @@ _TABLE = "migraphx_int8_calibration_table_name"
 _MIGRAPHX_OPTIONS: Mapping[str, Reader] = {
     "precision": one_of(_PRECISIONS),
     "precision_mode": one_of(_PRECISIONS),
-    "migraphx_fp16_enable": switch(),
-    "migraphx_bf16_enable": switch(),
-    "migraphx_fp8_enable": switch(),
-    "migraphx_int8_enable": switch(),
+    **switches(*(f"migraphx_{precision}_enable" for precision in _PRECISIONS.values() if precision)),
     _TABLE: words,
-    "migraphx_use_native_calibration_table": switch(),
-    "migraphx_int8_use_native_calibration_table": switch(),
-    "migraphx_exhaustive_tune": switch(),
-    "exhaustive_tune": switch(),
+    **switches("migraphx_use_native_calibration_table", "migraphx_int8_use_native_calibration_table"),
+    **switches("migraphx_exhaustive_tune", "exhaustive_tune", "pad_batch"),
     "migraphx_mem_limit": count,
     "migraphx_arena_extend_strategy": _ARENA["arena_extend_strategy"],
     "migraphx_max_dynamic_batch": count,
     "migraphx_compile_batches": words,
     "batch_sizes": words,
     "batch": count,
-    "pad_batch": switch(),
 }
 
 MIGRAPHX_PROVIDER = ProviderKind(

@@ -95,15 +95,22 @@ def plan_programs(
         output_names=output_names,
         calibration_digest=calibration_digest(options, model.model_folder),
     )
+    lead = () if batch is None else (-1,)
     return ProgramPlan(
         recipes=_recipes(first, serving, batch, largest, shapes),
         inputs=tuple(
-            PlannedTensor(
-                tensor.name, tensor.datatype, shapes[tensor.name] if batch is None else (-1, *shapes[tensor.name])
-            )
-            for tensor in graph.inputs
+            PlannedTensor(tensor.name, tensor.datatype, (*lead, *shapes[tensor.name])) for tensor in graph.inputs
         ),
-        outputs=tuple(_planned_output(tensor, batch) for tensor in graph.outputs),
+        outputs=tuple(
+            PlannedTensor(
+                tensor.name,
+                tensor.datatype,
+                None
+                if tensor.dims is None
+                else (*lead, *(dim if isinstance(dim, int) else -1 for dim in tensor.dims[len(lead) :])),
+            )
+            for tensor in graph.outputs
+        ),
         batches=batch is not None,
         weight_bytes=graph.weight_bytes,
     )
@@ -153,13 +160,6 @@ def _recipes(
         return (of_rows(1, largest_batch=largest, rebatched=batch > 0),)
     sizes = serving.batch_sizes or default_batch_sizes(largest)
     return tuple(of_rows(size, batch_size=size, rebatched=batch not in (0, size)) for size in sizes)
-
-
-def _planned_output(tensor: GraphTensor, batch: int | None) -> PlannedTensor:
-    if tensor.dims is None:
-        return PlannedTensor(tensor.name, tensor.datatype, None)
-    shape = tuple(dim if isinstance(dim, int) else -1 for dim in tensor.dims)
-    return PlannedTensor(tensor.name, tensor.datatype, shape if batch is None else (-1, *shape[1:]))
 
 
 def find_batch_dimension(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> int | None:

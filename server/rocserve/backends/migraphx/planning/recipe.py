@@ -103,7 +103,11 @@ def program_environment(
         ServeError: UNAVAILABLE, there is no such GPU, or its architecture is not known.
     """
     host = host or Host()
-    variables = _compiling_variables(host.environment)
+    variables = {
+        name: value
+        for name, value in sorted(host.environment.items())
+        if name.startswith(_PREFIX) and not name.startswith(_WITHOUT_EFFECT)
+    }
     if target is not Target.GPU:
         return ProgramEnvironment(migraphx_version, variables=variables)
     number = device or 0
@@ -120,11 +124,3 @@ def program_environment(
             " or HSA_OVERRIDE_GFX_VERSION (such as 9.0.10 for gfx90a), is needed"
         )
     return ProgramEnvironment(migraphx_version, host.rocm_version, gpu.architecture, variables)
-
-
-def _compiling_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
-    return {
-        name: value
-        for name, value in sorted(environment.items())
-        if name.startswith(_PREFIX) and not name.startswith(_WITHOUT_EFFECT)
-    }
