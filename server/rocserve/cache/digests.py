@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import unavailable
 
 
 def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
@@ -58,8 +58,4 @@ def _digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: OSError) -> ServeError:
-    return unavailable(f"file {path} cannot be read: {error.strerror or error}")
+        raise unavailable(f"file {path} cannot be read: {error.strerror or error}") from None

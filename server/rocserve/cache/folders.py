@@ -129,9 +129,22 @@ class FolderCache:
             ServeError: UNAVAILABLE, the place cannot be written.
         """
         try:
-            return self._remove(name)
+            lock = try_lock(self._hidden(name, _LOCK))
+            if lock is None:
+                return False
+            try:
+                # Open for writing: NFS has no exclusive lock on what is open for reading.
+                with suppress(FileNotFoundError), (self.place / name / _DIGESTS).open("r+b") as file:
+                    if not hold(file, shared=False):
+                        return False
+                self._discard(name)
+            finally:
+                lock.release()
+        except FileNotFoundError:
+            return True  # There is no such place.
         except OSError as error:
             raise unavailable(f"compiled programs cannot be removed: {error}") from None
+        return True
 
     def prune(self, limit_bytes: int) -> Sequence[FolderEntry]:
         """Remove folders, those used least lately first, until the rest takes no more; also the remains of killed
@@ -196,23 +209,6 @@ class FolderCache:
             new.rename(self.place / name)
             stack.pop_all()
         return CachedFolder(self.place / name, file)
-
-    def _remove(self, name: str) -> bool:
-        try:
-            lock = try_lock(self._hidden(name, _LOCK))
-        except FileNotFoundError:
-            return True  # There is no such place.
-        if lock is None:
-            return False
-        try:
-            # Open for writing: NFS has no exclusive lock on what is open for reading.
-            with suppress(FileNotFoundError), (self.place / name / _DIGESTS).open("r+b") as file:
-                if not hold(file, shared=False):
-                    return False
-            self._discard(name)
-        finally:
-            lock.release()
-        return True
 
     def _discard(self, name: str) -> None:
         """Remove the folder, and what a killed process left of it. With the name locked."""

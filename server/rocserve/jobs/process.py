@@ -55,17 +55,17 @@ class JobOutput:
         if ended:
             lines.append(self._begun)
             self._begun = b""
-        readable = [_readable(line) for line in lines if line.strip()]
+        readable = [
+            printable(line[:_LONGEST_LINE].decode("utf-8", "backslashreplace").rstrip())
+            + (" ... (cut)" if len(line) > _LONGEST_LINE else "")
+            for line in lines
+            if line.strip()
+        ]
         self._last.extend(readable)
         return readable
 
     def close(self) -> None:
         os.close(self.descriptor)
-
-
-def _readable(line: bytes) -> str:
-    text = printable(line[:_LONGEST_LINE].decode("utf-8", "backslashreplace").rstrip())
-    return text if len(line) <= _LONGEST_LINE else f"{text} ... (cut)"
 
 
 _END_SECONDS = 10.0

@@ -92,13 +92,8 @@ def _read_instruction(name: str, rest: str) -> PrintedInstruction:
     if operator.startswith("@param:"):
         operator = "@param"
     symbol = _SYMBOL.search(expression)
-    return PrintedInstruction(name, operator.strip(), symbol["symbol"] if symbol else "", _shape_bytes(shape))
-
-
-def _shape_bytes(text: str) -> int:
-    """The sum over a tuple's; 0 where a dimension varies."""
-    total = 0
-    for match in _SHAPE.finditer(text):
-        dimensions = [int(dimension) for dimension in match["dims"].split(",") if dimension.strip()]
-        total += math.prod(dimensions) * ELEMENT_BYTES.get(match["type"], 0)
-    return total
+    size = 0
+    for found in _SHAPE.finditer(shape):  # Those of a tuple; none where a dimension varies.
+        dimensions = [int(dimension) for dimension in found["dims"].split(",") if dimension.strip()]
+        size += math.prod(dimensions) * ELEMENT_BYTES.get(found["type"], 0)
+    return PrintedInstruction(name, operator.strip(), symbol["symbol"] if symbol else "", size)

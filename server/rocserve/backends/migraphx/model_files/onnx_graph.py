@@ -152,10 +152,7 @@ class _GraphReader:
         self._weight_bytes += size
 
     def _check_external_order(self, tensor: onnx.TensorProto) -> None:
-        """
-        Raises:
-            ServeError: INVALID_ARGUMENT; MIGraphX, which reads entries by place, would read something else.
-        """
+        """Refuses an order in which MIGraphX, which reads entries by place, would read something else."""
         keys = [as_text(entry.key) for entry in tensor.external_data][: len(_EXTERNAL_ORDER)]
         if keys != list(_EXTERNAL_ORDER[: len(keys)]):
             raise self._wrong(
@@ -185,11 +182,16 @@ class _GraphReader:
         tensor = value.type.tensor_type
         datatype = _DATATYPES.get(tensor.elem_type)
         if datatype is None:
-            raise self._wrong(
-                f"has {what} with elements of type {_type_name(tensor.elem_type)}, {_advice(tensor.elem_type)}"
-            )
-        dims = tuple(_dim(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
-        return GraphTensor(value.name, datatype, dims)
+            known = ", ".join(map(_type_name, _DATATYPES))
+            advice = f"which has no datatype in the KServe protocol; those that have are {known}"
+            if tensor.elem_type == _TYPES.STRING:
+                advice = (
+                    "which MIGraphX does not have; let ONNX Runtime run the model: parameter 'engine' \"onnxruntime\""
+                )
+            raise self._wrong(f"has {what} with elements of type {_type_name(tensor.elem_type)}, {advice}")
+        # Exporters write 0 and -1, too, for a dimension that is left open, as MIGraphX does.
+        dims = tuple(dim.dim_value if dim.dim_value > 0 else as_text(dim.dim_param) for dim in tensor.shape.dim)
+        return GraphTensor(value.name, datatype, dims if tensor.HasField("shape") else None)
 
     def _wrong(self, text: str) -> ServeError:
         return invalid_argument(f"ONNX file {self._file} {text}")
@@ -205,24 +207,11 @@ def _tensors_of(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
         yield each.indices
 
 
-def _dim(dim: Any) -> int | str:
-    # Exporters write 0 and -1, too, for a dimension that is left open, as MIGraphX does.
-    if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
-        return int(dim.dim_value)
-    return as_text(dim.dim_param)
-
-
 def _type_name(element_type: int) -> str:
     try:
         return str(_TYPES.DataType.Name(element_type))
     except ValueError:
         return str(element_type)
-
-
-def _advice(element_type: int) -> str:
-    if element_type == _TYPES.STRING:
-        return "which MIGraphX does not have; let ONNX Runtime run the model: parameter 'engine' \"onnxruntime\""
-    return f"which has no datatype in the KServe protocol; those that have are {', '.join(map(_type_name, _DATATYPES))}"
 
 
 def as_text(value: str | bytes) -> str:
