@@ -154,7 +154,14 @@ def build_graph(settings: GraphSettings, batch_size: int, flags: Flags) -> Graph
         source = _add_source(settings, handle)
         outputs = _add_nodes(settings, handle, source, batch_size, flags)
         pipeline.set_outputs(*outputs)
-    _verify(binding, pipeline, handle)
+    try:
+        pipeline.build()
+        fault = binding.fault(handle)
+    except SystemExit:
+        # Pipeline.build leaves the program, with status 0, where rocAL finds the graph wrong.
+        fault = binding.fault(handle) or ""
+    if fault is not None:
+        raise _refused(binding, handle, "the pipeline as a whole")
     return Graph(pipeline, handle, source, batch_size)
 
 
@@ -229,16 +236,6 @@ def _made(binding: Binding, handle: Any, tensor: Tensor, what: str) -> Tensor:
     if tensor is None:
         raise _refused(binding, handle, what)
     return tensor
-
-
-def _verify(binding: Binding, pipeline: Any, handle: Any) -> None:
-    try:
-        pipeline.build()
-    except SystemExit:
-        # Pipeline.build leaves the program, with status 0, where rocAL finds the graph wrong.
-        raise _refused(binding, handle, "the pipeline as a whole") from None
-    if binding.fault(handle) is not None:
-        raise _refused(binding, handle, "the pipeline as a whole")
 
 
 def _refused(binding: Binding, handle: Any, what: str) -> ServeError:

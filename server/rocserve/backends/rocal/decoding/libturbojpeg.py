@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,18 +21,20 @@ from rocserve.backends.rocal.image import Pixels
 
 _EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0xd9\Z")
 
-_VERSION = re.compile(rb"(\xff\xe0..JFIF\0).", re.DOTALL)
-"""JFIF's segment, up to the first byte of its version."""
-
-_COLOR_TRANSFORM = re.compile(rb"(\xff\xee..Adobe.{6}).", re.DOTALL)
-"""Adobe's segment, up to its last byte."""
-
-_YCC, _YCCK = b"\x01", b"\x02"
-
-_SCAN_PARAMETERS = re.compile(rb"(\xff\xda\0(?:\x08\x01.{2}|\x0a\x02.{4}|\x0c\x03.{6}|\x0e\x04.{8}))...", re.DOTALL)
-"""A start-of-scan segment for one to four components; its last three bytes are for progressive images only."""
-
-_ALL_COEFFICIENTS = b"\0\x3f\0"
+_ADOBE, _YCCK = "Unknown Adobe color transform code", b"\x02"
+_REPAIRS = {
+    # JFIF's segment, up to the first byte of its version.
+    "Warning: unknown JFIF revision number": (rb"(\xff\xe0..JFIF\0).", b"\x01"),
+    # Adobe's segment, up to its last byte, becomes YCC, or YCCK below, for which libjpeg takes an unknown one.
+    _ADOBE: (rb"(\xff\xee..Adobe.{6}).", b"\x01"),
+    # A start-of-scan segment for one to four components; its last three bytes, all coefficients then, are for
+    # progressive images only. Some cameras write them wrongly, and no decoder uses them.
+    "Invalid SOS parameters for sequential JPEG": (
+        rb"(\xff\xda\0(?:\x08\x01.{2}|\x0a\x02.{4}|\x0c\x03.{6}|\x0e\x04.{8}))...",
+        b"\0\x3f\0",
+    ),
+}
+"""By the beginning of libjpeg's text: what comes before the fault and it, and the bytes in its place."""
 
 
 def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:
@@ -46,21 +47,11 @@ def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | Non
         # Every pixel of the scan has been decoded by then, unless a restart marker is missing.
         end = read_jpeg_header(encoded, trusts_last_bytes=False).length - len(END)
         return memoryview(bytes(encoded[: max(end - int(found[1]), 0)]) + END)
-    if fault.startswith("Warning: unknown JFIF revision number"):
-        return _replaced(_VERSION, encoded, lambda match: match[1] + b"\x01")
-    if fault.startswith("Unknown Adobe color transform code"):
-        # What libjpeg takes an unknown one for.
-        return _replaced(_COLOR_TRANSFORM, encoded, lambda match: match[1] + (_YCCK if is_cmyk else _YCC))
-    if fault.startswith("Invalid SOS parameters for sequential JPEG"):
-        # Some cameras write them wrongly, and no decoder uses them.
-        return _replaced(_SCAN_PARAMETERS, encoded, lambda match: match[1] + _ALL_COEFFICIENTS)
+    for text, (pattern, right) in _REPAIRS.items():
+        if fault.startswith(text):
+            template = rb"\g<1>" + (_YCCK if is_cmyk and text == _ADOBE else right)
+            return memoryview(re.sub(pattern, template, encoded, flags=re.DOTALL))
     return None
-
-
-def _replaced(
-    pattern: re.Pattern[bytes], encoded: memoryview, replacement: Callable[[re.Match[bytes]], bytes]
-) -> memoryview:
-    return memoryview(pattern.sub(replacement, encoded))
 
 
 RGB, BGR, GREY, CMYK = 0, 1, 6, 11
