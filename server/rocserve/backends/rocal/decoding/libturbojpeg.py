@@ -50,7 +50,7 @@ def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | Non
     for text, (pattern, right) in _REPAIRS.items():
         if fault.startswith(text):
             template = rb"\g<1>" + (_YCCK if is_cmyk and text == _ADOBE else right)
-            return memoryview(re.sub(pattern, template, encoded, flags=re.DOTALL))
+            return memoryview(re.sub(pattern, template, bytes(encoded), flags=re.DOTALL))
     return None
 
 
