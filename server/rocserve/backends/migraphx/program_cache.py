@@ -243,11 +243,8 @@ class ProgramCache:
 
 
 def _prepare(directory: Path) -> str:
-    """Make what is missing of the folders. Why nothing can be written there; "" where it can.
-
-    Raises:
-        ServeError: UNAVAILABLE, others than this user may write there.
-    """
+    """Make what is missing of the folders. Why nothing can be written there; "" where it can. Refuses a
+    folder that others may write to."""
     try:
         make_private(directory)
         for name in (_PROGRAMS, _LOAD_TRIALS, _TUNING):

@@ -255,11 +255,7 @@ class SessionOpener:
         return ", ".join(provider.kind.provider for provider in self._plan.providers)
 
     def _check_assignment(self, session: Any) -> None:
-        """Log the operators that do not run on the providers.
-
-        Raises:
-            ServeError: UNAVAILABLE; nothing of the model runs on the GPU.
-        """
+        """Log the operators that do not run on the providers; refuse a model of which none runs on the GPU."""
         operators = _operators(session)
         elsewhere = operators.pop(_CPU_PROVIDER, Counter())
         if not elsewhere:

@@ -44,11 +44,7 @@ def _operation_name(value: Any) -> Any:
 
 
 def _read_document(text: str | bytes) -> dict[str, Any]:
-    """The object that the file holds.
-
-    Raises:
-        PipelineError: it is not JSON, no object, or has a key twice, of which one would be lost.
-    """
+    """The object that the file holds. It has no key twice: one would be lost."""
     expected = 'expected an object {"pipeline": [...]}'
     if not text.strip():
         raise PipelineError(f"the file is empty; {expected}")

@@ -78,11 +78,7 @@ class _Compiled:
         )
 
     def _program(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> Program:
-        """The recipe's program, compiled where it is not in the cache. With `report` while the model serves.
-
-        Raises:
-            ServeError: it cannot be compiled or loaded, or there is not enough free memory.
-        """
+        """The recipe's program, compiled where it is not in the cache. With `report` while the model serves."""
         device = self._context.model.device
         check_memory(self._name, planned_memory(recipe, self._plan), device)
         cached = self._context.compiler.program(

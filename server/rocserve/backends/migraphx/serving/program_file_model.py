@@ -114,11 +114,7 @@ class _ProgramFile:
     def _tensor_names(self, outputs: int) -> tuple[Sequence[str], Sequence[str]]:
         """Of inputs and outputs: a program knows its inputs' names but not their order, and of its outputs only the
         order. The configuration's; else those of the ONNX file beside it; else outputs are output_0, output_1 and so
-        on.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, the configuration names some of the outputs only, which then are not known.
-        """
+        on."""
         sibling, graph = sibling_model(self._path), None
         with suppress(ServeError):
             graph = read_onnx_graph(sibling, (self._context.model.model_folder,)) if sibling else None

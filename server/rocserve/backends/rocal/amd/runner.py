@@ -179,11 +179,7 @@ class PipelineRunner:
         return self._readers
 
     def _feed(self, count: int) -> None:
-        """Hands over the canvas's first `count` images, always a whole batch: rocAL would wait for the rest for ever.
-
-        Raises:
-            BrokenPipelineError: rocAL does not take them; they must not be waited for.
-        """
+        """Hands over the canvas's first `count` images, always a whole batch: rocAL would wait for the rest forever."""
         batch_size = self._graph.batch_size
         binding = self._settings.binding
         binding.native.externalSourceFeedInput(
