@@ -69,7 +69,11 @@ def import_binding() -> Binding:
     missing = [name for name in _NEEDED if not hasattr(native, name)]
     if missing:
         raise unavailable(f"this amd.rocal has no {', '.join(missing)} in rocal_pybind; rocAL 2.3 has")
-    return Binding(pipeline, functions, types, native, _version())
+    try:
+        version = importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        version = "unknown"
+    return Binding(pipeline, functions, types, native, version)
 
 
 def _why_not_found(error: ModuleNotFoundError) -> str:
@@ -82,10 +86,3 @@ def _why_not_found(error: ModuleNotFoundError) -> str:
             f" PYTHONPATH must name. {_REMEDY}"
         )
     return f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module. {_REMEDY}"
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version(_DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
