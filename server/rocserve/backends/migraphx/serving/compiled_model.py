@@ -59,7 +59,10 @@ class _Compiled:
         rows = None
         if self._plan.batches:
             rows = DimensionRange(recipe.batch_size or 1, recipe.batch_size or recipe.largest_batch)
-        layout = self._layout(program, recipe, rows)
+        inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (self._plan.inputs, self._plan.outputs))
+        layout = program_layout(program, inputs, outputs, nhwc=recipe.source.kind is SourceKind.TENSORFLOW)
+        if rows is not None:
+            layout.check_batch(rows.least, self._name)
         return LoadedProgram(program, layout, rows, self._context.serving.pad_with_first_row)
 
     def _background(self, runner: ProgramRunner, recipes: Sequence[ProgramRecipe]) -> BackgroundSizes:
@@ -95,8 +98,7 @@ class _Compiled:
             cached.release()
 
     def _check_outputs(self, about: ProgramAbout) -> None:
-        """Raises: ServeError: UNAVAILABLE, outputs may be others than the model's file says, and ONNX Runtime may take
-        over."""
+        """Refuses other outputs than the model's file says where ONNX Runtime may take over."""
         config = self._context.model.config
         if config.backend != "onnx" or config.parameters.get("engine", "") not in ("", "auto"):
             return
@@ -113,17 +115,6 @@ class _Compiled:
                     f"MIGraphX gives output '{planned.name}' the shape {shape_text(output.shape)}, but the model's file"
                     f" says {shape_text(planned.shape)}; set parameter 'engine' to \"migraphx\" to have it all the same"
                 )
-
-    def _layout(self, program: Program, recipe: ProgramRecipe, rows: DimensionRange | None) -> ProgramLayout:
-        layout = program_layout(
-            program,
-            [tensor.name for tensor in self._plan.inputs],
-            [tensor.name for tensor in self._plan.outputs],
-            nhwc=recipe.source.kind is SourceKind.TENSORFLOW,
-        )
-        if rows is not None:
-            layout.check_batch(rows.least, self._name)
-        return layout
 
 
 def _agree(shape: Sequence[Dimension], planned: Sequence[int]) -> bool:
