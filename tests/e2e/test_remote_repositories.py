@@ -109,6 +109,11 @@ def wait_for(server: RocserveProcess, name: str, constant: float) -> None:
     wait_until(lambda: answer(server, name) == [1 + constant, 2 + constant], f"{name} with {constant}")
 
 
+def store_row(elsewhere: Elsewhere, server: RocserveProcess) -> str:
+    """What the index says of the store; "": nothing."""
+    return "".join(row.reason for row in rows_of(server) if row.name == elsewhere.url)
+
+
 def test_a_bucket_is_followed_beside_a_folder(polled: tuple[Elsewhere, RocserveProcess]):
     elsewhere, server = polled
     assert answer(server, "m") == [2.0, 3.0]
@@ -264,6 +269,34 @@ def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewher
     again = elsewhere.serve()
     again.wait_until_ready()
     assert answer(again, "m") == [2.0, 3.0]
+
+
+def test_a_store_that_is_slow_beyond_its_time_out_costs_no_request(elsewhere: Elsewhere):
+    server = elsewhere.serve()
+    server.wait_until_ready()
+    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2) as load:
+        elsewhere.between.faults.seconds["."] = 60.0
+        wait_until(lambda: "it is asked again" in store_row(elsewhere, server), "the store's row", 90)
+        elsewhere.between.faults.seconds.clear()
+        elsewhere.put("m", 2.0)
+        wait_until(lambda: load.answered[2.0], "an answer of what was put meanwhile", 90)
+    assert (load.failures, load.wrong) == ([], [])
+    assert store_row(elsewhere, server) == ""
+
+
+def test_a_clock_that_is_wrong_is_named_and_costs_no_request(elsewhere: Elsewhere):
+    server = elsewhere.serve()
+    server.wait_until_ready()
+    faults = elsewhere.between.faults
+    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2) as load:
+        faults.bodies["."] = b"<Error><Code>RequestTimeTooSkewed</Code><Message>Too large.</Message></Error>"
+        faults.status["."] = 403
+        wait_until(lambda: "set this machine's clock" in store_row(elsewhere, server), "the store's row", 60)
+        faults.bodies.clear()
+        faults.status.clear()
+        elsewhere.put("m", 2.0)
+        load.wait_until_answered_by(2.0)
+    assert (load.failures, load.wrong) == ([], [])
 
 
 def test_a_store_that_was_never_reached_makes_nobody_ready(elsewhere: Elsewhere):

@@ -160,6 +160,9 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
             r"(Error|code:) 40[13]\b", words
         )
         advice = f"check {_ADVICE[place.kind]}, and that they may list and read" if denied else "it is asked again"
+        if "RequestTimeTooSkewed" in words:
+            # S3's word for a request that was signed at another time than the store's.
+            advice = "set this machine's clock, or the store's"
         raise StoreError(f"expected {expected}, came: {words}; {advice}") from None
 
 
