@@ -199,7 +199,8 @@ class GrpcServer:
         if self._unrequested >= _REQUESTED_TOGETHER:
             self._request_calls()
         next_event = self._polling.next
-        for handled in range(MOST_EVENTS):
+        busy = missed = False
+        for _ in range(MOST_EVENTS):
             try:
                 event = next_event()
             except Exception as error:
@@ -209,12 +210,17 @@ class GrpcServer:
                 continue
             tag = event.tag
             if tag is None:
-                return handled > 0
+                # A look that reads a socket has no event; what was read is the next one's.
+                if missed:
+                    break
+                missed = True
+                continue
+            busy, missed = True, False
             try:
                 tag(event)
             except Exception as error:
                 self.failures.report("an event of the gRPC completion queue could not be handled", error)
-        return True
+        return busy
 
     def give_up_unread(self) -> None:
         """Cancel the calls whose clients have not taken an answer within its time."""
