@@ -103,10 +103,11 @@ class QueuePolling:
 
     @property
     def looks(self) -> int:
-        """As many as the core may have fetched connections that were ready, and one."""
+        """As many as the core may have fetched connections that were ready, and one. Each poll of the server's looks
+        twice."""
         if time.monotonic() - self._counted_at > _COUNTING_SECONDS:
             self._count()
-        return min(self._watched, MOST_AT_ONCE) + 1
+        return min(self._watched, MOST_AT_ONCE) // 2 + 1
 
     def _count(self) -> None:
         self._counted_at = time.monotonic()
