@@ -274,7 +274,7 @@ class ServerSettings:
         None,
         number("N", 0, most=_MOST_SPIN),
         "looks for what comes, each some 3 us, before the thread of requests and answers sleeps; 0 = it sleeps at"
-        " once (default 0 with one CPU, 15 with less than four, else 100)",
+        " once (default 0 with one CPU, 22 with less than four, else 100)",
     )
     exit_on_error: bool = flag(True, BOOLEAN, "end when a model fails to load at the start")
     listen_when_loaded: bool = flag(
