@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Protocol
 
 from rocserve.core.classification import classify
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
-from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, Parameters, ResponseHead
+from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters, ResponseHead
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.tensors import Buffer, Tensor, TensorHead
 from rocserve.core.validation import RequestPlan, reshape_dims
-from rocserve.plane.heap import copied
+from rocserve.plane.heap import Slot, copied
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
 
@@ -32,12 +33,37 @@ def send_copied(response: InferResponse, final: bool, responder: Responder) -> G
         responder.send(replace(response, data=data, slot=None), final)
 
 
-class _Form(NamedTuple):
+class AnswerLink(Protocol):
+    """Takes the answers to several requests of a batch as one message to another process."""
+
+    def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
+        """The only answers to requests, all of one head.
+
+        Args:
+            slot: of the outputs of their batch, `nbytes` in all.
+            places: of each request its token, and where in the slot each of its outputs begins.
+
+        Returns: False: the other process cannot read them there, and nothing was sent.
+        """
+
+
+class LinkedResponder:
+    """What tells responders for clients of another process from others."""
+
+    link: AnswerLink
+    token: int
+    """By which that process knows the request."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Form:
     """What responses are made of outputs that are alike."""
 
     head: ResponseHead
     wanted: Sequence[int] | None
     """Which of the outputs; None: all of them."""
+    is_linkable: bool
+    """They are sent as they are, and their sizes follow from their shapes."""
 
 
 class ResponseMaker:
@@ -52,7 +78,7 @@ class ResponseMaker:
         # Those of a batch are mostly the same.
         self._last_plan: RequestPlan | None = None
         self._last_heads: tuple[TensorHead, ...] | None = None
-        self._last_form = _Form(ResponseHead(self._name, self._version, ()), None)
+        self._last_form = _Form(ResponseHead(self._name, self._version, ()), None, False)
 
     def answer(self, entry: InferRequest, outcome: BatchOutcome, index: int) -> InferResponse | ServeError:
         """What the outcome of a batch holds for one of its requests."""
@@ -75,10 +101,7 @@ class ResponseMaker:
         says of it."""
         plan = entry.plan
         try:
-            if heads is not self._last_heads or plan is not self._last_plan:
-                self._last_form = self._forms.get((plan, heads)) or self._form(plan, heads)
-                self._last_plan, self._last_heads = plan, heads
-            form = self._last_form
+            form = self.form(plan, heads)
             if form.wanted is not None:
                 data = [data[index] for index in form.wanted]
             response = InferResponse(form.head, entry.id, data, parameters)
@@ -93,11 +116,31 @@ class ResponseMaker:
         response.is_large, response.slot = is_large, slot
         return response
 
-    def _form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
+    def form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
+        """Raises: ServeError: an output is not what the configuration says of it."""
+        if heads is not self._last_heads or plan is not self._last_plan:
+            self._last_form = self._forms.get((plan, heads)) or self._new_form(plan, heads)
+            self._last_plan, self._last_heads = plan, heads
+        return self._last_form
+
+    def linkable_form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form | None:
+        """None: outputs like these are not left where they lie, or there is an error to be told."""
+        try:
+            form = self.form(plan, heads)
+        except ServeError:
+            return None
+        return form if form.is_linkable else None
+
+    def _new_form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
         wanted = [index for index, head in enumerate(heads) if head.name in plan.outputs]
         outputs = tuple([self._reshaped(heads[index]) for index in wanted])
-        head = ResponseHead(self._name, self._version, outputs)
-        return self._forms.keep((plan, heads), _Form(head, wanted if len(wanted) < len(heads) else None))
+        has_strings = any(head.datatype is DataType.BYTES for head in heads)
+        form = _Form(
+            ResponseHead(self._name, self._version, outputs),
+            wanted if len(wanted) < len(heads) else None,
+            not (has_strings or plan.classifications or plan.may_stay),
+        )
+        return self._forms.keep((plan, heads), form)
 
     def _reshaped(self, head: TensorHead) -> TensorHead:
         config = self._outputs.get(head.name)
@@ -116,6 +159,67 @@ class ResponseMaker:
         if not count:
             return tensor
         return classify(tensor, count, self._outputs[tensor.name].labels, self._batching)
+
+
+@dataclass(slots=True, eq=False)
+class _Together:
+    """Requests whose answers go by one link, and are alike."""
+
+    link: AnswerLink
+    form: _Form
+    places: list[int]
+    """See AnswerLink."""
+    members: list[tuple[InferRequest, int]]
+    """Each with its place in the batch."""
+
+
+class BatchAnswers:
+    """Answers the requests of a batch, those that are alike and go by one link together."""
+
+    def __init__(self, responses: ResponseMaker, outcome: BatchOutcome) -> None:
+        self._responses = responses
+        self._outcome = outcome
+        has_more = outcome.error or outcome.failures or outcome.parameters or outcome.is_large
+        self._slot = None if has_more else outcome.slot
+        """Of outputs that another process may read where they lie."""
+        self._sends: list[_Together | tuple[InferRequest, Answer]] = []
+        self._together: dict[tuple[AnswerLink, _Form], _Together] = {}
+        """Those of `_sends` that may grow."""
+
+    def add(self, entry: InferRequest, index: int) -> ServeError | None:
+        """The next request, by its place in the batch. Returns: the error that it is answered with."""
+        responder = entry.responder
+        if self._slot is not None and isinstance(responder, LinkedResponder):
+            start, (heads, slices) = self._outcome.parts[index]
+            form = self._responses.linkable_form(entry.plan, heads)
+            if form is not None:
+                key = (responder.link, form)
+                together = self._together.get(key)
+                if together is None:
+                    together = self._together[key] = _Together(*key, [], [])
+                    self._sends.append(together)
+                places = together.places
+                places.append(responder.token)
+                for each in slices if form.wanted is None else [slices[wanted] for wanted in form.wanted]:
+                    places.append(start + each.start)
+                together.members.append((entry, index))
+                return None
+        # Those behind it may not overtake it.
+        self._together = {}
+        answer = self._responses.answer(entry, self._outcome, index)
+        self._sends.append((entry, answer))
+        return answer if isinstance(answer, ServeError) else None
+
+    def send(self) -> None:
+        """Send them all."""
+        outcome, slot = self._outcome, self._slot
+        for each in self._sends:
+            if isinstance(each, tuple):
+                entry, answer = each
+                entry.responder.send(answer)
+            elif slot is None or not each.link.answer_together(each.form.head, slot, outcome.nbytes, each.places):
+                for entry, index in each.members:
+                    entry.responder.send(self._responses.answer(entry, outcome, index))
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +271,7 @@ class BatchAnswerer:
         open."""
         dropped = batch.dropped or ()
         times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
-        answers: list[tuple[Responder, InferResponse | ServeError]] = []
+        answers = BatchAnswers(self._responses, outcome)
         queue_starts: list[int] = []
         rows = batch.absent_rows
         for index, entry in enumerate(batch.entries):
@@ -178,21 +282,19 @@ class BatchAnswerer:
                 entry.trace.note_run(entry.queue_start_ns, times)
             if entry.phases is not None:
                 entry.phases.add_run(times)
-            answer = self._responses.answer(entry, outcome, index)
-            answers.append((entry.responder, answer))
-            if isinstance(answer, ServeError):
-                self._statistics.record_failure(entry.queue_start_ns, time.monotonic_ns(), by_backend=True)
-                self._statistics.note_failure(answer.text)
-            else:
+            error = answers.add(entry, index)
+            if error is None:
                 queue_starts.append(entry.queue_start_ns)
+            else:
+                self._statistics.record_failure(entry.queue_start_ns, time.monotonic_ns(), by_backend=True)
+                self._statistics.note_failure(error.text)
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
         if queue_starts:
             if batch.is_grouped:
                 rows = batch.entries[0].plan.batch_size
             now_ns, grouped = time.monotonic_ns(), batch.is_grouped
             self._statistics.record_batch(Execution(*times, queue_starts, now_ns, rows, grouped, batch.absent_rows))
-        for responder, answer in answers:
-            responder.send(answer)
+        answers.send()
         return True
 
     def open_requests(self) -> Iterable[InferRequest]:

@@ -12,12 +12,12 @@ from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
-from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest, InferResponse
+from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.plane.loop import PlaneLoop
-from rocserve.scheduling.batch import FormedBatch, ResponseMaker
+from rocserve.scheduling.batch import BatchAnswers, FormedBatch, ResponseMaker
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import InstanceRequests, RequestLost
 from rocserve.workers.request_details import write_details
@@ -136,7 +136,7 @@ class InFlightRequests:
         times = (batch.compute_start_ns, *running.times)
         now_ns = time.monotonic_ns()
         is_open = () if outcome.error is not None else outcome.open
-        answers: list[tuple[InferRequest, InferResponse | ServeError]] = []
+        answers = BatchAnswers(self._responses, outcome)
         ended: list[int] = []
         for index, in_flight in enumerate(running.requests):
             request = in_flight.request
@@ -146,17 +146,17 @@ class InFlightRequests:
                 request.phases.add_run(times)
             if in_flight.ended_ns or index in is_open:
                 continue
-            answer = self._responses.answer(request, outcome, index)
-            answers.append((request, answer))
-            in_flight.failed = isinstance(answer, ServeError)
+            error = answers.add(request, index)
+            if error is not None:
+                self._statistics.note_failure(error.text)
+            in_flight.failed = error is not None
             in_flight.ended_ns = now_ns
             ended.append(in_flight.number)
         running.open_count -= len(ended)
         running.instance.close_requests(ended)
         # Counted before they are sent: who has an answer and asks for the statistics finds it there.
         is_done = self._count_if_done(running)
-        for request, answer in answers:
-            self._respond(request, answer, True)
+        answers.send()
         return is_done
 
     def _on_answer(self, in_flight: _InFlight, answer: Result | None, final: bool) -> None:

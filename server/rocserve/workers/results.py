@@ -10,7 +10,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.requests import LARGE_RESPONSE, Parameters
 from rocserve.core.tensor_places import Bounds, TensorPlaces
 from rocserve.core.tensors import Buffer, TensorHead
-from rocserve.plane.heap import HeapReader
+from rocserve.plane.heap import HeapReader, Slot
 from rocserve.plane.link import ENTRY_BYTES
 from rocserve.workers.entries import ENTRY, ERROR, OPEN, RESULT
 from rocserve.workers.layouts import TensorReader, bounds_of, read_error, read_parameters, text_length
@@ -62,10 +62,15 @@ class BatchOutcome:
         """What the model says beside the outputs of its response, by request."""
         self._view = view
         self.is_large = len(view) > LARGE_RESPONSE
-        self.slot: object = None
+        self.slot: Slot | None = None
         """See InferResponse."""
         self.parts: list[tuple[int, Part]] = []
         """By request: where its result begins, and what it has of that."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the memory of all outputs."""
+        return len(self._view)
 
     def outputs_of(self, request_index: int) -> Outputs:
         """One request's rows of each output, as views on the worker's heap."""

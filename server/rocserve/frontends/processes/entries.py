@@ -30,6 +30,9 @@ From the server, on the ring ANSWERS:
   (MemoryFull). KEPT: the front returns the place once it is done with the outputs; else it need not. PLACED with it:
   they lie in the heap of outputs whose number is the upper half of a, b is what the front returns, and at place
   c are the offset and the bytes of each (u64).
+- ANSWERS_TOGETHER: the only answers to count requests; a = the number of their head, and in the upper half that of the
+  heap of outputs where they lie; b is what the front returns once it is done with all. At place c (u64 each): the place
+  and the bytes of the slot that has the outputs; for each request its token, and where in the slot each output begins.
 - RETURN: as below, of places in the server's own heap: entries before have their contents there, and no others will.
 - MANY: number = a token: any number of answers will come.
 - WATCH: number = a token: send LEFT when its client goes.
@@ -70,13 +73,14 @@ HEAP_BYTES = 1 << 32
 
 HEAD, REQUEST, LEFT, REFUSED, DETAILS, UNUSED, CALL, CALL_LEFT, LISTENING, NOT_LISTENING = range(1, 11)
 ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED, OUTPUTS, OUTPUTS_ENDED = range(16, 26)
-CALL_MESSAGE, CALL_REPLY, CALL_END, STOP = range(26, 30)
+CALL_MESSAGE, CALL_REPLY, CALL_END, STOP, ANSWERS_TOGETHER = range(26, 31)
 
 HEAP_SHIFT = 48
 """Of a place: the bits above it are the number of the heap."""
-MOST_HEAPS = (1 << 64 - HEAP_SHIFT) - 1
-HELD_OUTPUTS = MOST_HEAPS << HEAP_SHIFT
-"""In the place of a heap's number, above the number of outputs that lie elsewhere."""
+MOST_HEAPS = (1 << 64 - HEAP_SHIFT) - 2
+HELD_OUTPUTS, AWAITED_OUTPUTS = (number << HEAP_SHIFT for number in (MOST_HEAPS, MOST_HEAPS + 1))
+"""In the place of a heap's number, above the number of outputs that lie elsewhere; of those that are large, for whose
+memory a model may wait."""
 
 IN_TURN, SINGLE = 1, 2
 FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16

@@ -207,6 +207,8 @@ class RemoteInference:
     def _handle(self, kind: int, flags: int, count: int, number: int, a: int, b: int, c: int) -> None:
         if kind == entries.ANSWER:
             self._answer(flags, count, number, a, b, c)
+        elif kind == entries.ANSWERS_TOGETHER:
+            self._answer_together(count, a, b, c)
         elif kind == entries.ANSWER_HEAD:
             if len(self._answer_heads) >= 2 * entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
@@ -289,6 +291,26 @@ class RemoteInference:
             known.head, request_id, data, known.parameters, known.in_shared_memory, known.is_typed, bool(count), slot
         )
         client.send(response, final)
+
+    def _answer_together(self, count: int, head_number: int, held: int, table_place: int) -> None:
+        known, places = self._answer_heads[head_number & 0xFFFFFFFF]
+        heap, sizes = self._output_heaps[head_number >> 32], places.sizes
+        assert sizes is not None, "of a head that says no sizes"
+        width = 1 + len(sizes)
+        length = 2 + count * width
+        table = numbers(length).unpack(self._answers_heap.view(table_place, 8 * length))
+        view = heap.view(table[0], table[1])
+        slot = Slot(self.end.give_back, held, heap)
+        for at in range(2, length, width):
+            token = table[at]
+            client, request_id = self._open.pop(token)
+            self._tokens.append(token)
+            begins = table[at + 1 : at + width]
+            data = [view[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+            try:
+                client.send(InferResponse(known.head, request_id, data, slot=slot))
+            except Exception:
+                self._log.exception("an answer of the server could not be handed on")
 
     def _left(self, token: int, client: ClientResponder) -> None:
         waiting = self._open.get(token)

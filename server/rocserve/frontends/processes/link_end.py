@@ -12,7 +12,7 @@ from struct import Struct
 
 from rocserve.core.tensor_places import lay_out, padded
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.processes.entries import ANSWERS, HEAP_SHIFT, HELD_OUTPUTS, RETURNS
+from rocserve.frontends.processes.entries import ANSWERS, AWAITED_OUTPUTS, HEAP_SHIFT, HELD_OUTPUTS, RETURNS
 from rocserve.plane.heap import COPIED_AT_ONCE, Heap, copy_in_steps, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.loop import PlaneLoop
@@ -50,7 +50,7 @@ class FrontLinkEnd:
         self._trimmer = HeapTrimmer(plane)
         self._slots: dict[int, object] = {}
         """By place: what the other end may still read."""
-        self._held_numbers = itertools.count(HELD_OUTPUTS)
+        self._held_numbers = itertools.count()
         self._of_turn: list[int] = []
         """Of these, what it need not keep for longer than it handles the entries of this turn."""
         self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
@@ -103,9 +103,9 @@ class FrontLinkEnd:
         fill(view, pieces)
         return place
 
-    def hold(self, slot: object) -> int:
+    def hold(self, slot: object, nbytes: int) -> int:
         """Keep what the other end may still read, and which lies elsewhere, until it has returned what this gives."""
-        number = next(self._held_numbers)
+        number = next(self._held_numbers) | (AWAITED_OUTPUTS if nbytes > LARGEST_SHARED else HELD_OUTPUTS)
         self._slots[number] = slot
         return number
 
@@ -149,7 +149,7 @@ class FrontLinkEnd:
             messages.post(b"".join([posts.popleft() for _ in range(count)]))
         to_return = self.to_return
         # Other places that come back are nothing to be woken for; a model may wait for these.
-        is_awaited = bool(to_return) and max(to_return) >= HELD_OUTPUTS
+        is_awaited = bool(to_return) and max(to_return) >= AWAITED_OUTPUTS
         if to_return and (not count or is_awaited or len(to_return) >= _RETURNED_AT_ONCE):
             returns = min(self._returns.room, -(-len(to_return) // 3))
             self._returns.post(return_entries(to_return[: 3 * returns]))

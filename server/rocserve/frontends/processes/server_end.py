@@ -16,7 +16,7 @@ from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import to_json
 from rocserve.core.request_memory import MemoryFull
-from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead, ResponseHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
@@ -31,6 +31,7 @@ from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, Slot
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.shared_heap import HeapShare, SharedHeap
+from rocserve.scheduling.batch import LinkedResponder
 from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
 from rocserve.services.observation import RequestOrigin
 from rocserve.workers.entries import ENTRY
@@ -280,7 +281,10 @@ class FrontLink:
         if response.in_shared_memory or response.is_typed:
             key = (response.head, tuple(response.in_shared_memory), response.is_typed)
         known = self._answer_heads.get(key) if not response.parameters else None
-        number, places = known or self._send_head(key, response)
+        if known is None:
+            shared = tuple(response.in_shared_memory)
+            known = self._send_head(key, AnswerHead(response.head, response.parameters, shared, response.is_typed))
+        number, places = known
         flags, large = entries.FINAL if final else 0, int(response.is_large)
         packed = places.packed(response.data)
         if packed is None:
@@ -294,7 +298,7 @@ class FrontLink:
         elif (where := self._outputs_in_heap(response)) is not None:
             heap_number, table = where
             place = self._end.place_in_turn((table,), len(table))
-            held = self._end.hold(response.slot)
+            held = self._end.hold(response.slot, nbytes)
             flags = (flags | entries.KEPT | entries.PLACED) & ~entries.PACKED
             self._end.post(ENTRY.pack(entries.ANSWER, flags, large, token, number | heap_number << 32, held, place))
         else:
@@ -304,6 +308,26 @@ class FrontLink:
             self._end.post_written(entry, view, left_out, response)
         if final:
             self._open.pop(token, None)
+
+    def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
+        """See scheduling.batch.AnswerLink."""
+        if not self._is_open:
+            return True
+        try:
+            number, _ = self._answer_heads.get(head) or self._send_head(head, AnswerHead(head))
+            heap = self._number_of(slot.heap) if slot.heap is not None else None
+            if heap is None:
+                return False
+            table = numbers(2 + len(places)).pack(slot.offset, nbytes, *places)
+            place = self._end.place_in_turn((table,), len(table))
+        except HeapFull:
+            return False
+        tokens = places[:: 1 + len(head.outputs)]
+        held = self._end.hold(slot, nbytes)
+        self._end.post(ENTRY.pack(entries.ANSWERS_TOGETHER, 0, len(tokens), 0, number | heap << 32, held, place))
+        for token in tokens:
+            self._open.pop(token, None)
+        return True
 
     def _outputs_in_heap(self, response: InferResponse) -> tuple[int, bytes] | None:
         """The number of the heap that the outputs lie in, and where; None: they do not, or the front cannot read it."""
@@ -316,6 +340,11 @@ class FrontLink:
             if offset is None:
                 return None
             found += (offset, len(data))
+        number = self._number_of(heap)
+        return None if number is None else (number, numbers(len(found)).pack(*found))
+
+    def _number_of(self, heap: HeapReader) -> int | None:
+        """By which the front reads a heap of outputs; None: it cannot."""
         number = self._output_heaps.get(heap)
         if number is None:
             number = next(self._heap_numbers)
@@ -325,21 +354,19 @@ class FrontLink:
             self._output_heaps[heap] = number
             heap.on_closed[self] = functools.partial(self._outputs_ended, heap)
             self.post(entries.OUTPUTS, number)
-        return number, numbers(len(found)).pack(*found)
+        return number
 
     def _outputs_ended(self, heap: HeapReader) -> None:
         self.post(entries.OUTPUTS_ENDED, self._output_heaps.pop(heap))
 
-    def _send_head(self, key: object, response: InferResponse) -> tuple[int, TensorPlaces]:
+    def _send_head(self, key: object, head: AnswerHead) -> tuple[int, TensorPlaces]:
         self._sent_heads += 1
-        known = self._sent_heads, TensorPlaces(response.head.outputs)
-        if not response.parameters:
+        known = self._sent_heads, TensorPlaces(head.head.outputs)
+        if not head.parameters:
             if len(self._answer_heads) >= entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
             self._answer_heads[key] = known
-        shared = tuple(response.in_shared_memory)
-        text = to_json(AnswerHead(response.head, response.parameters, shared, response.is_typed))
-        pieces, nbytes = framed((text,))
+        pieces, nbytes = framed((to_json(head),))
         place = self._end.place_in_turn(pieces, nbytes)
         self._end.post(ENTRY.pack(entries.ANSWER_HEAD, 0, 0, self._sent_heads, place, nbytes, 0))
         return known
@@ -435,7 +462,7 @@ class _Head:
         """Where the front is to put their inputs."""
 
 
-class RemoteResponder:
+class RemoteResponder(LinkedResponder):
     """Implements observation.ClientResponder for a request of a front, whose slot the front gets back when nobody holds
     this any more."""
 
@@ -447,40 +474,40 @@ class RemoteResponder:
 
     def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
         """`flags`, `place`: of the request's entry."""
-        self._link = link
-        self._token = token
+        self.link: FrontLink = link
+        self.token = token
         self.takes_one = bool(flags & entries.SINGLE)
         self._place = place
         self._origin = origin
 
     def __del__(self) -> None:
-        self._link.give_back(self._place)
+        self.link.give_back(self._place)
 
     def origin(self) -> RequestOrigin:
         """See ClientResponder. A request that came before the server asked for origins has none."""
         if not self._origin:
             now_ns = time.monotonic_ns()
-            return RequestOrigin(self._link.protocol, (now_ns, now_ns), {}, "")
+            return RequestOrigin(self.link.protocol, (now_ns, now_ns), {}, "")
         protocol, received_ns, headers, address = json.loads(bytes(self._origin))
         return RequestOrigin(protocol, tuple(received_ns), headers, address)
 
     def expect_many(self) -> None:
         """See Responder."""
         if self.takes_one:
-            raise unimplemented(NOT_FOR_DECOUPLED[self._link.protocol])
-        self._link.post(entries.MANY, self._token)
+            raise unimplemented(NOT_FOR_DECOUPLED[self.link.protocol])
+        self.link.post(entries.MANY, self.token)
 
     def send(self, answer: Answer, final: bool = True) -> None:
         """See Responder."""
         if answer is None:
-            self._link.end(self._token)
+            self.link.end(self.token)
         elif isinstance(answer, ServeError):
-            self._link.fail(self._token, answer, final, not self.is_accepted)
+            self.link.fail(self.token, answer, final, not self.is_accepted)
         else:
             try:
-                self._link.answer(self._token, answer, final)
+                self.link.answer(self.token, answer, final)
             except HeapFull as error:
-                self._link.fail(self._token, error, final)
+                self.link.fail(self.token, error, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """See Responder."""
@@ -489,7 +516,7 @@ class RemoteResponder:
             return
         if self._callbacks is None:
             self._callbacks = []
-            self._link.post(entries.WATCH, self._token)
+            self.link.post(entries.WATCH, self.token)
         self._callbacks.append(callback)
 
     def left(self) -> None:
