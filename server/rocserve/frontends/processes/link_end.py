@@ -38,7 +38,8 @@ class FrontLinkEnd:
     def __init__(self, link: LinkEnd, heap: Heap, plane: PlaneLoop) -> None:
         """`heap`: its own."""
         self._messages, self._returns = link.writers[ANSWERS], link.writers[RETURNS]
-        self._returned = link.readers[RETURNS]
+        self.returned = link.readers[RETURNS]
+        """Places that `take_returns` takes."""
         self._heaps = {0: heap}
         """By number: its own, and the shares that it has of others."""
         self._plane = plane
@@ -168,16 +169,10 @@ class FrontLinkEnd:
         for heap in self._heaps.values():
             self._trimmer.forget(heap)
 
-    @property
-    def has_returned(self) -> bool:
-        """Whether there is something for `take_returns`."""
-        return self._returned.has_mail()
-
     def take_returns(self) -> None:
-        if self._returned.has_mail():
-            slots = self._slots
-            for place in returned_places(self._returned.take()):
-                slots.pop(place, None)
+        slots = self._slots
+        for place in returned_places(self.returned.take()):
+            slots.pop(place, None)
 
 
 @lru_cache(256)

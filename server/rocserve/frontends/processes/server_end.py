@@ -141,20 +141,23 @@ class FrontLink:
 
     def has_mail(self) -> bool:
         """See Source."""
-        return self._inbox.has_mail() or bool(self._end.to_return) or self._end.has_returned
+        return self._inbox.has_mail() or bool(self._end.to_return) or self._end.returned.has_mail()
 
     def poll(self) -> bool:
         """See Source."""
         if not self._is_open:
             return False
+        inbox, returned = self._inbox, self._end.returned
+        # Written out: most looks at a front find nothing.
+        has_mail = inbox.other_words[inbox.posted_at] != inbox.taken
         try:
-            self._end.take_returns()
-            mail = self._inbox.take()
-            if not mail:
+            if returned.other_words[returned.posted_at] != returned.taken:
+                self._end.take_returns()
+            if not has_mail:
                 if self._end.to_return:
                     self._end.flush()
                 return False
-            for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(mail):
+            for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(inbox.take()):
                 if kind == entries.REQUEST:
                     self._begin(flags, number, a & 0xFFFFFFFF, b, a >> 32, c)
                 else:
