@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import overload
 
 from rocserve.core.datatypes import DataType
@@ -112,7 +112,7 @@ class PackedTensors(Sequence[Buffer]):
     def __init__(self, block: memoryview, places: TensorPlaces) -> None:
         """Raises: ValueError: the block is not of that length, or there is none."""
         if places.sizes is None or len(block) != places.end:
-            raise _not_packed(block)
+            raise _not_packed(len(block))
         self.block = block
         self.sizes = places.sizes
         self._bounds = places.bounds
@@ -137,23 +137,45 @@ class PackedTensors(Sequence[Buffer]):
 class PlacedTensors(PackedTensors):
     """Those of a request that lie in a heap which others read too, who find them there at `offset`."""
 
-    __slots__ = ("_kept", "heap", "offset")
+    __slots__ = ("_block", "_kept", "_nbytes", "_view", "heap", "offset")
 
-    def __init__(self, block: memoryview, places: TensorPlaces, heap: object, offset: int, kept: object) -> None:
-        """`heap`: compared by its identity. `kept`: as long as somebody holds it the memory is not used anew."""
-        # Written out, not through super(): one is made for every request of a front end that is a process.
-        if places.sizes is None or len(block) != places.end:
-            raise _not_packed(block)
-        self.block = block
+    def __init__(
+        self,
+        view: Callable[[int, int], memoryview],
+        nbytes: int,
+        places: TensorPlaces,
+        heap: object,
+        offset: int,
+        kept: object,
+    ) -> None:
+        """`view`: gives the memory at an offset, of so many bytes. `heap`: compared by its identity. `kept`: as long as
+        somebody holds it the memory is not used anew.
+
+        Raises: ValueError: `nbytes` are not those of the tensors, or these have none of their own.
+        """
+        # Written out, not through super(): one is made for every request of a front end that is a process, where only
+        # the workers look at the memory.
+        if places.sizes is None or nbytes != places.end:
+            raise _not_packed(nbytes)
+        self._block: memoryview | None = None
+        self._view = view
+        self._nbytes = nbytes
         self.sizes = places.sizes
         self._bounds = places.bounds
         self.heap = heap
         self.offset = offset
         self._kept = kept
 
+    @property
+    def block(self) -> memoryview:  # type: ignore[override]
+        """The memory of all."""
+        if self._block is None:
+            self._block = self._view(self.offset, self._nbytes)
+        return self._block
 
-def _not_packed(block: memoryview) -> ValueError:
-    return ValueError(f"tensors in {len(block)} bytes, which are not as their heads say")
+
+def _not_packed(nbytes: int) -> ValueError:
+    return ValueError(f"tensors in {nbytes} bytes, which are not as their heads say")
 
 
 def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:

@@ -55,7 +55,7 @@ def test_a_share_is_lent_anew_only_when_nobody_holds_it_nor_what_lies_in_it(heap
     places = TensorPlaces([TensorHead("X", DataType.INT32, (2,))])
     slot, view = owner.place(places.end)
     view[:8] = b"12345678"
-    data = PlacedTensors(heap.reader.view(slot.offset, places.end), places, heap, slot.offset, share)
+    data = PlacedTensors(heap.reader.view, places.end, places, heap, slot.offset, share)
     del share
     gc.collect()
     assert heap.lend() is None

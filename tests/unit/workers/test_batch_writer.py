@@ -100,7 +100,7 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_named_and_kept_until_the_wor
         share = on_plane(peer.plane, heap.lend)
         slot, view = Heap.of_file(heap.open_for_writing(), share.number, SHARES).place(form.places.end)
         view[:] = b"".join(padded(data))
-        placed = PlacedTensors(view, form.places, heap, slot.offset, (share, slot))
+        placed = PlacedTensors(heap.reader.view, form.places.end, form.places, heap, slot.offset, (share, slot))
         members.append((form, placed, 0, b"details"))
         shares.append(share)
         places.append(slot.offset)

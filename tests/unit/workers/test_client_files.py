@@ -63,8 +63,7 @@ def inputs_of(datatype: DataType) -> list[BatchInput]:
 def in_file(file: GuardedFile, datatype: DataType = DataType.FP32) -> Member:
     """A request whose one input lies in a file."""
     ((form, _, _, _),) = members_of(inputs_of(datatype), ("SUM",), (1,))
-    view = file.view(BEGIN, form.places.end)
-    return form, PlacedTensors(view, form.places, file, BEGIN, file), 0, b""
+    return form, PlacedTensors(file.view, form.places.end, form.places, file, BEGIN, file), 0, b""
 
 
 def execute(peer: Peer, *members: Member) -> ReceivedBatch:

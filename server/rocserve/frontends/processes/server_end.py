@@ -218,9 +218,8 @@ class FrontLink:
         if place >> entries.HEAP_SHIFT:
             assert places is not None, "of a head that says no sizes"
             share = self._shares[place >> entries.HEAP_SHIFT]
-            offset = place & _OFFSET
-            block = share.heap.reader.view(offset, nbytes)
-            data = PlacedTensors(block, places, share.heap, offset, (share, responder))
+            heap = share.heap
+            data = PlacedTensors(heap.reader.view, nbytes, places, heap, place & _OFFSET, (share, responder))
         elif flags & entries.PACKED:
             assert places is not None, "of a head that says no sizes"
             data = PackedTensors(self._requests_heap.view(place, nbytes), places)

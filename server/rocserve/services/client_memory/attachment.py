@@ -208,7 +208,7 @@ def _placed(head: RequestHead, seen: Sequence[SeenPart]) -> PlacedTensors | None
     ends = [begin + finish for _, finish in places.bounds]
     if [(part[0], part[2]) for part in seen] != [(region, finish) for finish in ends]:
         return None
-    return PlacedTensors(region.file.view(at, places.end), places, region.file, at, region)
+    return PlacedTensors(region.file.view, places.end, places, region.file, at, region)
 
 
 def _wanted_parts(head: RequestHead) -> Mapping[str, RegionReference]:
