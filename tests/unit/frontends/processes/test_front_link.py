@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import socket
 import threading
@@ -33,6 +34,8 @@ from rocserve.plane.shared_heap import SharedHeap
 from rocserve.services.observation import RequestOrigin
 
 LOG = logging.getLogger("rocserve.test.front_link")
+TOGETHER = 3
+"""Requests of a batch."""
 
 
 class Client:
@@ -80,6 +83,7 @@ class Service:
         self.outputs = Heap("outputs", 1 << 24)
         self.reader = HeapReader(self.outputs.open_for_reading())
         self.returned: list[int] = []
+        self.went_together: bool | None = None
 
     def heap_for(self, head: RequestHead) -> SharedHeap | None:
         return self.heap
@@ -104,11 +108,33 @@ class Service:
             responder.send(response)
         elif name == "placed":
             responder.send(self._placed(request))
+        elif name == "together":
+            self.requests.append(request)
+            request.responder = responder
+            if len(self.requests) == TOGETHER:
+                self._answer_together()
         elif name == "never":
             self.requests.append(request)
             responder.watch_cancellation(self.left.set)
         else:
             responder.send(self._echo(request))
+
+    def _answer_together(self) -> None:
+        """An echo of one batch, as a worker would leave it."""
+        first = self._echo(self.requests[0])
+        sizes = [len(data) for data in first.data]
+        nbytes = sum(sizes)
+        offset = self.outputs.allocate(TOGETHER * nbytes)[0]
+        places: list[int] = []
+        for index, request in enumerate(self.requests):
+            begins = [*itertools.accumulate(sizes[:-1], initial=index * nbytes)]
+            places += [request.responder.token, *begins]  # type: ignore[attr-defined]
+            for begin, data in zip(begins, request.data, strict=True):
+                self.outputs.view(offset + begin, len(data))[:] = data
+        link = self.requests[0].responder.link  # type: ignore[attr-defined]
+        slot = Slot(self.returned.append, offset, self.reader)
+        self.went_together = link.answer_together(first.head, slot, TOGETHER * nbytes, places)
+        self.requests.clear()
 
     def _placed(self, request: InferRequest) -> InferResponse:
         """The echo as a worker would leave it."""
@@ -395,6 +421,34 @@ def test_outputs_are_read_where_a_worker_has_left_them(ends: Ends) -> None:
         ends.front.call_soon(client.responses.clear)
         wait_until(lambda number=number: len(ends.service.returned) == number, what="a place that is returned")
     assert not ends.link._end._slots
+
+
+@pytest.mark.parametrize("length", [5, 50_000])
+def test_answers_of_a_batch_come_together_and_its_memory_goes_back(ends: Ends, length: int) -> None:
+    arrays = [np.arange(i, i + length, dtype=np.int32) for i in range(2 * TOGETHER)]
+    for of_batch in (arrays[:TOGETHER], arrays[TOGETHER:]):
+        clients = [
+            ends.ask(request_of("together", array, -array[:3], id=f"r{index}")) for index, array in enumerate(of_batch)
+        ]
+        for index, (client, array) in enumerate(zip(clients, of_batch, strict=True)):
+            assert client.ended.wait(10)
+            (response,) = client.responses
+            assert response.id == f"r{index}" and response.head.model_name == "together"
+            assert [tensor.numpy().tolist() for tensor in response.outputs] == [array.tolist(), (-array[:3]).tolist()]
+        assert ends.service.went_together
+        clients.clear()
+        del client, response
+    wait_until(lambda: len(ends.service.returned) == 2, what="the places that are returned")
+    assert not ends.link._open and not ends.link._end._slots
+
+
+def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: Ends) -> None:
+    """Its heap cannot be handed to the front any more."""
+    ends.service.reader.close()
+    clients = [ends.ask(request_of("together", np.arange(3, dtype=np.int32))) for _ in range(TOGETHER)]
+    wait_until(lambda: ends.service.went_together is False)
+    assert not any(client.responses for client in clients)
+    assert len(ends.link._open) == TOGETHER
 
 
 def test_outputs_of_a_worker_that_has_ended(ends: Ends) -> None:
