@@ -204,8 +204,9 @@ class BatchAnswers:
                     places.append(start + each.start)
                 together.members.append((entry, index))
                 return None
-        # Those behind it may not overtake it.
-        self._together = {}
+        if self._together:
+            # Those behind it may not overtake it.
+            self._together = {}
         answer = self._responses.answer(entry, self._outcome, index)
         self._sends.append((entry, answer))
         return answer if isinstance(answer, ServeError) else None
