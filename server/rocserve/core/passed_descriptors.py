@@ -11,6 +11,8 @@ import struct
 from collections.abc import Sequence
 
 _DESCRIPTOR = struct.Struct("i")
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+"""A plain number: flags are joined for each ring, and enum's operators take microseconds."""
 
 
 def send_with_descriptors(
@@ -29,7 +31,7 @@ def receive_with_descriptors(
     Raises: OSError; BlockingIOError with MSG_DONTWAIT where nothing has come.
     """
     room = socket.CMSG_LEN(most_descriptors * _DESCRIPTOR.size)
-    message, rights, _, _ = connection.recvmsg(most_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)
+    message, rights, _, _ = connection.recvmsg(most_bytes, room, int(flags) | _CLOSE_ON_EXEC)
     return message, descriptors_of(rights)
 
 

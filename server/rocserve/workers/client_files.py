@@ -25,6 +25,8 @@ _MOST_BYTES = 4096
 _MOST_RESIDENT = 256 << 20
 """Bytes of clients' files that count as an instance's memory, beside those of one batch."""
 _ROOM = socket.CMSG_LEN(4)
+_CLOSE_ON_EXEC, _WAS_CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+"""Plain numbers: enum's operators take microseconds."""
 """Bytes of one descriptor."""
 
 
@@ -84,12 +86,12 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
         """
         try:
             # Written out: it runs for each lone request.
-            data, rights, state, _ = connection.recvmsg(_MOST_BYTES, _ROOM, flags | socket.MSG_CMSG_CLOEXEC)
+            data, rights, state, _ = connection.recvmsg(_MOST_BYTES, _ROOM, int(flags) | _CLOSE_ON_EXEC)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        if state & socket.MSG_CTRUNC:
+        if state & _WAS_CUT:
             # The kernel has dropped the descriptor, and later files would have the numbers of others.
             raise OSError(errno.EMFILE, "a client's file was lost: this process has as many files open as it may")
         for descriptor in descriptors_of(rights) if rights else ():
