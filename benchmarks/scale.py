@@ -1,8 +1,9 @@
 """A day's load with bursts over replicas that an autoscaler adds and takes away: `python -m benchmarks.scale` prints
 the table of docs/guides/scale.md, `--plot docs/guides/scale.png` draws its picture.
 
-What a replica does was measured (benchmarks/results/gpu.md, its lines of another day; overload.md); what a cluster does
-is assumed. Requests are a flow, not single ones, and replicas have equal shares of it.
+What a replica does was measured (benchmarks/results/gpu.md, its lines of another day; overload.md; start and drain by
+`python -m benchmarks.scale_measured`); what a cluster adds is assumed. Requests are a flow, not single ones, and
+replicas have equal shares of it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ BATCHES = 2 * 64
 BUSY = (0.0, 537 / CAPACITY, 7_064 / CAPACITY, 1.0, 1.1)
 IN_FLIGHT = (0.0, 1.0, 64.0, 256.0, CAPACITY * DEADLINE_SECONDS)
 LATENCY_MS = (1.8, 1.8, 8.1, 20.4, 1000 * DEADLINE_SECONDS)
+DRAIN_SECONDS = 35
+"""From SIGTERM to the end, with clients connected, by the flags of deploy/kustomize: so long who goes has the GPU."""
+STARTS = (5, 30, 300)
+"""Seconds: of a server whose image, model and compiled programs are there; with what a cluster takes to place a pod;
+with a node that has to be made."""
 SEEDS = (1, 2, 3)
 
 
@@ -92,6 +98,7 @@ def simulate(load: np.ndarray, policy: Policy, target: float, start_seconds: int
     less demand."""
     ready = math.ceil(load[0] / CAPACITY) + 1
     starting: deque[tuple[int, int]] = deque()  # when, how many
+    leaving: deque[int] = deque([0] * (DRAIN_SECONDS // STEP), DRAIN_SECONDS // STEP)  # how many a step
     window: deque[float] = deque(maxlen=max(1, policy.window_seconds // STEP))
     wishes: deque[int] = deque(maxlen=600 // 15)
     grown, shrunk = (0, ready), (0, ready)
@@ -103,7 +110,8 @@ def simulate(load: np.ndarray, policy: Policy, target: float, start_seconds: int
         late += max(0.0, offered - ready * CAPACITY)
         history[step] = ready
         wanted = ready + sum(count for _, count in starting)
-        hours += wanted
+        hours += wanted + sum(leaving)
+        leaving.append(0)
         window.append(policy.signal(offered / CAPACITY / ready, ready))
         if step % (15 // STEP):
             continue
@@ -120,7 +128,8 @@ def simulate(load: np.ndarray, policy: Policy, target: float, start_seconds: int
                 starting.append((step + start_seconds // STEP, more))
         elif max(wishes) < wanted:
             # Those that start are not taken away before they serve.
-            ready = max(2, min(ready, max(*wishes, math.ceil(0.8 * shrunk[1]))))
+            kept = max(2, min(ready, max(*wishes, math.ceil(0.8 * shrunk[1]))))
+            leaving[-1], ready = ready - kept, kept
     ideal = np.ceil(load / CAPACITY).sum()
     return Outcome(float(late / load.sum()), float(hours / ideal), history)
 
@@ -173,16 +182,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plot", type=Path, help="a PNG file")
     arguments = parser.parse_args()
-    print("| peak | scaled by | target | start 30 s: late, GPUs / ideal | start 300 s |\n|---|---|---|---|---|")
+    starts = " | ".join(f"starts of {start} s" for start in STARTS)
+    print(f"Late, GPUs / ideal:\n\n| peak | scaled by | target | {starts} |\n|---|---|---|---|---|---|")
     for gpus in (8, 1000):
         for policy in POLICIES:
             for target in policy.targets:
-                cells = [mean_outcome(policy, target, gpus, start) for start in (30, 300)]
+                cells = [mean_outcome(policy, target, gpus, start) for start in STARTS]
                 row = " | ".join(f"{100 * late:.2f} %, {over:.2f}" for late, over in cells)
                 print(f"| {gpus} | {policy.name} | {target:g} | {row} |")
         for share in (1.0, 1.5, 2.0):
             late, over = fixed(round(share * gpus), gpus)
-            print(f"| {gpus} | fixed | {round(share * gpus)} | {100 * late:.2f} %, {over:.2f} | |")
+            print(f"| {gpus} | fixed | {round(share * gpus)} | {100 * late:.2f} %, {over:.2f} | | |")
     if arguments.plot:
         draw(arguments.plot)
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.load import ConstantLoad
 from support.manifests import DEPLOY, objects, read, rendered, the
 from support.migraphx import CHECKOUT
+from support.models import add_constant, drop
 from support.pod import Pod, require_containers
 from support.server import RocserveProcess
 
@@ -118,13 +120,43 @@ def test_what_inference_services_name_is_served(kserve: Environment, tmp_path: P
             assert pod.wait(30) == 0, pod.log
 
 
+@pytest.mark.timeout(300)
+def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
+    """Its clients stay connected to it, as behind a Service's one address, until it has them look for another."""
+    require_containers()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    model = drop(tmp_path, "any", add_constant(1.0))
+    with (
+        Pod(runtime("rocserve", "m"), model, "/mnt/models", tmp_path / "a") as ending,
+        Pod(runtime("rocserve", "m"), model, "/mnt/models", tmp_path / "b") as staying,
+    ):
+        for pod in (ending, staying):
+            pod.wait_until_ready()
+        # Clients stay with the first that they reach.
+        addresses = "ipv4:" + ",".join(f"127.0.0.1:{pod.ports['grpc']}" for pod in (ending, staying))
+        with ConstantLoad(addresses, "m", {1.0}, threads=4) as load:
+            load.wait_until_answered_by(1.0, times=20)
+            ending.signal("TERM")
+            assert ending.wait(30) == 0, ending.log
+            load.wait_until_answered_by(1.0, times=20)
+        assert load.failures == []
+        assert load.wrong == []
+
+
+def runtime(name: str, service: str) -> dict[str, Any]:
+    """The spec of a runtime's pod, for an InferenceService of this name, which KServe fills in."""
+    spec: dict[str, Any] = the("ClusterServingRuntime", rendered("kserve"), name)["spec"]
+    return json.loads(json.dumps(spec).replace("{{.Name}}", service))  # type: ignore[no-any-return]
+
+
 def pod_of(service: Mapping[str, Any], folder: Path) -> Pod:
     """What KServe makes of an InferenceService and its runtime: names filled in, the service's arguments behind the
     runtime's, and the model where its storage initializer puts it."""
     wanted = service["spec"]["predictor"]["model"]
-    runtime = the("ClusterServingRuntime", rendered("kserve"), wanted["runtime"])["spec"]
-    assert wanted["modelFormat"]["name"] in [entry["name"] for entry in runtime["supportedModelFormats"]]
-    assert wanted.get("protocolVersion", "v2") in runtime["protocolVersions"]
+    spec = runtime(wanted["runtime"], service["metadata"]["name"])
+    assert wanted["modelFormat"]["name"] in [entry["name"] for entry in spec["supportedModelFormats"]]
+    assert wanted.get("protocolVersion", "v2") in spec["protocolVersions"]
     models = folder / "models"
     if wanted["modelFormat"]["name"] == "triton":
         for model in SAMPLE.glob("digits*"):
@@ -132,6 +164,5 @@ def pod_of(service: Mapping[str, Any], folder: Path) -> Pod:
     else:
         shutil.copytree(SAMPLE / "digits_classifier", models)
         np.save(folder / "data.npy", np.zeros((1, 1, 16, 16), np.float32))
-    spec = json.loads(json.dumps(runtime).replace("{{.Name}}", service["metadata"]["name"]))
     spec["containers"][0]["args"] += wanted.get("args", [])
     return Pod(spec, models, "/mnt/models", folder)
