@@ -33,7 +33,7 @@ BATCHES = 2 * 64
 BUSY = (0.0, 537 / CAPACITY, 7_064 / CAPACITY, 1.0, 1.1)
 IN_FLIGHT = (0.0, 1.0, 64.0, 256.0, CAPACITY * DEADLINE_SECONDS)
 LATENCY_MS = (1.8, 1.8, 8.1, 20.4, 1000 * DEADLINE_SECONDS)
-DRAIN_SECONDS = 35
+DRAIN_SECONDS = 30
 """From SIGTERM to the end, with clients connected, by the flags of deploy/kustomize: so long who goes has the GPU."""
 STARTS = (5, 30, 300)
 """Seconds: of a server whose image, model and compiled programs are there; with what a cluster takes to place a pod;
