@@ -25,9 +25,9 @@ _MOST_BYTES = 4096
 _MOST_RESIDENT = 256 << 20
 """Bytes of clients' files that count as an instance's memory, beside those of one batch."""
 _ROOM = socket.CMSG_LEN(4)
+"""Bytes of one descriptor."""
 _CLOSE_ON_EXEC, _WAS_CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 """Plain numbers: enum's operators take microseconds."""
-"""Bytes of one descriptor."""
 
 
 class GivenFiles:
