@@ -8,6 +8,7 @@ before the network; and what the cores decode without a server.
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import multiprocessing
 import os
@@ -115,28 +116,30 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int) -> tuple[nn.
 
 def write_model(
     repository: Path,
-    gpu: int | None,
+    gpus: Sequence[int],
     *,
     most: int,
     engine: str,
+    name: str = MODEL,
     delay: int = 0,
     instances: int = 1,
     batches_at_once: int = 1,
 ) -> Path:
-    """A folder with the exported network; its file. `gpu`: None = on the CPU. `most`: rows of a batch."""
+    """A folder with the exported network; its file. `gpus`: none = on the CPU. `most`: rows of a batch. `instances`: of
+    each GPU."""
     torch.manual_seed(0)
-    dtype = torch.float32 if gpu is None else torch.float16
+    dtype = torch.float16 if gpus else torch.float32
     network = ResNet50(dtype).eval().to(dtype).to(memory_format=torch.channels_last)
     example = torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8)
     rows = torch.export.Dim("rows", max=1024)
-    file = repository / MODEL / "1/model.pt2"
+    file = repository / name / "1/model.pt2"
     file.parent.mkdir(parents=True)
     torch.export.save(torch.export.export(network, (example,), dynamic_shapes={"image": {0: rows}}), file)
-    place = "kind: KIND_CPU" if gpu is None else f"kind: KIND_GPU gpus: [ {gpu} ]"
+    place = f"kind: KIND_GPU gpus: {[*gpus]}" if gpus else "kind: KIND_CPU"
     text = CONFIG.format(
         most=most, delay=delay, place=place, instances=instances, engine=engine, at_once=batches_at_once
     )
-    (repository / MODEL / "config.pbtxt").write_text(text)
+    (repository / name / "config.pbtxt").write_text(text)
     return file
 
 
@@ -240,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--gpus", type=int, default=1, help="more: the same network on so many, beside one")
     parser.add_argument("--engine", default="eager")
     parser.add_argument("--instances", type=int, default=1)
     parser.add_argument("--batches-at-once", type=int, default=2)
@@ -256,15 +260,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{name}, PyTorch {torch.__version__}, engine {options.engine}, {options.instances} instance(s)")
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder, "repository")
-        file = write_model(
+        write = functools.partial(
+            write_model,
             repository,
-            None if options.cpu else options.device,
             most=max(options.sizes),
             engine=options.engine,
             delay=options.delay,
             instances=options.instances,
             batches_at_once=options.batches_at_once,
         )
+        file = write([] if options.cpu else [options.device])
+        many = f"{MODEL}_on_{options.gpus}"
+        if options.gpus > 1:
+            write(range(options.gpus), name=many)
         if options.jpeg:
             write_jpeg_models(repository, options.jpeg)
         port = free_port()
@@ -288,24 +296,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(dict(client.model_metadata(MODEL).properties))
             image = np.zeros((options.rows, 3, SIDE, SIDE), np.uint8)
             asked = {MODEL: {"image": image}}
+            if options.gpus > 1:
+                asked[many] = {"image": image}
             if options.jpeg:
                 file = np.array([[photograph()]], np.object_)
                 asked |= {"decode": {"encoded": file}, "jpeg": {"encoded": file}}
-            best = 0.0
+            best = dict.fromkeys([*asked, "jpeg"], 0.0)
             for model, inputs in asked.items():
                 client.wait_until_ready(READY_SECONDS, model=model)
                 request = encode_infer_request(model, inputs, None, RequestOptions())
                 for in_flight in options.in_flight:
-                    load = Load(min(8, in_flight), max(1, in_flight // 8), options.seconds, min(8, in_flight))
-                    rate = measure(client, port, model, request, load, Path(folder))
-                    if model == "jpeg":
-                        best = max(best, rate)
+                    # What each GPU has to do is the same.
+                    connections = min(8, in_flight) * (options.gpus if model == many else 1)
+                    load = Load(connections, max(1, in_flight // 8), options.seconds, min(8, in_flight))
+                    best[model] = max(best[model], measure(client, port, model, request, load, Path(folder)))
+            if options.gpus > 1:
+                print(f"{options.gpus} GPUs: {best[many] / best[MODEL]:.2f} times the images/s of one")
     if options.jpeg:
         with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
             rates = pool.starmap(decode, [(photograph(), options.seconds)] * (os.cpu_count() or 1))
         print(f"decoding in {len(rates)} processes without a server: {sum(rates):.0f} images/s")
         most = min(sum(rates), bare)
-        print(f"JPEG in, scores out: {best:.0f} images/s, {best / most:.2f} of the less of decoding and the bare loop")
+        print(
+            f"JPEG in, scores out: {best['jpeg']:.0f} images/s, {best['jpeg'] / most:.2f} of the less of decoding and the bare loop"
+        )
 
 
 def measure(client: Client, port: int, model: str, request: bytes, load: Load, folder: Path) -> float:
