@@ -308,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for in_flight in options.in_flight:
                     # What each GPU has to do is the same.
                     connections = min(8, in_flight) * (options.gpus if model == many else 1)
-                    load = Load(connections, max(1, in_flight // 8), options.seconds, min(8, in_flight))
+                    load = Load(connections, max(1, in_flight // 8), options.seconds, connections)
                     best[model] = max(best[model], measure(client, port, model, request, load, Path(folder)))
             if options.gpus > 1:
                 print(f"{options.gpus} GPUs: {best[many] / best[MODEL]:.2f} times the images/s of one")
@@ -317,9 +317,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rates = pool.starmap(decode, [(photograph(), options.seconds)] * (os.cpu_count() or 1))
         print(f"decoding in {len(rates)} processes without a server: {sum(rates):.0f} images/s")
         most = min(sum(rates), bare)
-        print(
-            f"JPEG in, scores out: {best['jpeg']:.0f} images/s, {best['jpeg'] / most:.2f} of the less of decoding and the bare loop"
-        )
+        rate = best["jpeg"]
+        print(f"JPEG in, scores out: {rate:.0f} images/s, {rate / most:.2f} of the less of decoding and the bare loop")
 
 
 def measure(client: Client, port: int, model: str, request: bytes, load: Load, folder: Path) -> float:

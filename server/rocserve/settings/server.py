@@ -252,8 +252,9 @@ NO_TIME_LIMITS = TimeLimits(0.0, 0.0, 0.0, 0.0)
 
 _CPUS_OF_ONE_PROCESS = 4
 """Up to this number the server's own process serves clients: the CPUs are needed for what the models do."""
-_CPUS_A_FRONT_END = 3
-"""One for the front end; the server's scheduling and the workers have the others."""
+_CPUS_A_FRONT_END = 2
+"""One for the front end; the server's scheduling and the workers have the others. On 16 CPUs 8 answer 13 % more small
+requests than 5 (benchmarks/results/front_ends.md), for what comes to the server's one thread is more at once."""
 _MOST_FRONT_ENDS = 16
 
 
@@ -307,7 +308,7 @@ class ServerSettings:
         None,
         number("N", 0, most=_MOST_FRONT_ENDS_ASKED),
         "processes that serve gRPC, and as many that serve HTTP; 0 = the server itself does (default 0 with up to 4"
-        " CPUs, else one for 3 of them, at most 16)",
+        " CPUs, else one for 2 of them, at most 16)",
     )
     write_timeout_seconds: float = flag(
         60.0,
