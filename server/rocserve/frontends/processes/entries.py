@@ -82,6 +82,9 @@ HELD_OUTPUTS, AWAITED_OUTPUTS = (number << HEAP_SHIFT for number in (MOST_HEAPS,
 """In the place of a heap's number, above the number of outputs that lie elsewhere; of those that are large, for whose
 memory a model may wait."""
 
+MOST_TOGETHER = (1 << 16) - 1
+"""Requests of one ANSWERS_TOGETHER."""
+
 IN_TURN, SINGLE = 1, 2
 FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
 PACKED, KEPT, PLACED = 32, 64, 128

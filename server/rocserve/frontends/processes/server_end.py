@@ -315,6 +315,9 @@ class FrontLink:
         """See scheduling.batch.AnswerLink."""
         if not self._is_open:
             return True
+        tokens = places[:: 1 + len(head.outputs)]
+        if len(tokens) > entries.MOST_TOGETHER:
+            return False
         try:
             number, _ = self._answer_heads.get(head) or self._send_head(head, AnswerHead(head))
             heap = self._number_of(slot.heap) if slot.heap is not None else None
@@ -324,7 +327,6 @@ class FrontLink:
             place = self._end.place_in_turn((table,), len(table))
         except HeapFull:
             return False
-        tokens = places[:: 1 + len(head.outputs)]
         held = self._end.hold(slot, nbytes)
         self._end.post(ENTRY.pack(entries.ANSWERS_TOGETHER, 0, len(tokens), 0, number | heap << 32, held, place))
         for token in tokens:

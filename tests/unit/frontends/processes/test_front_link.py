@@ -451,6 +451,20 @@ def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: 
     assert len(ends.link._open) == TOGETHER
 
 
+def test_a_batch_of_more_requests_than_a_message_counts_does_not_go_together(ends: Ends) -> None:
+    head = InferResponse.of("m", "1", "", [Tensor("O", DataType.INT32, (1,), bytes(4))]).head
+    slot = Slot(ends.service.returned.append, 0, ends.service.reader)
+    taken = []
+
+    def answer() -> None:
+        for count in (entries.MOST_TOGETHER + 1, entries.MOST_TOGETHER):
+            taken.append(ends.link.answer_together(head, slot, 4, [0, 0] * count))
+
+    ends.server.call_soon(answer)
+    wait_until(lambda: len(taken) == 2)
+    assert taken == [False, True]
+
+
 def test_outputs_of_a_worker_that_has_ended(ends: Ends) -> None:
     client = asked_for_outputs(ends)
     ends.server.call_soon(ends.service.reader.close)
