@@ -94,26 +94,27 @@ def expect_outputs(*arrays: NDArray[numpy.generic]) -> Callable[[Outputs], None]
 
 
 def add_sub_cases(group: str, model_prefix: str = "") -> list[Case]:
-    """16 INT32 at 1, 8 and 32 streams of one connection, without and with dynamic batching."""
+    """16 INT32 at 1, 8 and 32 streams of one connection and on 32 connections, without and with dynamic batching."""
     numbers = numpy.random.default_rng(SEED).integers(-1000, 1000, (2, 1, ADD_SUB_LENGTH), dtype=numpy.int32)
     left, right = numbers
 
     return [
         Case(
             group=group,
-            title=f"{model_prefix}add_sub, {'dynamic batching' if batching else 'no batching'}, concurrency {streams}",
+            title=f"{model_prefix}add_sub, {'dynamic batching' if batching else 'no batching'}, "
+            + (f"concurrency {streams}" if connections == 1 else f"{connections} connections"),
             model=model_prefix + model,
             dynamic_batching=batching,
             unit="requests/s",
             units_per_request=1.0,
-            connections=1,
+            connections=connections,
             streams=streams,
             message=infer_request(model_prefix + model, {"INPUT0": left, "INPUT1": right}),
             check=expect_outputs(left + right, left - right),
-            targets=ADD_SUB_TARGETS.get((model_prefix + model, streams), ()),
+            targets=ADD_SUB_TARGETS.get((model_prefix + model, connections * streams), ()),
         )
         for model, batching in (("add_sub", False), ("add_sub_batched", True))
-        for streams in (1, 8, 32)
+        for connections, streams in ((1, 1), (1, 8), (1, 32), (32, 1))
     ]
 
 

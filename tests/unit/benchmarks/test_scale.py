@@ -37,7 +37,7 @@ def test_the_guides_table_is_what_the_simulation_prints() -> None:
         else:
             policy = policies[name]
             value = value / 100 if "%" in target else value
-            numbers = [scale.mean_outcome(policy, value, 1000, start) for start in (30, 300)]
+            numbers = [scale.mean_outcome(policy, value, 1000, start) for start in scale.STARTS]
         said.append([outcome for outcome in outcomes if outcome])
         found.append([f"{100 * late:.2f} %, {over:.2f}" for late, over in numbers])
     assert said == found
