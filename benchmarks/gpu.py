@@ -1,8 +1,9 @@
 """ResNet-50 on a GPU: a bare loop over captured graphs, and the same program served: `python -m benchmarks.gpu`.
 
 Single images of 150,528 bytes (UINT8) come by gRPC from h2load; weights are random, in fp16. --cpu measures the same on
-the CPU, in fp32. --jpeg: images of 500 x 375 pixels, decoded by rocAL's CPU engine in so many processes, alone and
-before the network; and what the cores decode without a server.
+the CPU, in fp32. --onnx: the same network as ONNX, on ONNX Runtime, and a bare loop of that: on a GPU by a captured
+graph with bound memory. --jpeg: images of 500 x 375 pixels, decoded by rocAL's CPU engine in so many processes, alone
+and before the network; and what the cores decode without a server.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,18 @@ from rocserve_client.messages import RequestOptions, encode_infer_request
 
 SIDE = 224
 MODEL = "resnet50"
+ONNX = "onnxruntime"
 READY_SECONDS = 300.0
 SCORES_BYTES = 4000
 """Of an image; no answer has fewer."""
+GRAPH_SWITCHES = {"CUDAExecutionProvider": "enable_cuda_graph", "ROCMExecutionProvider": "enable_hip_graph"}
 CONFIG = """
+{platform}
 max_batch_size: {most}
 dynamic_batching {{ max_queue_delay_microseconds: {delay} }}
 instance_group {{ {place} count: {instances} }}
 parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}
-parameters {{ key: "batches_at_once" value {{ string_value: "{at_once}" }} }}
+parameters {{ key: "{parameter}" value {{ string_value: "{value}" }} }}
 """
 
 PIPELINE = """
@@ -118,26 +123,48 @@ def write_model(
     repository: Path,
     gpus: Sequence[int],
     *,
-    most: int,
+    sizes: Sequence[int],
     engine: str,
     name: str = MODEL,
     delay: int = 0,
     instances: int = 1,
     batches_at_once: int = 1,
 ) -> Path:
-    """A folder with the exported network; its file. `gpus`: none = on the CPU. `most`: rows of a batch. `instances`: of
-    each GPU."""
+    """A folder with the exported network; its file.
+
+    Args:
+        gpus: none = on the CPU.
+        sizes: of batches; only ONNX Runtime has these alone.
+        engine: onnxruntime, or one of the pytorch backend's.
+        instances: of each GPU.
+    """
     torch.manual_seed(0)
     dtype = torch.float16 if gpus else torch.float32
     network = ResNet50(dtype).eval().to(dtype).to(memory_format=torch.channels_last)
     example = torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8)
     rows = torch.export.Dim("rows", max=1024)
-    file = repository / name / "1/model.pt2"
+    is_onnx = engine == ONNX
+    file = repository / name / ("1/model.onnx" if is_onnx else "1/model.pt2")
     file.parent.mkdir(parents=True)
-    torch.export.save(torch.export.export(network, (example,), dynamic_shapes={"image": {0: rows}}), file)
+    exported = torch.export.export(network, (example,), dynamic_shapes={"image": {0: rows}})
+    if is_onnx:
+        names = {"input_names": ["image"], "output_names": ["OUTPUT__0"]}
+        torch.onnx.export(exported, (), file, dynamo=True, external_data=False, verbose=False, **names)
+    else:
+        torch.export.save(exported, file)
     place = f"kind: KIND_GPU gpus: {[*gpus]}" if gpus else "kind: KIND_CPU"
+    parameter, value = (
+        ("batch_sizes", ", ".join(map(str, sizes))) if is_onnx else ("batches_at_once", str(batches_at_once))
+    )
     text = CONFIG.format(
-        most=most, delay=delay, place=place, instances=instances, engine=engine, at_once=batches_at_once
+        platform='platform: "onnxruntime_onnx"' if is_onnx else "",
+        most=max(sizes),
+        delay=delay,
+        place=place,
+        instances=instances,
+        engine=engine,
+        parameter=parameter,
+        value=value,
     )
     (repository / name / "config.pbtxt").write_text(text)
     return file
@@ -207,6 +234,36 @@ def bare_run(file: Path, size: int, device: torch.device) -> Callable[[], None]:
     return run
 
 
+def bare_onnx_run(file: Path, size: int, device: torch.device) -> Callable[[], None]:
+    """The same by ONNX Runtime: on a GPU by the graph that its provider captures, on memory that is bound."""
+    import onnxruntime
+
+    images = torch.zeros(size, 3, SIDE, SIDE, dtype=torch.uint8)
+    if device.type == "cpu":
+        on_cpu = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        return lambda: on_cpu.run(None, {"image": images.numpy()})
+    provider = next(name for name in onnxruntime.get_available_providers() if name in GRAPH_SWITCHES)
+    options = {"device_id": str(device.index), GRAPH_SWITCHES[provider]: "1"}
+    session = onnxruntime.InferenceSession(file, providers=[(provider, options)])
+    images = images.pin_memory()
+    placed = images.to(device)
+    scores = torch.empty(size, SCORES_BYTES // 4, device=device)
+    answer = torch.empty(scores.shape).pin_memory()
+    binding = session.io_binding()
+    binding.bind_input("image", "cuda", device.index, np.uint8, tuple(images.shape), placed.data_ptr())
+    binding.bind_output("OUTPUT__0", "cuda", device.index, np.float32, tuple(scores.shape), scores.data_ptr())
+    stream = torch.cuda.current_stream(device)
+
+    def run() -> None:
+        placed.copy_(images, non_blocking=True)
+        stream.synchronize()
+        session.run_with_iobinding(binding)
+        answer.copy_(scores, non_blocking=True)
+        stream.synchronize()
+
+    return run
+
+
 def rested(run: Callable[[], None], seconds: float) -> float:
     """The median seconds of a run that comes a millisecond after the one before, as a lone client's do."""
     taken = []
@@ -245,6 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--gpus", type=int, default=1, help="more: the same network on so many, beside one")
     parser.add_argument("--engine", default="eager")
+    parser.add_argument("--onnx", action="store_const", dest="engine", const=ONNX, help="--engine onnxruntime")
     parser.add_argument("--instances", type=int, default=1)
     parser.add_argument("--batches-at-once", type=int, default=2)
     parser.add_argument("--delay", type=int, default=0, help="max_queue_delay_microseconds")
@@ -263,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write = functools.partial(
             write_model,
             repository,
-            most=max(options.sizes),
+            sizes=options.sizes,
             engine=options.engine,
             delay=options.delay,
             instances=options.instances,
@@ -279,17 +337,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bare = 0.0
         with torch.inference_mode():
             for size in options.sizes:
-                run = bare_run(file, size, device)
+                run = (bare_onnx_run if options.engine == ONNX else bare_run)(file, size, device)
                 rate, rest = _rate(run, size, options.seconds), rested(run, options.seconds)
                 bare = max(bare, rate)
                 print(
                     f"bare, batch {size}: {rate:.0f} images/s, {1000 * rest:.2f} ms after a rest",
                     flush=True,
                 )
+                del run
         if device.type != "cpu":
             torch.cuda.empty_cache()
         with (
-            rocserve_server(repository, port, Path(folder, "log"), *options.flags, tree=Path(__file__).parents[1]),
+            rocserve_server(
+                repository, port, Path(folder, "log"), *options.flags, tree=Path(__file__).parents[1]
+            ) as server,
             Client(f"127.0.0.1:{port}") as client,
         ):
             client.wait_until_ready(READY_SECONDS, model=MODEL)
@@ -309,7 +370,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     # What each GPU has to do is the same.
                     connections = min(8, in_flight) * (options.gpus if model == many else 1)
                     load = Load(connections, max(1, in_flight // 8), options.seconds, connections)
-                    best[model] = max(best[model], measure(client, port, model, request, load, Path(folder)))
+                    before = server.cpu_seconds_by_process()
+                    rate = measure(client, port, model, request, load, Path(folder))
+                    used = cpu_milliseconds(before, server.cpu_seconds_by_process(), rate * options.seconds)
+                    print(f"  CPU ms an image: {used}", flush=True)
+                    best[model] = max(best[model], rate)
+            print(f"served: {best[MODEL] / bare:.2f} of the bare loop")
             if options.gpus > 1:
                 print(f"{options.gpus} GPUs: {best[many] / best[MODEL]:.2f} times the images/s of one")
     if options.jpeg:
@@ -319,6 +385,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         most = min(sum(rates), bare)
         rate = best["jpeg"]
         print(f"JPEG in, scores out: {rate:.0f} images/s, {rate / most:.2f} of the less of decoding and the bare loop")
+
+
+def cpu_milliseconds(before: Mapping[Any, float], after: Mapping[Any, float], images: float) -> str:
+    """By the name of the server's processes."""
+    used: Counter[str] = Counter()
+    for process, seconds in after.items():
+        used[process[1]] += seconds - before.get(process, 0.0)
+    return ", ".join(f"{name} {1000 * seconds / images:.2f}" for name, seconds in used.items() if seconds)
 
 
 def measure(client: Client, port: int, model: str, request: bytes, load: Load, folder: Path) -> float:

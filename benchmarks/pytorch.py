@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads, engine {options.engine}")
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder, "repository")
-        module = torch.export.load(write_model(repository, [], most=max(options.sizes), engine=options.engine)).module()
+        module = torch.export.load(write_model(repository, [], sizes=options.sizes, engine=options.engine)).module()
         port = free_port()
         with rocserve_server(repository, port, Path(folder, "log"), tree=Path(__file__).parents[1]):
             with Client(address := f"127.0.0.1:{port}") as client:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
-from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
+from rocserve.backends.base import BatchResult
+from rocserve.backends.pytorch.datatypes import datatype_of, from_torch, to_torch, torch_dtype
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import DeviceReference, references_of, referring
+from rocserve.core.device_references import DeviceReference, References, references_of, referring
 from rocserve.core.errors import unavailable
 from rocserve.core.tensors import Tensor
 
@@ -66,6 +70,13 @@ class DeviceTensors:
         parts = [self._octets(first)[first.offset : end] for first, end in runs]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole.view(torch_dtype(tensor.datatype)).view(tensor.shape)
+
+    def value(self, tensor: Tensor, copies: bool) -> Any:
+        """A tensor of a batch as one of PyTorch's, on its own memory or as a copy. Raises: ServeError: as `open`."""
+        if type(tensor.data) is not References:
+            return to_torch(tensor, copies)
+        found = self.open(tensor)
+        return found.clone() if copies else found
 
     def _octets(self, reference: DeviceReference) -> torch.Tensor:
         with self._lock:
@@ -124,6 +135,23 @@ class SharedTensor:
                 for row in range(rows)
             ],
         )
+
+
+def named_outputs(outputs: Mapping[str, Any], batching: bool) -> BatchResult:
+    """A batch's outputs from PyTorch's tensors and those that are shared.
+
+    Raises:
+        ServeError: INTERNAL, one is no tensor that the protocol can say.
+    """
+    named: dict[str, np.ndarray[Any, Any] | Tensor] = {}
+    kept: list[object] = []
+    for name, output in outputs.items():
+        if isinstance(output, SharedTensor):
+            named[name] = output.referring(name, batching)
+            kept.append(output)
+        else:
+            named[name] = from_torch(name, output)
+    return BatchResult(named, kept=kept)
 
 
 def _block(reference: DeviceReference) -> tuple[bytes, int, int]:

@@ -15,11 +15,20 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as engine_errors
 
-from rocserve.backends.base import Batch, BatchResult, Execution, LoadedModel, ModelSource, ThreadedExecution
+from rocserve.backends.base import (
+    Batch,
+    BatchResult,
+    Execution,
+    LoadedModel,
+    ModelSource,
+    ThreadedExecution,
+    model_executions,
+)
 from rocserve.backends.batch_sizes import rows_that_fit
 from rocserve.backends.migraphx.configuration.accelerator import PARAMETERS
 from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
 from rocserve.backends.onnx import BACKEND
+from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, device_executions, device_stream
 from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.opener import SessionOpener, require_model, session_facts
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
@@ -34,9 +43,6 @@ from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
-
-_BATCHES_ON_GPU = 2
-"""Of an instance at once: one is gathered while the other runs."""
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -54,9 +60,9 @@ def load(model: ModelSource) -> LoadedModel:
         _LOG.warning("model '%s': %s MIGraphX's; ONNX Runtime runs the model as it is", model.name, what)
     try:
         opened = _load(model, plan)
-        if plan.on_gpu:
+        if plan.on_gpu and not opened.executions:
             thread = ThreadPoolExecutor(1, "batches")
-            opened.executions = [ThreadedExecution(opened, thread) for _ in range(_BATCHES_ON_GPU)]
+            opened.executions = [ThreadedExecution(opened, thread) for _ in range(BATCHES_ON_GPU)]
         return opened
     except ServeError as error:
         if not plan.providers or not plan.accepts_cpu:
@@ -73,7 +79,8 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     require_model(model.model_file)
     weights = find_external_weights(model)
     plan = with_caches(model, plan, weights)
-    opener = SessionOpener(model, plan, weights)
+    device = device_stream(model, plan)
+    opener = SessionOpener(model, plan if device is None else device.taken_by(plan), weights)
     if plan.compiling is not None and ragged_batching(model.config):
         raise invalid_argument(
             f"model '{model.name}': {plan.compiling.kind.provider} compiles each shape, so requests of different shapes"
@@ -92,9 +99,14 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
         # Whenever a session is given another shape, CUDA's provider plans its convolutions anew, for some 0.2 s.
         first, *others = batch_sizes_ahead(model.config, signature, {}) or (0,)
-        runs = {first: session_run(session, signature)}
-        runs.update((size, session_run(opener.open(), signature)) for size in others)
-        return _sized(model, runs, signature, session)
+        sessions = {first: session, **{size: opener.open() for size in others}}
+        runs = {size: session_run(each, signature) for size, each in sessions.items()}
+        opened = _sized(model, runs, signature, session)
+        if device is not None:
+            executions, properties = device_executions(model, device, sessions, signature)
+            opened.executions = executions
+            opened.properties = {**opened.properties, **properties}
+        return opened
     placed = placed_run(session, signature, model.config.max_batch_size > 0)
     opened = OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), placed=placed)
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
@@ -192,11 +204,17 @@ class OnnxModel:
         if self._sizes or not samples:
             try:
                 for size in self._sizes or (1,):
-                    self.execute(self._zeros(size))
+                    self._warm_up_with(self._zeros(size))
             except ServeError as error:
                 _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
         for sample in samples:
-            self.execute(sample)
+            self._warm_up_with(sample)
+
+    def _warm_up_with(self, batch: Batch) -> None:
+        """The way that batches go."""
+        execution, *_ = model_executions(self)
+        execution.start(batch)
+        execution.result()
 
     def execute(self, batch: Batch) -> BatchResult:
         """

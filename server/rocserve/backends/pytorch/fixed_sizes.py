@@ -9,27 +9,54 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from rocserve.backends.base import Batch, BatchResult
 from rocserve.backends.batch_sizes import pieces
+from rocserve.backends.device_tensors import DeviceTensors
 from rocserve.backends.pytorch.datatypes import torch_dtype
-from rocserve.backends.pytorch.program import outputs_of
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor
-
-if TYPE_CHECKING:
-    from rocserve.backends.pytorch.model import TorchModel
 
 Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
 
 _RUNS_BEFORE = 3
 """Of a size before it is captured: libraries choose their kernels then."""
+
+
+class SizedModel(Protocol):
+    """What is run so, by whichever engine."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def tensors(self) -> DeviceTensors | None:
+        """None: the CPU's."""
+
+    def inputs_of(self, batch: Batch) -> list[Tensor]:
+        """In the program's order."""
+
+    def value(self, tensor: Tensor, copies: bool) -> Any:
+        """An input as a tensor of PyTorch's, on its own memory or as a copy."""
+
+    def staying(self, batch: Batch) -> Collection[int]:
+        """The positions of the outputs that are left on the GPU."""
+
+    def named(self, outputs: Sequence[Any], batch: Batch) -> BatchResult:
+        """A batch's outputs under the signature's names. Raises: ServeError: INTERNAL."""
+
+    def errors(self) -> AbstractContextManager[Any]:
+        """Raises the engine's errors of a batch as ServeErrors."""
+
+    def mode(self) -> AbstractContextManager[Any]:
+        """Of PyTorch, in which its batches run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +76,7 @@ class _Size:
 class SizedExecution:
     """Runs batches at fixed sizes, each beside those of the model's other executions. On one thread."""
 
-    def __init__(self, model: TorchModel, computed: Any) -> None:
+    def __init__(self, model: SizedModel, computed: Any) -> None:
         """`computed`: the event that follows each computation of the model, which shares memory with the next."""
         self.by_size: dict[int, _Size] = {}
         self._model = model
@@ -117,18 +144,22 @@ class SizedExecution:
 
 
 def sized_executions(
-    model: TorchModel,
+    model: SizedModel,
+    call: Callable[[Sequence[Any]], Sequence[Any]],
     specs: Sequence[TensorSpec],
     sizes: Sequence[int],
     count: int,
     captures: bool,
     report: Callable[[str], None],
+    stream: Any = None,
 ) -> list[SizedExecution]:
     """So many executions of these sizes, ascending, as far as memory suffices.
 
     Args:
+        call: from the inputs on the GPU to the outputs there, on the current stream.
         specs: of the inputs in the program's order; all their dimensions but the batch's are numbers.
         captures: whether graphs are captured.
+        stream: on which they are; None = one of its own.
 
     Raises:
         Exception: the program cannot be captured, or memory does not suffice for the first size.
@@ -136,7 +167,7 @@ def sized_executions(
     computed = torch.cuda.Event()
     executions = [SizedExecution(model, computed) for _ in range(count)]
     # All are captured on one stream: memory that one graph has used may then be used by another.
-    stream, pool = torch.cuda.Stream(model.device), torch.cuda.graph_pool_handle()
+    stream, pool = stream or torch.cuda.Stream(model.device), torch.cuda.graph_pool_handle()
 
     def captured(run: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
         graph = torch.cuda.CUDAGraph()
@@ -153,8 +184,8 @@ def sized_executions(
         shapes = [((size, *spec.shape[1:]), torch_dtype(spec.datatype)) for spec in specs]
         inputs = [torch.zeros(shape, dtype=dtype, device=model.device) for shape, dtype in shapes]
 
-        def run() -> list[Any]:
-            return outputs_of(model.program.call(inputs))
+        def run() -> Sequence[Any]:
+            return call(inputs)
 
         with torch.cuda.stream(stream):
             for _ in range(_RUNS_BEFORE):

@@ -8,19 +8,18 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from rocserve.backends.base import Batch, BatchResult, Execution, ModelSource, SequentialExecution
 from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes, rows_that_fit
-from rocserve.backends.device_tensors import DeviceTensors, SharedTensor, is_on_device
+from rocserve.backends.device_tensors import DeviceTensors, is_on_device, named_outputs
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.binding import BoundProgram, bind
-from rocserve.backends.pytorch.datatypes import from_torch, to_torch
+from rocserve.backends.pytorch.datatypes import to_torch
 from rocserve.backends.pytorch.fixed_sizes import sized_executions
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import Program, outputs_of
-from rocserve.core.device_references import DEVICE_PROPERTY, References
+from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.heap_trim import keep_freed_memory
 from rocserve.core.requests import Signature
@@ -109,7 +108,9 @@ class TorchModel:
         count = self._options.batches_at_once or _BATCHES_AT_ONCE
         try:
             with self.mode():
-                executions = sized_executions(self, self._bound.inputs, sizes, count, captures, source.report)
+                executions = sized_executions(
+                    self, self._outputs, self._bound.inputs, sizes, count, captures, source.report
+                )
         except Exception as error:
             if not captures:
                 raise
@@ -164,27 +165,18 @@ class TorchModel:
 
     def value(self, tensor: Tensor, copies: bool) -> Any:
         """An input as a tensor of PyTorch's, on its own memory or as a copy."""
-        if type(tensor.data) is not References:
-            return to_torch(tensor, copies)
-        assert self.tensors is not None, "the server sends none where no property asks for them"
-        found = self.tensors.open(tensor)
-        return found.clone() if copies else found
+        return to_torch(tensor, copies) if self.tensors is None else self.tensors.value(tensor, copies)
 
     def named(self, outputs: Sequence[Any], batch: Batch) -> BatchResult:
         """A batch's outputs under the signature's names. Raises: ServeError: INTERNAL."""
         places = self._bound.outputs
         if len(outputs) < len(places):
             raise internal(f"the program returned {len(outputs)} outputs, expected {len(places)}")
-        named: dict[str, np.ndarray[Any, Any] | Tensor] = {}
-        kept: list[object] = []
-        for name in batch.requested_outputs:
-            output = outputs[places[name]]
-            if isinstance(output, SharedTensor):
-                named[name] = output.referring(name, self._config.max_batch_size > 0)
-                kept.append(output)
-            else:
-                named[name] = from_torch(name, output)
-        return BatchResult(named, kept=kept)
+        named = {name: outputs[places[name]] for name in batch.requested_outputs}
+        return named_outputs(named, self._config.max_batch_size > 0)
+
+    def _outputs(self, inputs: Sequence[Any]) -> list[Any]:
+        return outputs_of(self.program.call(inputs))
 
     def close(self) -> None:
         self.executions = ()

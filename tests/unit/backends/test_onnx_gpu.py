@@ -1,0 +1,90 @@
+"""ONNX Runtime on a GPU: batches in flight beside each other by captured graphs, as the pytorch backend runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.models import add_sub
+
+from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_executions, model_properties
+from rocserve.core.datatypes import DataType
+from rocserve.core.device_references import DEVICE_PROPERTY
+from rocserve.core.model_config import InstanceKind
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import onnxruntime
+    import torch
+
+    providers = {"CUDAExecutionProvider", "ROCMExecutionProvider"}
+    return torch.cuda.is_available() and not providers.isdisjoint(onnxruntime.get_available_providers())
+
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif("not _has_gpu()", reason="no GPU here that both PyTorch and ONNX Runtime can use"),
+]
+
+LARGEST = 4
+
+
+@pytest.fixture
+def model(model_source: Callable[..., ModelSource]) -> Iterator[LoadedModel]:
+    from rocserve.backends.onnx import backend
+
+    source = model_source("model.onnx", add_sub(), max_batch_size=LARGEST, kind=InstanceKind.GPU)
+    model = backend.load(replace(source, device=0))
+    model.warm_up([])
+    yield model
+    model.close()
+
+
+def batch(left: np.ndarray, right: np.ndarray, stays: tuple[str, ...] = ()) -> Batch:
+    tensors = {name: tensor_from_numpy(name, x, DataType.INT32) for name, x in (("INPUT0", left), ("INPUT1", right))}
+    return Batch(tensors, ("OUTPUT0", "OUTPUT1"), (len(left),), may_stay=stays)
+
+
+def test_two_batches_in_flight_have_their_own_results(model: LoadedModel) -> None:
+    assert model_properties(model)["graphs"] == "captured"
+    one, other = model_executions(model)
+    for rows in (1, 2, 3, LARGEST, 2 * LARGEST + 1):
+        x = np.arange(rows * 16, dtype=np.int32).reshape(rows, 16)
+        for turn in range(20):
+            one.start(batch(x, x + turn))
+            other.start(batch(x, x[::-1].copy()))
+            first, second = one.result().outputs, other.result().outputs
+            np.testing.assert_array_equal(first["OUTPUT0"], 2 * x + turn)
+            np.testing.assert_array_equal(first["OUTPUT1"], np.full_like(x, -turn))
+            np.testing.assert_array_equal(second["OUTPUT1"], x - x[::-1])
+
+
+def test_what_is_put_into_the_engines_memory_runs_from_there(model: LoadedModel) -> None:
+    x = np.arange(48, dtype=np.int32).reshape(3, 16)
+    for execution in model_executions(model):
+        memory = execution.input_memory(3)
+        tensors = {}
+        for name in ("INPUT0", "INPUT1"):
+            octets = memory[name][: x.nbytes]
+            octets[:] = x.tobytes()
+            tensors[name] = Tensor(name, DataType.INT32, x.shape, octets)
+        execution.start(Batch(tensors, ("OUTPUT0",), (1, 2)))
+        np.testing.assert_array_equal(execution.result().outputs["OUTPUT0"], 2 * x)
+
+
+def test_outputs_that_may_stay_are_references(model: LoadedModel) -> None:
+    assert model_properties(model)[DEVICE_PROPERTY]
+    x = np.ones((2, 16), np.int32)
+    one, _ = model_executions(model)
+    one.start(batch(x, x, stays=("OUTPUT1",)))
+    result = one.result()
+    np.testing.assert_array_equal(result.outputs["OUTPUT0"], 2 * x)
+    assert isinstance(result.outputs["OUTPUT1"], Tensor)
+    assert result.outputs["OUTPUT1"].datatype is DataType.BYTES
+    assert len(result.kept) == 1
