@@ -99,8 +99,12 @@ def device_executions(
             how = "by captured graphs" if captures else "in memory of PyTorch's"
             _LOG.warning("model '%s' cannot run %s: %s", model.name, how, error)
         else:
-            graphs = "captured" if captures else "none"
-            return executions, {"graphs": graphs, DEVICE_PROPERTY: sized.tensors.name}
+            return executions, {
+                # Memory may not suffice for all.
+                "batch_sizes": ", ".join(map(str, executions[0].by_size)),
+                "graphs": "captured" if captures else "none",
+                DEVICE_PROPERTY: sized.tensors.name,
+            }
         finally:
             model.report("")
     return (), {}

@@ -128,7 +128,10 @@ CUDA = ProviderKind(
         "sdpa_kernel": count,
         **_TUNABLE_OPERATORS,
     },
-    refused={**_DEVICE, "enable_cuda_graph": "requests come with inputs at ever other addresses; leave it out"},
+    refused={
+        **_DEVICE,
+        "enable_cuda_graph": "graphs are captured without it where PyTorch is there for the GPU; leave it out",
+    },
 )
 
 ROCM = ProviderKind(
@@ -142,7 +145,10 @@ ROCM = ProviderKind(
         **switches("miopen_conv_exhaustive_search", "miopen_conv_use_max_workspace"),
         **_TUNABLE_OPERATORS,
     },
-    refused={**_DEVICE, "enable_hip_graph": "requests come with inputs at ever other addresses; leave it out"},
+    refused={
+        **_DEVICE,
+        "enable_hip_graph": "graphs are captured without it where PyTorch is there for the GPU; leave it out",
+    },
 )
 
 OPENVINO = ProviderKind(
