@@ -74,6 +74,8 @@ def execute(peer: Peer, *members: Member) -> ReceivedBatch:
 def end(peer: Peer, batch: ReceivedBatch) -> None:
     peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))
     assert peer.arrived.acquire(timeout=10)
+    # The plane's thread lets go of the batch, and of its file, once it has told of the outcome.
+    on_plane(peer.plane, lambda: None)
 
 
 def seen(peer: Peer, batch: ReceivedBatch) -> bytes:
