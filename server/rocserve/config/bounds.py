@@ -36,10 +36,7 @@ MOST_SAMPLE_RUNS = 10_000
 
 
 def check_bounds(message: ModelConfig) -> None:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT with the first bound that is passed, and what was asked.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT with the first bound that is passed, and what was asked."""
     name = message.name
     _check_number(f"model '{name}' has", len(message.input), "inputs", MOST_TENSORS)
     _check_number(f"model '{name}' has", len(message.output), "outputs", MOST_TENSORS)

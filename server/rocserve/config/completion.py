@@ -61,11 +61,8 @@ def _normalise_sequences(message: ModelConfig) -> None:
 
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
-    """Complete from the model where inputs or outputs are missing; returns what the user should know.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when max_batch_size is set and the model cannot batch.
-    """
+    """Complete from the model where inputs or outputs are missing; returns what the user should know. Raises:
+    ServeError: INVALID_ARGUMENT when max_batch_size is set and the model cannot batch."""
     if message.input and message.output:
         return ()
     warnings: tuple[str, ...] = ()

@@ -134,10 +134,7 @@ def complete_definition(
 
 def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]) -> ModelDefinition:
     """The definition as clients see it once its instances have their places: no group is of KIND_AUTO any more.
-
-    Args:
-        places: the kind and the GPUs of each group, in their order.
-    """
+    `places`: the kind and the GPUs of each group, in their order."""
     message = _copy(definition.message)
     for group, (kind, gpus) in zip(message.instance_group, places, strict=False):
         group.kind = cast("ModelInstanceGroup.Kind", ModelInstanceGroup.Kind.Value(kind.value))

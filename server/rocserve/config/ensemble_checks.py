@@ -188,11 +188,8 @@ def check_members_available(config: PlainConfig, members: Mapping[str, PlainConf
 
 
 def check_no_cycle(name: str, ensembles: Mapping[str, PlainConfig]) -> None:
-    """Check that the ensemble `name` does not contain itself through other ensembles.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT with the names along the circle.
-    """
+    """Check that the ensemble `name` does not contain itself through other ensembles. Raises: ServeError:
+    INVALID_ARGUMENT with the names along the circle."""
     path: list[str] = []
     cleared: set[str] = set()
 

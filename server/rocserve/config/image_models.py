@@ -100,11 +100,8 @@ class _Postprocess:
 
 
 def class_names(config: PlainConfig, folder: ModelFolder) -> tuple[str, ...]:
-    """The names of a model's classes: those of its output, else labels.txt in its folder; else none.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the file cannot be used.
-    """
+    """The names of a model's classes: those of its output, else labels.txt in its folder; else none. Raises:
+    ServeError: INVALID_ARGUMENT, the file cannot be used."""
     own = next((output.labels for output in config.outputs if output.labels), ())
     return own or read_names(folder, LABELS_FILENAME)
 

@@ -114,11 +114,8 @@ class ModelFolder:
         )
 
     def resolve(self, name: str, what: str, below: str = "") -> Path:
-        """The file that `name` names, relative to the folder or one `below` it. It need not exist.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT when the name is absolute, has `..`, or leads out by a link.
-        """
+        """The file that `name` names, relative to the folder or one `below` it. It need not exist. Raises: ServeError:
+        INVALID_ARGUMENT when the name is absolute, has `..`, or leads out by a link."""
         base = self.path / below
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts:
@@ -159,11 +156,8 @@ def is_so(ask: Callable[[], bool]) -> bool:
 
 
 def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]]:
-    """The labels of each output with a `label_filename`, which lies within the model's folder.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when the file leads out of the folder or is not UTF-8, INTERNAL when it is absent.
-    """
+    """The labels of each output with a `label_filename`, which lies within the model's folder. Raises: ServeError:
+    INVALID_ARGUMENT when the file leads out of the folder or is not UTF-8, INTERNAL when it is absent."""
     return {
         output.name: _read_lines(ModelFolder(folder), output.label_filename, f"label file of output '{output.name}'")
         for output in message.output
@@ -172,11 +166,7 @@ def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]
 
 
 def read_names(folder: ModelFolder, filename: str) -> tuple[str, ...]:
-    """The lines of a label file that need not be there.
-
-    Raises:
-        ServeError: as `read_labels`.
-    """
+    """The lines of a label file that need not be there. Raises: ServeError: as `read_labels`."""
     return _read_lines(folder, filename, "label file") if folder.listing.has(filename) else ()
 
 
@@ -218,12 +208,8 @@ def check_agents_known(message: ModelConfig) -> None:
 
 
 def run_agents(message: ModelConfig, folder: ModelFolder) -> None:
-    """Let the agents check the files of a model's folder.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT in Triton's words: a file is not there or not what it should be; UNIMPLEMENTED:
-            another kind of digest.
-    """
+    """Let the agents check the files of a model's folder. Raises: ServeError: INVALID_ARGUMENT in Triton's words: a
+    file is not there or not what it should be; UNIMPLEMENTED: another kind of digest."""
     for agent in message.model_repository_agents.agents:
         for key, wanted in sorted(agent.parameters.items()):
             algorithm, colon, name = key.partition(":")
@@ -249,11 +235,8 @@ INITIAL_STATE_FOLDER = "initial_state"
 
 
 def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str, bytes]:
-    """By the state's input name, what its `initial_state` names in the model's folder; none for zeros.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, a file is missing, elsewhere, or too short.
-    """
+    """By the state's input name, what its `initial_state` names in the model's folder; none for zeros. Raises:
+    ServeError: INVALID_ARGUMENT, a file is missing, elsewhere, or too short."""
     batching = config.sequence_batching
     if batching is None:
         return {}

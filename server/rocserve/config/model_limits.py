@@ -42,11 +42,8 @@ def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
 
 
 def idle_unload_seconds(parameters: Mapping[str, str]) -> float:
-    """After how long without a request a model is unloaded until the next; infinity = never.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, it is no time.
-    """
+    """After how long without a request a model is unloaded until the next; infinity = never. Raises: ServeError:
+    INVALID_ARGUMENT, it is no time."""
     return _seconds(_IDLE_UNLOAD, parameters.get(_IDLE_UNLOAD, "0")) or math.inf
 
 

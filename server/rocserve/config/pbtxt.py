@@ -27,22 +27,16 @@ _NO_VALUE = re.compile(r'^Enum type "(?P<type>[\w.]+)" has no value named (?P<na
 
 
 def parse_model_config(text: str, source: str) -> ModelConfig:
-    """A ModelConfig from config.pbtxt's text; `source` names the file in errors.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, "<source>:<line>:<column>: <what is wrong>".
-    """
+    """A ModelConfig from config.pbtxt's text; `source` names the file in errors. Raises: ServeError: INVALID_ARGUMENT,
+    "<source>:<line>:<column>: <what is wrong>"."""
     message = ModelConfig()
     parse_text(text, message, source)
     return message
 
 
 def parse_text(text: str, message: Message, source: str) -> None:
-    """Merge text into an empty message of any type.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, "<source>:<line>:<column>: <what is wrong>".
-    """
+    """Merge text into an empty message of any type. Raises: ServeError: INVALID_ARGUMENT, "<source>:<line>:<column>:
+    <what is wrong>"."""
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
@@ -80,11 +74,8 @@ def format_model_config(message: ModelConfig) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a configuration file.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when it cannot be read, is too large, or is not UTF-8 (with line and column).
-    """
+    """The text of a configuration file. Raises: ServeError: INVALID_ARGUMENT when it cannot be read, is too large, or
+    is not UTF-8 (with line and column)."""
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_CONFIG_BYTES + 1)

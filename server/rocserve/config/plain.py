@@ -31,12 +31,8 @@ _Convert = Callable[[Any], Any]
 
 
 def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> ModelConfig:
-    """The plain form of a normalised and validated message.
-
-    Args:
-        backend: the canonical name of the backend, or "ensemble".
-        labels: the lines of each output's label file.
-    """
+    """The plain form of a normalised and validated message. `backend`: the canonical name of the backend, or
+    "ensemble". `labels`: the lines of each output's label file."""
     config: ModelConfig = _converter(ModelConfig)(message)
     outputs = tuple(replace(one, labels=labels[one.name]) if one.name in labels else one for one in config.outputs)
     return replace(config, backend=backend, outputs=outputs)

@@ -15,12 +15,8 @@ _VARIABLE = -1
 
 
 def check_batch_tensors(message: ModelConfig) -> None:
-    """Batch inputs and outputs: Triton's rules in its words, then what Triton only finds when it
-    runs the first batch.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT with the first fault.
-    """
+    """Batch inputs and outputs: Triton's rules in its words, then what Triton only finds when it runs the first batch.
+    Raises: ServeError: INVALID_ARGUMENT with the first fault."""
     if not message.input or not message.output:
         return  # They come from the model; then this is called again.
     # The second kind relies on what the first has found right.

@@ -22,10 +22,7 @@ _VARIABLE = -1
 
 
 def check_sequence_batching(message: ModelConfig) -> None:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT with the first fault.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT with the first fault."""
     batching = message.sequence_batching
     if message.response_cache.enable:
         raise invalid_argument(

@@ -22,11 +22,8 @@ _VARIABLE = -1
 
 
 def check_signature(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
-    """Warnings about what may go wrong later.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when a tensor is unknown to the model, missing, or of another datatype or shape.
-    """
+    """Warnings about what may go wrong later. Raises: ServeError: INVALID_ARGUMENT when a tensor is unknown to the
+    model, missing, or of another datatype or shape."""
     _check_inputs_complete(message, signature)
     inputs = {spec.name: spec for spec in signature.inputs}
     outputs = {spec.name: spec for spec in signature.outputs}

@@ -27,11 +27,8 @@ _NO_FIELD = re.compile(
 
 
 def parse_override(text: str) -> ModelConfig:
-    """A ModelConfig from its JSON form (protobuf's JSON mapping; unknown fields are errors).
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, "Invalid config override: ...".
-    """
+    """A ModelConfig from its JSON form (protobuf's JSON mapping; unknown fields are errors). Raises: ServeError:
+    INVALID_ARGUMENT, "Invalid config override: ..."."""
     check_config_size(len(text), REQUEST_SOURCE)
     try:
         document = json.loads(text)

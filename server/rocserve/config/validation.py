@@ -30,21 +30,15 @@ _VARIABLE = -1
 
 
 def check_model_config(message: ModelConfig) -> None:
-    """All that can be checked of a normalised configuration without the model; tensors that are given included.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT with the first fault.
-    """
+    """All that can be checked of a normalised configuration without the model; tensors that are given included. Raises:
+    ServeError: INVALID_ARGUMENT with the first fault."""
     check_readable(message)
     check_loadable(message)
 
 
 def check_readable(message: ModelConfig) -> None:
     """What must be right for the configuration to be taken at all: its scheduling, and that it names what serves it.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT with the first fault.
-    """
+    Raises: ServeError: INVALID_ARGUMENT with the first fault."""
     if not message.name:
         raise invalid_argument("model configuration must specify 'name'")
     if message.name in (".", "..") or "/" in message.name or not message.name.isprintable():
@@ -71,11 +65,8 @@ def check_readable(message: ModelConfig) -> None:
 
 
 def check_loadable(message: ModelConfig) -> None:
-    """What Triton checks when it loads a version: tensors and instance groups.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT with the first fault.
-    """
+    """What Triton checks when it loads a version: tensors and instance groups. Raises: ServeError: INVALID_ARGUMENT
+    with the first fault."""
     check_tensors(message)
     check_batch_tensors(message)
     check_bounds(message)
@@ -239,14 +230,8 @@ last the engines say themselves what they cannot have."""
 
 
 def check_supported(message: ModelConfig, backend: BackendSpec | None) -> tuple[str, ...]:
-    """One warning that names the settings without effect, or none.
-
-    Args:
-        backend: None of an ensemble.
-
-    Raises:
-        ServeError: UNIMPLEMENTED for a setting without which the model would answer differently.
-    """
+    """One warning that names the settings without effect, or none. `backend`: None of an ensemble. Raises: ServeError:
+    UNIMPLEMENTED for a setting without which the model would answer differently."""
     for setting, advice in _refused(message, backend):
         raise unimplemented(f"model '{message.name}': {setting} is not supported by this version of rocserve; {advice}")
     ignored = tuple(_ignored(message, backend))

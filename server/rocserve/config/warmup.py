@@ -25,11 +25,8 @@ _BATCH_NOTE = (
 
 
 def check_warmup(message: ModelConfig, folder: ModelFolder) -> None:
-    """What a sample says of itself, and that its files are there.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT with the first fault; INTERNAL where a file cannot be found.
-    """
+    """What a sample says of itself, and that its files are there. Raises: ServeError: INVALID_ARGUMENT with the first
+    fault; INTERNAL where a file cannot be found."""
     inputs = {tensor.name: tensor for tensor in message.input}
     for sample in message.model_warmup:
         if sample.batch_size == 0:

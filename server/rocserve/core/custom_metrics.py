@@ -101,11 +101,8 @@ class CustomMetrics:
         """Of the series by their owners."""
 
     def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
-        """Take the report of a worker of a model version, the owner.
-
-        Returns:
-            The names of families that are left out, in whole or in part, and why.
-        """
+        """Take the report of a worker of a model version, the owner. Returns: The names of families that are left out,
+        in whole or in part, and why."""
         left_out: dict[str, str] = {}
         with self._lock:
             for change in changes.changes:

@@ -59,11 +59,8 @@ for _datatype, _numpy in _NUMPY.items():
 
 
 def datatype_of(array: np.ndarray[Any, Any]) -> DataType:
-    """The KServe datatype of a numpy array; strings and objects are BYTES.
-
-    Raises:
-        ValueError: the array's dtype has no KServe counterpart (complex, datetime, records).
-    """
+    """The KServe datatype of a numpy array; strings and objects are BYTES. Raises: ValueError: the array's dtype has no
+    KServe counterpart (complex, datetime, records)."""
     if array.dtype.kind in "OSU":
         return DataType.BYTES
     for datatype, numpy in _NUMPY.items():

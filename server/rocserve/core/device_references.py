@@ -78,10 +78,7 @@ def referring(name: str, references: list[DeviceReference]) -> Tensor:
 
 def referred(tensor: Tensor, batching: bool) -> Tensor:
     """The tensor in whose place one of BYTES was sent, with References for data. `batching`: each of them is a row.
-
-    Raises:
-        ServeError: INTERNAL, they are damaged.
-    """
+    Raises: ServeError: INTERNAL, they are damaged."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")
@@ -91,11 +88,8 @@ def referred(tensor: Tensor, batching: bool) -> Tensor:
 
 
 def in_rows(tensor: Tensor) -> Tensor:
-    """The one of BYTES with a reference for each row, of one that refers to all rows together.
-
-    Raises:
-        ServeError: INTERNAL, they are damaged.
-    """
+    """The one of BYTES with a reference for each row, of one that refers to all rows together. Raises: ServeError:
+    INTERNAL, they are damaged."""
     rows: list[DeviceReference] = []
     for whole in references_of(tensor):
         count, *shape = whole.shape or (0,)

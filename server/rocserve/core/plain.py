@@ -28,11 +28,7 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(kind: type[T], text: bytes) -> T:
-    """The dataclass `kind` that `text` holds.
-
-    Raises:
-        ValueError: the text is no JSON, or not of that kind.
-    """
+    """The dataclass `kind` that `text` holds. Raises: ValueError: the text is no JSON, or not of that kind."""
     try:
         plain = json.loads(text)
     except RecursionError:

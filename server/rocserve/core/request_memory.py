@@ -153,11 +153,8 @@ class RequestMemory:
         return MemoryUse(requests, answers, refused, refused_answers)
 
     def admit(self, holder: Holder, nbytes: int) -> None:
-        """So many more bytes of a request have come.
-
-        Raises:
-            MemoryFull: there is no room for them; nothing has been noted.
-        """
+        """So many more bytes of a request have come. Raises: MemoryFull: there is no room for them; nothing has been
+        noted."""
         # Written out here and below, without a call: every request of gRPC comes by.
         self._lock.acquire()
         self._table[self._requests] += nbytes
@@ -173,11 +170,8 @@ class RequestMemory:
         self._add(holder, -nbytes, self._requests)
 
     def admit_part(self, holder: Holder, nbytes: int) -> None:
-        """So many more bytes have come of a request that is not whole yet; `release_part` gives them back.
-
-        Raises:
-            MemoryFull: there is no room for them; nothing has been noted.
-        """
+        """So many more bytes have come of a request that is not whole yet; `release_part` gives them back. Raises:
+        MemoryFull: there is no room for them; nothing has been noted."""
         share = self.limit_bytes // 2
         self._add(holder, nbytes, self._requests, self._unfinished)
         unfinished, used = sum(self._all_unfinished), sum(self._all_used)
@@ -199,11 +193,7 @@ class RequestMemory:
         self._add(holder, -nbytes, self._requests, self._unfinished)
 
     def admit_answer(self, holder: Holder, nbytes: int) -> None:
-        """So many bytes more wait to be sent.
-
-        Raises:
-            MemoryFull: there is no room for them; nothing has been noted.
-        """
+        """So many bytes more wait to be sent. Raises: MemoryFull: there is no room for them; nothing has been noted."""
         self._add(holder, nbytes, self._answers)
         used = sum(self._all_answers)
         if used > self.limit_bytes:
@@ -211,11 +201,8 @@ class RequestMemory:
             raise self._full("answer", nbytes, used - nbytes)
 
     def exchange(self, holder: Holder, nbytes: int) -> None:
-        """All that is noted of a request is given back for its answer of so many bytes, which waits to be sent.
-
-        Raises:
-            MemoryFull: there is no room for the answer; nothing is noted any more.
-        """
+        """All that is noted of a request is given back for its answer of so many bytes, which waits to be sent. Raises:
+        MemoryFull: there is no room for the answer; nothing is noted any more."""
         self._lock.acquire()
         self._table[self._requests] -= holder.held_bytes
         self._table[self._answers] += nbytes
@@ -235,12 +222,8 @@ class RequestMemory:
         self._lock.release()
 
     def admit_step(self, holder: Holder, nbytes: int) -> None:
-        """So many bytes more lie between the steps of an ensemble; fewer, where a step made less than it had read.
-        Only the server runs ensembles.
-
-        Raises:
-            MemoryFull: there is no room for them; nothing has been noted.
-        """
+        """So many bytes more lie between the steps of an ensemble; fewer, where a step made less than it had read. Only
+        the server runs ensembles. Raises: MemoryFull: there is no room for them; nothing has been noted."""
         share = self.limit_bytes // 2
         self._add(holder, nbytes, self._answers, self._steps)
         steps, used = self.step_bytes, sum(self._all_answers)

@@ -37,11 +37,7 @@ def check_id(nbytes: int) -> None:
 
 
 def check_request_parameters(parameters: Mapping[str, bool | int | float | str]) -> None:
-    """Types and values of a request's parameters.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT.
-    """
+    """Types and values of a request's parameters. Raises: ServeError: INVALID_ARGUMENT."""
     for name, value in parameters.items():
         if name in ("priority", "timeout"):
             _check_number(name, value)
@@ -56,11 +52,8 @@ def check_request_parameters(parameters: Mapping[str, bool | int | float | str])
 
 
 def class_count(parameters: Mapping[str, bool | int | float | str]) -> int:
-    """How many classes of the classification extension are asked of an output; 0 = the tensor itself.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT.
-    """
+    """How many classes of the classification extension are asked of an output; 0 = the tensor itself. Raises:
+    ServeError: INVALID_ARGUMENT."""
     value = parameters.get("classification")
     if value is None:
         return 0

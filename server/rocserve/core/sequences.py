@@ -38,11 +38,8 @@ NO_SEQUENCE = SequenceTag()
 def take_sequence(
     parameters: Mapping[str, bool | int | float | str],
 ) -> tuple[SequenceTag | None, Mapping[str, bool | int | float | str]]:
-    """What a request's parameters say of a sequence, None where they say nothing; and the others.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, one of them is of the wrong type.
-    """
+    """What a request's parameters say of a sequence, None where they say nothing; and the others. Raises: ServeError:
+    INVALID_ARGUMENT, one of them is of the wrong type."""
     if SEQUENCE_PARAMETERS.isdisjoint(parameters):
         return None, parameters
     others = {name: value for name, value in parameters.items() if name not in SEQUENCE_PARAMETERS}
@@ -55,11 +52,8 @@ def take_sequence(
 
 
 def sequence_id(value: int | str) -> SequenceId:
-    """A number below 0 is the unsigned one of the same bits, as in Triton.
-
-    Raises:
-        ServeError: UNIMPLEMENTED for a text that is too long.
-    """
+    """A number below 0 is the unsigned one of the same bits, as in Triton. Raises: ServeError: UNIMPLEMENTED for a text
+    that is too long."""
     if isinstance(value, int):
         return value & 0xFFFF_FFFF_FFFF_FFFF
     if len(value.encode(errors="replace")) > _LONGEST_ID:

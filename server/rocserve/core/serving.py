@@ -65,11 +65,8 @@ class Responder(Protocol):
     """Receives a request's answers. All is called on the data plane's thread, and exactly one call ends the request."""
 
     def expect_many(self) -> None:
-        """Any number of responses will come: the model is decoupled. Called before all others.
-
-        Raises:
-            ServeError: UNIMPLEMENTED, there is room for one only; nothing has been done with the request.
-        """
+        """Any number of responses will come: the model is decoupled. Called before all others. Raises: ServeError:
+        UNIMPLEMENTED, there is room for one only; nothing has been done with the request."""
 
     def send(self, answer: Answer, final: bool = True) -> None:
         """One answer, the last unless `final` is False, as it may be with decoupled models. A response's tensors are
@@ -158,11 +155,8 @@ class ServingTable:
         return self.by_head.keep(head, self.find(head.model_name, head.model_version))
 
     def find(self, name: str, version: str) -> ServedVersion:
-        """The version that a request names; texts and codes are Triton's.
-
-        Raises:
-            ServeError: NOT_FOUND or UNAVAILABLE when there is none ready, INVALID_ARGUMENT for a bad version text.
-        """
+        """The version that a request names; texts and codes are Triton's. Raises: ServeError: NOT_FOUND or UNAVAILABLE
+        when there is none ready, INVALID_ARGUMENT for a bad version text."""
         number = parse_version(version) if version else None
         model = self.models.get(name)
         if model is None:

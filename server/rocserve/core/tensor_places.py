@@ -78,10 +78,7 @@ class TensorPlaces:
 
     def pieces(self, data: Sequence[Buffer], what: str = "input") -> tuple[Sequence[Buffer], int]:
         """What lies in a slot for the tensors, and how many bytes that is. `what`: they are, in the text of an error.
-
-        Raises:
-            ServeError: INTERNAL, a tensor's bytes are not as many as its shape says.
-        """
+        Raises: ServeError: INTERNAL, a tensor's bytes are not as many as its shape says."""
         packed = self.packed(data)
         if packed is not None:
             return packed, self.end

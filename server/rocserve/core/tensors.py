@@ -163,11 +163,8 @@ def element_fault(data: Buffer, expected: int) -> str:
 
 
 def bytes_elements(data: Buffer, expected: int, name: str) -> list[memoryview]:
-    """Views on the elements of a BYTES tensor's data.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when the data ends within an element or holds more or fewer than `expected`.
-    """
+    """Views on the elements of a BYTES tensor's data. Raises: ServeError: INVALID_ARGUMENT when the data ends within an
+    element or holds more or fewer than `expected`."""
     if fault := element_fault(data, expected):
         raise invalid_argument(fault.format(where=f"inference input '{name}'"))
     view = memoryview(data)

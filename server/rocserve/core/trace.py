@@ -149,22 +149,14 @@ class Trace:
         return json.dumps(context, separators=(",", ":"))
 
     def note(self, activity: str, ns: int) -> None:
-        """Something happened, e.g. QUEUE_START.
-
-        Args:
-            activity: Triton's name for it.
-            ns: time.monotonic_ns() when it did.
-        """
+        """Something happened, e.g. QUEUE_START. `activity`: Triton's name for it. `ns`: time.monotonic_ns() when it
+        did."""
         if self._notes_times:
             self.moments.append(Moment(activity, ns))
 
     def note_run(self, queue_start: int, times: tuple[int, int, int, int]) -> None:
-        """The request has been run.
-
-        Args:
-            queue_start: when it came into the queue.
-            times: when its execution began, the engine began, the engine ended, the outputs were there.
-        """
+        """The request has been run. `queue_start`: when it came into the queue. `times`: when its execution began, the
+        engine began, the engine ended, the outputs were there."""
         names = (QUEUE_START, COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
         for name, ns in zip(names, (queue_start, *times), strict=True):
             self.note(name, ns)

@@ -114,11 +114,7 @@ class RequestValidator:
         self._plans = Memo[RequestHead, RequestPlan]()
 
     def validate(self, request: InferRequest) -> RequestPlan:
-        """Give a request its plan, which its data fits.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT with Triton's text.
-        """
+        """Give a request its plan, which its data fits. Raises: ServeError: INVALID_ARGUMENT with Triton's text."""
         plan = self._plans.get(request.head)
         if plan is None:
             plan = self._plans.keep(request.head, self._plan(request.head, request_prefix([request.id])))

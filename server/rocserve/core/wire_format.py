@@ -36,12 +36,8 @@ class FieldSpan:
 
 
 def read_varint(data: Buffer, position: int, longest: int = _LONGEST_LENGTH) -> tuple[int, int]:
-    """A varint and the position behind it.
-
-    Raises:
-        IndexError: the data ends within the varint.
-        WireError: it has more than `longest` bytes.
-    """
+    """A varint and the position behind it. Raises: IndexError: the data ends within the varint; WireError: it has more
+    than `longest` bytes."""
     value = 0
     for shift in range(0, 7 * longest, 7):
         byte = data[position]
@@ -68,11 +64,8 @@ def length_prefix(number: int, length: int) -> bytes:
 
 
 def field_spans(data: Buffer) -> Iterator[FieldSpan]:
-    """The top-level fields of a serialised message, up to the first group.
-
-    Raises:
-        WireError: a field has no legal tag or does not end within the data.
-    """
+    """The top-level fields of a serialised message, up to the first group. Raises: WireError: a field has no legal tag
+    or does not end within the data."""
     position, end = 0, len(data)
     while position < end:
         start = position

@@ -14,11 +14,8 @@ _Kind = TypeVar("_Kind", bound=Message)
 
 
 def parse_message(data: Buffer, kind: type[_Kind]) -> _Kind:
-    """A client's bytes as the message that they shall be. Whatever a client sends is parsed here.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, they are none.
-    """
+    """A client's bytes as the message that they shall be. Whatever a client sends is parsed here. Raises: ServeError:
+    INVALID_ARGUMENT, they are none."""
     try:
         return kind.FromString(data)
     except DecodeError:

@@ -11,11 +11,7 @@ from rocserve.protocol.grpc_service_pb2 import InferParameter
 
 
 def read_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
-    """The values of a parameter map.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when a parameter has no value.
-    """
+    """The values of a parameter map. Raises: ServeError: INVALID_ARGUMENT when a parameter has no value."""
     if not parameters:
         return NO_PARAMETERS
     values: dict[str, ParameterValue] = {}
@@ -29,11 +25,8 @@ def read_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
 
 
 def write_parameters(values: Parameters, parameters: MutableMapping[str, InferParameter]) -> None:
-    """Fill a parameter map of a message.
-
-    Raises:
-        ServeError: INTERNAL for an integer that neither int64 nor uint64 holds, or a type that has no field.
-    """
+    """Fill a parameter map of a message. Raises: ServeError: INTERNAL for an integer that neither int64 nor uint64
+    holds, or a type that has no field."""
     for name, value in values.items():
         field = _field_of(name, value)
         # Reading a missing key of a map of messages makes the entry.

@@ -23,11 +23,8 @@ _NAMES = frozenset(name.encode() for name in SEQUENCE_PARAMETERS)
 
 
 def read_sequence(parameters: Mapping[str, InferParameter]) -> SequenceTag | None:
-    """None where the parameters say nothing of a sequence.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, one of them is of the wrong type.
-    """
+    """None where the parameters say nothing of a sequence. Raises: ServeError: INVALID_ARGUMENT, one of them is of the
+    wrong type."""
     if SEQUENCE_PARAMETERS.isdisjoint(parameters):
         return None
     identity: int | str = 0

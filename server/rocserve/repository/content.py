@@ -177,11 +177,8 @@ class ContentReader:
     def read(
         self, scan: ModelScan, parameters: LoadParameters = _AS_IN_REPOSITORY, name: str | None = None
     ) -> tuple[ModelContent, ...]:
-        """The models of a folder. `name`: the model that `parameters` are for.
-
-        Raises:
-            ServeError: the folder must not be read, or what it says is wrong.
-        """
+        """The models of a folder. `name`: the model that `parameters` are for. Raises: ServeError: the folder must not
+        be read, or what it says is wrong."""
         if scan.refusal:
             raise invalid_argument(scan.refusal)
         if parameters.files:
@@ -190,11 +187,8 @@ class ContentReader:
         return self._define(scan, scan.folder, scan.root, request, None)
 
     def read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
-        """A model that no folder of a repository defines: its configuration, and its file, which is in `root`.
-
-        Raises:
-            ServeError: the configuration is wrong.
-        """
+        """A model that no folder of a repository defines: its configuration, and its file, which is in `root`. Raises:
+        ServeError: the configuration is wrong."""
         private = link_file(name, file)
         scan = scan_model(name, private.folder, root, (root,), self.settings.max_folder_entries)
         kind = self.settings.default_instance_kind
@@ -202,11 +196,8 @@ class ContentReader:
         return tuple(make_content(definition, scan, private) for definition in reading.definitions(written))
 
     def read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
-        """Models that are made for another one, by the files of their folders.
-
-        Raises:
-            ServeError: they cannot be written, or what they say is wrong.
-        """
+        """Models that are made for another one, by the files of their folders. Raises: ServeError: they cannot be
+        written, or what they say is wrong."""
         contents: list[ModelContent] = []
         for model in made:
             private, scan = self._write(model.name, model.files)

@@ -64,11 +64,8 @@ def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine, mo
 def group_places(
     config: ModelConfig, choice: EngineChoice, machine: Machine
 ) -> Sequence[tuple[InstanceKind, Sequence[int]]]:
-    """Where each group is in the end: KIND_AUTO has become KIND_GPU or KIND_CPU, and the GPUs are named.
-
-    Raises:
-        ServeError: as `plan_workers`.
-    """
+    """Where each group is in the end: KIND_AUTO has become KIND_GPU or KIND_CPU, and the GPUs are named. Raises:
+    ServeError: as `plan_workers`."""
     places: list[tuple[InstanceKind, Sequence[int]]] = []
     for group in config.instance_groups:
         if group.kind is InstanceKind.MODEL or group.passive:
@@ -209,11 +206,8 @@ class EnginePlan:
 
 
 def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Machine) -> EnginePlan:
-    """The engine that the configuration and the machine lead to.
-
-    Raises:
-        ServeError: the engine that is asked for cannot be had here, or an instance cannot have its GPU.
-    """
+    """The engine that the configuration and the machine lead to. Raises: ServeError: the engine that is asked for
+    cannot be had here, or an instance cannot have its GPU."""
     backend = definition.backend
     assert backend is not None, "an ensemble has no engine"
     model_bytes = sum(file.stat().st_size for file in version_folder.rglob("*") if file.is_file())

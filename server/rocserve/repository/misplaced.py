@@ -35,12 +35,8 @@ def advice_on_stray(file: Path, filename: str) -> str:
 def advice_on_folder(
     folder: Path, paths: Collection[str], versions: Collection[int], known: Sequence[str]
 ) -> tuple[str, ...]:
-    """Of a model's folder; nothing where it is as it is to be.
-
-    Args:
-        paths: of its files, relative to it.
-        known: the backends' file names.
-    """
+    """Of a model's folder; nothing where it is as it is to be. `paths`: of its files, relative to it. `known`: the
+    backends' file names."""
     found = [_in_version(folder, version, paths, known) for version in versions]
     if not versions:
         found.append(_without_versions(folder, paths, known))

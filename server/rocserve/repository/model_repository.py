@@ -147,11 +147,7 @@ class ModelRepository:
         return sorted(self._remotes.rows(rows + others), key=lambda row: row.name)
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
-        """Load or reload a model; in explicit mode only.
-
-        Raises:
-            ServeError: with Triton's codes and words.
-        """
+        """Load or reload a model; in explicit mode only. Raises: ServeError: with Triton's codes and words."""
         self._check_explicit()
         try:
             await self._explicit.load(name, parameters)
@@ -162,10 +158,7 @@ class ModelRepository:
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
         """Take a model out of service at once and unload it behind; in explicit mode only. Unknown names are fine.
-
-        Raises:
-            ServeError: UNAVAILABLE in another mode.
-        """
+        Raises: ServeError: UNAVAILABLE in another mode."""
         if self.endpoints.has(name):
             await self.endpoints.unload(name)
             return
@@ -195,11 +188,8 @@ class ModelRepository:
         return model.serves_all() if self._settings.readiness is ReadinessRule.ALWAYS else model.is_ready()
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether this version, or the highest ready one for "", can answer now.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT when `version` is no version.
-        """
+        """Whether this version, or the highest ready one for "", can answer now. Raises: ServeError: INVALID_ARGUMENT
+        when `version` is no version."""
         try:
             number = self._tables.table.find(name, version).version
         except ServeError as error:

@@ -15,13 +15,8 @@ from rocserve.settings.repository import SingleModel, WhatKind
 
 
 def find_single_model(what: Path, name: str, registry: BackendRegistry) -> SingleModel | None:
-    """The model at a path; None: it is a repository.
-
-    `name`: the one that was given; "" = the configuration's, else the file's, else the folder's.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """The model at a path; None: it is a repository. `name`: the one that was given; "" = the configuration's, else the
+    file's, else the folder's. Raises: OSError: the folder cannot be read."""
     what = what.absolute()
     if not what.is_dir():
         return SingleModel(WhatKind.FILE, what.parent, what.name, name or printable_name(what.stem), bool(name))

@@ -99,11 +99,7 @@ class WorkerVersionLoader:
         return await load_on_engine(order.name, definition, order.folder, self.machine, load, self.log)
 
     async def _load_on(self, order: LoadOrder, plan: EnginePlan) -> LoadedVersion:
-        """
-        Raises:
-            EngineFailed: the engine's own words.
-            ServeError: what no engine can change.
-        """
+        """Raises: EngineFailed: the engine's own words; ServeError: what no engine can change."""
         started = time.monotonic()
         definition, version = order.definition, order.version
         limits = time_limits(definition.config.parameters, self.time_limits)

@@ -63,11 +63,8 @@ class VersionWorkers(WorkerGroupEvents):
         limits: TimeLimits,
         log: logging.Logger,
     ) -> None:
-        """`start_call`: runs what the model calls. `metrics`: takes those that it defines.
-
-        Raises:
-            ServeError: as `worker_group`.
-        """
+        """`start_call`: runs what the model calls. `metrics`: takes those that it defines. Raises: ServeError: as
+        `worker_group`."""
         self._order = order
         self._plan = plan
         self._plan_properties = plan.properties
@@ -118,11 +115,8 @@ class VersionWorkers(WorkerGroupEvents):
         return {**self._plan_properties, **self._properties}
 
     def reserve(self, limiter: RateLimiter) -> None:
-        """See that there can be resources for all instances until they run no more.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, there cannot.
-        """
+        """See that there can be resources for all instances until they run no more. Raises: ServeError:
+        INVALID_ARGUMENT, there cannot."""
         workers = self._plan.workers
         needs = [needs_of(one.rate_limiter, one.device) for one in workers for _ in range(one.instance_count)]
         self._give_back = limiter.register(needs)
@@ -330,11 +324,7 @@ def _shared_worker(
     definition: ModelDefinition, plan: EnginePlan, bounds: Mapping[str, int], settings: WorkerSettings
 ) -> str:
     """The group of models whose process this one is in; "" = it has its own. Who names a group is in it or refused; of
-    the others the small ones that may are spread over the server's.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT.
-    """
+    the others the small ones that may are spread over the server's. Raises: ServeError: INVALID_ARGUMENT."""
     named = shared_worker(definition.config.parameters)
     if named == "" or (named is None and not settings.shared_workers):
         return ""
@@ -411,11 +401,8 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
 
 
 def model_interpreter(definition: ModelDefinition) -> str:
-    """The interpreter's path; empty for the server's own.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, what the parameter names is no Python.
-    """
+    """The interpreter's path; empty for the server's own. Raises: ServeError: INVALID_ARGUMENT, what the parameter
+    names is no Python."""
     written = definition.config.parameters.get(PARAMETER, "")
     if not written or definition.backend is None or not definition.backend.answers_requests:
         return ""

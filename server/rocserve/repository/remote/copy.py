@@ -186,10 +186,7 @@ class Room:
 
     def make(self, needed: int, what: str) -> None:
         """Make sure that there is room: copies that no server uses go first, those used least lately before others.
-
-        Raises:
-            StoreError: there is not enough.
-        """
+        Raises: StoreError: there is not enough."""
         if not self._lack(needed):
             return
         unused = self._unused()

@@ -159,11 +159,7 @@ class RemoteRepositories:
 
 
 def open_source(place: RemotePlace, environment: Mapping[str, str], room: Room) -> Source:
-    """What a URL names.
-
-    Raises:
-        StoreError: what it needs is not installed, or its credentials cannot be read.
-    """
+    """What a URL names. Raises: StoreError: what it needs is not installed, or its credentials cannot be read."""
     if importlib.util.find_spec("obstore") is None:
         raise StoreError("expected the package obstore, which is not installed: pip install 'rocserve[remote]'")
     if place.kind is StoreKind.HUGGING_FACE:

@@ -102,11 +102,8 @@ class ResidentModels:
         return version
 
     async def bring(self, version: ServedVersion) -> None:
-        """Have it loaded, and an ensemble's members: a client says so, or there is no waiting for requests.
-
-        Raises:
-            ServeError: why it cannot be loaded.
-        """
+        """Have it loaded, and an ensemble's members: a client says so, or there is no waiting for requests. Raises:
+        ServeError: why it cannot be loaded."""
         if isinstance(version, EnsembleVersion):
             for member in self._members(version):
                 if member is not None:
