@@ -75,10 +75,8 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
 
 
 def yield_to_others() -> None:
-    """Lowers the priority of this process group, with all threads that it has by now.
-
-    nice(2) would be of the calling thread alone: numpy has threads of its own from its import on.
-    """
+    """Lowers the priority of this process group, with all threads that it has by now. nice(2) would be of the calling
+    thread alone: numpy has threads of its own from its import on."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PGRP, 0, _LOWEST)
     number = _IOPRIO_SET.get(platform.machine())

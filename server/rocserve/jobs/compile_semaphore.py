@@ -37,12 +37,9 @@ class CompileSemaphore:
 
     @contextmanager
     def acquired(self, low_priority: bool, waiting: Callable[[], None]) -> Iterator[None]:
-        """Wait for a slot and have it. Where no files can be locked, nobody waits.
-
-        Args:
-            low_priority: for what a model that serves already still wants.
-            waiting: called again and again while all slots are taken; what it raises ends the wait.
-        """
+        """Wait for a slot and have it. Where no files can be locked, nobody waits. `low_priority`: for what a model
+        that serves already still wants. `waiting`: called again and again while all slots are taken; what it raises
+        ends the wait."""
         lock = self._wait(_BESIDE if low_priority else self._names, waiting)
         if lock is None:
             yield

@@ -9,10 +9,8 @@ _ENTRY = re.compile(r"^((?:[^ #\n].*\n)+)((?: .*\n)+)", re.MULTILINE)
 
 
 def read_hints(text: str) -> Mapping[str, str]:
-    """Remedies by regular expressions for a part of what the engine, or a library below it, wrote.
-
-    Of an entry the lines without an indent are alternatives, those with one the remedy.
-    """
+    """Remedies by regular expressions for a part of what the engine, or a library below it, wrote. Of an entry the
+    lines without an indent are alternatives, those with one the remedy."""
     entries = ((pattern.splitlines(), remedy.split()) for pattern, remedy in _ENTRY.findall(text))
     return {"|".join(alternatives): " ".join(words) for alternatives, words in entries}
 

@@ -79,11 +79,7 @@ class JobProcess:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], order: bytes | None = None) -> None:
         """`command` is followed by the descriptors for replies and the parent's pipe. `order`: the child's standard
-        input; None = what `send` sends.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        input; None = what `send` sends. Raises: OSError: it cannot be started."""
         self.output = JobOutput()
         self._begun = b""
         self._status: int | None = None
@@ -154,10 +150,8 @@ class JobProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Until it has ended, which it is about to do; what it has left behind ends then.
-
-        The exit status; below 0, less the number of the signal that ended it.
-        """
+        """Until it has ended, which it is about to do; what it has left behind ends then. The exit status; below 0,
+        less the number of the signal that ended it."""
         deadline = time.monotonic() + _END_SECONDS
         pid = self._process.pid
         while self._status is None:
@@ -182,10 +176,8 @@ _PEAK = "VmHWM:"
 
 
 def peak_bytes(pid: int | None = None) -> int:
-    """Of the process (None = this one), without what the process that started it had; 0 where it is not known.
-
-    Not from getrusage(2), whose maximum a new process inherits.
-    """
+    """Of the process (None = this one), without what the process that started it had; 0 where it is not known. Not from
+    getrusage(2), whose maximum a new process inherits."""
     try:
         text = Path(f"/proc/{pid or 'self'}/status").read_text()
     except OSError:
@@ -202,10 +194,8 @@ _LONGEST_MESSAGE = 600
 
 
 def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int, who: str) -> str:
-    """For a child that ended without a word; goes on after "while compiling: ".
-
-    `status`: the exit status; below 0, less the signal's number. `who`: what a signal ended.
-    """
+    """For a child that ended without a word; goes on after "while compiling: ". `status`: the exit status; below 0,
+    less the signal's number. `who`: what a signal ended."""
     message = last_words(last_lines)
     if status == -signal.SIGKILL:
         held = f" (it had {peak_bytes / 2**20:.0f} MiB)" if peak_bytes else ""

@@ -150,14 +150,9 @@ class JobRunner:
         remedy: str = "",
         report: Callable[[str], None] | None = None,
     ) -> Result:
-        """What the job's `perform` returned.
-
-        `timeout_seconds`: 0 = no limit. `environment` is set on top of this process's. `limit_name` is what an
-        operator calls the limit, `remedy` what else than raising it helps. `report`: instead of the runner's.
-
-        Raises:
-            JobError: why not; its `kind` says of what kind that is.
-        """
+        """What the job's `perform` returned. `timeout_seconds`: 0 = no limit. `environment` is set on top of this
+        process's. `limit_name` is what an operator calls the limit, `remedy` what else than raising it helps. `report`:
+        instead of the runner's. Raises: JobError: why not; its `kind` says of what kind that is."""
         watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
         failed = f"{job.title} failed while"
         with self._start(job, low_priority, environment) as process:

@@ -28,11 +28,9 @@ _lock = threading.Lock()
 
 
 def fence() -> None:
-    """Keeps what was stored before apart from what is loaded or stored after.
-
-    Taking a lock is a compare-and-swap: a full fence on x86. On Arm giving it back orders all that came before it, and
-    taking it again all that comes after, and these two are never exchanged (store-release, load-acquire).
-    """
+    """Keeps what was stored before apart from what is loaded or stored after. Taking a lock is a compare-and-swap: a
+    full fence on x86. On Arm giving it back orders all that came before it, and taking it again all that comes after,
+    and these two are never exchanged (store-release, load-acquire)."""
     _lock.acquire()
     _lock.release()
     if not KEEPS_STORE_ORDER:
@@ -62,10 +60,7 @@ class Doorbell:
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
         """Until somebody rings, another descriptor can be read, or the time is over (None = it never is); at once when
-        there is mail.
-
-        Returns: whether something came.
-        """
+        there is mail. Returns: whether something came."""
         word = self._word
         word[0] += 1
         fence()
@@ -138,10 +133,8 @@ class SocketSleeper:
         self._is_rung = False
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Until somebody rings or the time is over, at once when there is mail.
-
-        Returns: False: the other end is gone; a sleep that begins afterwards finds it.
-        """
+        """Until somebody rings or the time is over, at once when there is mail. Returns: False: the other end is gone;
+        a sleep that begins afterwards finds it."""
         word = self._word
         word[0] += 1
         fence()

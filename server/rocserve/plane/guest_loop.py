@@ -48,14 +48,12 @@ class GuestLoop(asyncio.SelectorEventLoop):
     def call_soon(
         self, callback: Callable[[*_Arguments], object], *args: *_Arguments, context: Context | None = None
     ) -> asyncio.Handle:
-        """See asyncio."""
         self._plane.at_end_of_turn(self._turn)
         return super().call_soon(callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*_Arguments], object], *args: *_Arguments, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """See asyncio."""
         if when < self._wakes_at:
             self._wake_at(when)
         return super().call_at(when, callback, *args, context=context)

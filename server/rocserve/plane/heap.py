@@ -61,10 +61,8 @@ def copy_in_steps(view: memoryview, start: int, data: Buffer) -> Generator[None,
 
 
 def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize) -> list[tuple[int, Buffer]]:
-    """Copy buffers, one behind the other, to memory that they fill.
-
-    Returns: those of more than `at_once` bytes, which are left out, and where they belong.
-    """
+    """Copy buffers, one behind the other, to memory that they fill. Returns: those of more than `at_once` bytes, which
+    are left out, and where they belong."""
     left_out: list[tuple[int, Buffer]] = []
     if len(view) <= COPIED_IN_PLACE:
         view[:] = b"".join(pieces)
@@ -80,11 +78,8 @@ def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize)
 
 
 def copied(data: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
-    """Tensors on memory of their own, some bytes a step.
-
-    Raises:
-        ServeError: RESOURCE_EXHAUSTED, there is no memory for them.
-    """
+    """Tensors on memory of their own, some bytes a step. Raises: ServeError: RESOURCE_EXHAUSTED, there is no memory for
+    them."""
     copies: list[Buffer] = []
     for source in data:
         try:
@@ -161,9 +156,7 @@ class Heap:
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
         """The offset of memory that is the caller's until `free`, and a view to write it; its contents are not defined.
-
-        Raises: HeapFull.
-        """
+        Raises: HeapFull."""
         index = (nbytes - 1 >> 6).bit_length() if nbytes > SMALLEST_SLOT else 0
         if index >= len(self._classes):
             raise HeapFull(nbytes, self.limit)
@@ -203,9 +196,7 @@ class Heap:
 
     def trim(self) -> bool:
         """Give the memory of slots that nobody has needed since the round before back to the system, a part a call.
-
-        Slots smaller than a page keep theirs. Returns: whether the round goes on; else the next call begins one.
-        """
+        Slots smaller than a page keep theirs. Returns: whether the round goes on; else the next call begins one."""
         if self._trimming is None:
             self._trimming = self._trim_round()
         if next(self._trimming, None) is None:

@@ -37,14 +37,9 @@ class AnswerLink(Protocol):
     """Takes the answers to several requests of a batch as one message to another process."""
 
     def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
-        """The only answers to requests, all of one head.
-
-        Args:
-            slot: of the outputs of their batch, `nbytes` in all.
-            places: of each request its token, and where in the slot each of its outputs begins.
-
-        Returns: False: the other process cannot read them there, and nothing was sent.
-        """
+        """The only answers to requests, all of one head. `slot`: of the outputs of their batch, `nbytes` in all.
+        `places`: of each request its token, and where in the slot each of its outputs begins. Returns: False: the other
+        process cannot read them there, and nothing was sent."""
 
 
 class LinkedResponder:

@@ -121,12 +121,8 @@ class DynamicBatcher:
 
 
 def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: bool = False) -> BatchPolicy:
-    """The policy that a model's configuration asks for.
-
-    Args:
-        times: of the model.
-        answers_requests: the model sees each request for itself, so that answers of any shape can be cut apart.
-    """
+    """The policy that a model's configuration asks for. `times`: of the model. `answers_requests`: the model sees each
+    request for itself, so that answers of any shape can be cut apart."""
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:
         may_group = config.max_batch_size > 0 if answers_requests else _may_group(config)

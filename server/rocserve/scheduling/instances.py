@@ -24,11 +24,8 @@ class InstancePool:
     """Keeps the batches that each instance has in flight."""
 
     def __init__(self, times: ComputeTimes, sends_ahead: bool = True) -> None:
-        """
-        Args:
-            times: of the batches here.
-            sends_ahead: whether a busy instance may be sent more, which then can no longer be overtaken.
-        """
+        """`times`: of the batches here. `sends_ahead`: whether a busy instance may be sent more, which then can no
+        longer be overtaken."""
         self._in_hand: dict[Instance, deque[FormedBatch]] = {}
         """By instance; the first is in the engine, those behind it have been sent ahead."""
         self._begun: set[Instance] = set()

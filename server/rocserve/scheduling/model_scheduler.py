@@ -31,7 +31,6 @@ class ModelScheduler(Scheduler):
     # Requests
 
     def submit(self, request: InferRequest, responder: Responder) -> None:
-        """See Scheduler."""
         if self._outage is not None:
             raise repeated(self._outage)
         request.responder = responder
@@ -57,7 +56,6 @@ class ModelScheduler(Scheduler):
 
     @property
     def waiting(self) -> int:
-        """See Scheduler."""
         return len(self._queue) + sum(1 for _ in self._pool.waiting())
 
     def _waiting_requests(self) -> Iterator[InferRequest]:
@@ -74,7 +72,6 @@ class ModelScheduler(Scheduler):
         self._pool.detach(instance)
 
     def fail_queue(self, outage: ServeError) -> None:
-        """See Scheduler."""
         self._outage = outage
         self._refused += [(entry, outage) for entry in self._queue.clear()]
         self._mark()

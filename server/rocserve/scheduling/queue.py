@@ -158,10 +158,8 @@ class RequestQueue:
         return self.count
 
     def admit(self, entry: InferRequest, now: float) -> None:
-        """Set the request's level and expiry by the model's policies.
-
-        `now` is time.monotonic(). The expiry is the earlier of the client's deadline and the queue's time-out.
-        """
+        """Set the request's level and expiry by the model's policies. `now` is time.monotonic(). The expiry is the
+        earlier of the client's deadline and the queue's time-out."""
         plan = entry.plan
         deadline = entry.expires_at = entry.deadline
         if deadline is not None:
@@ -186,11 +184,7 @@ class RequestQueue:
         return default
 
     def push(self, entry: InferRequest) -> None:
-        """Take a request in.
-
-        Raises:
-            QueueFull: its level, or the whole queue, is full.
-        """
+        """Take a request in. Raises: QueueFull: its level, or the whole queue, is full."""
         if self.count >= self._limits.max_requests or self._nbytes + entry.nbytes > self._limits.max_bytes:
             raise QueueFull(entry.id)
         level = self._levels.get(entry.level)
@@ -246,10 +240,8 @@ class RequestQueue:
 
     def expire(self, entry: InferRequest, now: float) -> bool:
         """The time of a request that waits here has passed: take it out; or, with the action DELAY, let it run after
-        the others of its level, and give False. It may expire again then, when its client's deadline passes.
-
-        A request whose client itself has given up is taken out whatever the action.
-        """
+        the others of its level, and give False. It may expire again then, when its client's deadline passes. A request
+        whose client itself has given up is taken out whatever the action."""
         level = self._levels[entry.level]
         deadline = entry.deadline
         if level.policy.timeout_action is TimeoutAction.DELAY and (deadline is None or deadline > now):

@@ -68,11 +68,8 @@ class RateLimiter:
     there is of each resource, is replaced whole."""
 
     def __init__(self, explicit: Sequence[RateLimitResource], call_soon: Callable[[Callable[[], None]], None]) -> None:
-        """
-        Args:
-            explicit: how much there is of each resource; empty = as much as the neediest instance holds.
-            call_soon: runs a callback on the data plane's thread, later.
-        """
+        """`explicit`: how much there is of each resource; empty = as much as the neediest instance holds. `call_soon`:
+        runs a callback on the data plane's thread, later."""
         self._explicit = tuple(explicit)
         self._call_soon = call_soon
         self._registered: dict[object, Sequence[Needs]] = {}
@@ -84,12 +81,8 @@ class RateLimiter:
     # Models
 
     def register(self, instances: Sequence[Needs]) -> Callable[[], None]:
-        """A model's instances are to be run; what to call when they run no more.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, there can never be resources for one of them, or a resource is both of the
-                machine and of a device.
-        """
+        """A model's instances are to be run; what to call when they run no more. Raises: ServeError: INVALID_ARGUMENT,
+        there can never be resources for one of them, or a resource is both of the machine and of a device."""
         self._available = self._resources([*self._all_needs(), *instances])
         model = object()
         self._registered[model] = tuple(instances)

@@ -103,14 +103,9 @@ class CachedAnswers:
     def look_up(
         self, request: InferRequest, responder: Responder, in_order: Responder | None = None
     ) -> Responder | None:
-        """Answer a request that was answered before.
-
-        Args:
-            in_order: takes the answer in the responder's place, where it may have to wait for others.
-
-        Returns:
-            None when that was done, else the responder that keeps the answer on its way.
-        """
+        """Answer a request that was answered before. `in_order`: takes the answer in the responder's place, where it
+        may have to wait for others. Returns: None when that was done, else the responder that keeps the answer on its
+        way."""
         if request.nbytes > LARGEST_CACHED:
             return responder
         started_ns = time.monotonic_ns()

@@ -81,7 +81,6 @@ class OrderedResponder(ForwardingResponder):
         self._ticket = ticket
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """See core.serving.Responder."""
         if isinstance(answer, InferResponse) and not self._ticket.is_next:
             # The tensors are views on memory that is used again when this call returns.
             answer.data = [bytes(data) for data in answer.data]

@@ -102,11 +102,8 @@ class Scheduler(ABC):
 
     @abstractmethod
     def submit(self, request: InferRequest, responder: Responder) -> None:
-        """Take a validated request.
-
-        Raises:
-            ServeError: the request cannot be taken, e.g. the queue is full or the model has no worker.
-        """
+        """Take a validated request. Raises: ServeError: the request cannot be taken, e.g. the queue is full or the
+        model has no worker."""
 
     @property
     @abstractmethod

@@ -47,11 +47,9 @@ class ScheduledVersion:
 
     @property
     def pending_requests(self) -> int:
-        """See core.serving.ServedVersion."""
         return self._scheduler.waiting
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
-        """See core.serving.ServedVersion."""
         try:
             self._validate(request)
         except ServeError as error:

@@ -74,9 +74,7 @@ class Triage:
 
     def decide(self, now_ns: int, batches_before: int) -> BatchDecision:
         """As the policy decides, but of what can end in time; the hopeless are taken out. Nothing may be left then.
-
-        `batches_before`: those that the instance has in flight already.
-        """
+        `batches_before`: those that the instance has in flight already."""
         now = now_ns / 1e9
         if now < self._calm_until:
             decision = self._policy.decide(self._queue, now_ns)

@@ -105,12 +105,8 @@ class AnswerWatch:
         on_silence: Callable[[Sequence[float]], None],
         on_hang: Callable[[str], None],
     ) -> None:
-        """
-        Args:
-            on_silence: takes the seconds for which each instance that is to be reported has been silent, whenever they
-                change.
-            on_hang: takes, once, the reason for which the worker is to be ended.
-        """
+        """`on_silence`: takes the seconds for which each instance that is to be reported has been silent, whenever they
+        change. `on_hang`: takes, once, the reason for which the worker is to be ended."""
         self._instances = [(instance, Silence(limits)) for instance in instances]
         self._process_state = process_state
         self._on_silence = on_silence

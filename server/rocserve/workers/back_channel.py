@@ -54,11 +54,7 @@ class BackChannel:
         self._reader.join()
 
     def call(self, call: ModelCall, on_answer: OnAnswer) -> None:
-        """See request_model.ModelCalls.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, the call cannot be sent.
-        """
+        """See request_model.ModelCalls. Raises: ServeError: INVALID_ARGUMENT, the call cannot be sent."""
         number = next(self._numbers)
         try:
             layout, place, nbytes = self._end.sender.put(call.inputs, to_json(replace(call, inputs=())))

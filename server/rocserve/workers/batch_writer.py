@@ -70,11 +70,8 @@ class BatchWriter:
     def write(
         self, members: Sequence[Member], is_grouped: bool, on_outcome: Callable[[BatchOutcome], None]
     ) -> SentBatch:
-        """A batch whose large inputs are still to be copied. `is_grouped`: its requests run one by one.
-
-        Raises:
-            ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them.
-        """
+        """A batch whose large inputs are still to be copied. `is_grouped`: its requests run one by one. Raises:
+        ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them."""
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
         fresh: dict[RequestForm, int] = {}
         for member in members:

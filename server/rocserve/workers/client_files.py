@@ -78,12 +78,8 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
         self._resident = 0
 
     def take(self, connection: socket.socket, flags: int = socket.MSG_DONTWAIT) -> bool:
-        """Take the rings that are there, and a file behind them. `flags`: 0: wait for one of them.
-
-        Returns: False: the other end is gone.
-
-        Raises: OSError: a file has come and cannot be opened or mapped.
-        """
+        """Take the rings that are there, and a file behind them. `flags`: 0: wait for one of them. Returns: False: the
+        other end is gone. Raises: OSError: a file has come and cannot be opened or mapped."""
         try:
             # Written out: it runs for each lone request.
             data, rights, state, _ = connection.recvmsg(_MOST_BYTES, _ROOM, int(flags) | _CLOSE_ON_EXEC)

@@ -77,11 +77,7 @@ class ControlGroups:
         self._numbers = itertools.count(1)
 
     def create(self, memory_bytes: int, tasks: int) -> ControlGroup:
-        """A cgroup with these bounds, 0 = none, and no process yet.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+        """A cgroup with these bounds, 0 = none, and no process yet. Raises: OSError: the kernel refuses."""
         # The process id: a server that was killed may have left some.
         folder = self.folder / f"worker-{os.getpid()}-{next(self._numbers)}"
         folder.mkdir()
@@ -119,11 +115,7 @@ def _move(folder: Path, processes: Set[int]) -> None:
 
 def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
     """Move this process, which is to have no children yet, and its supervisor to where workers' cgroups can be made
-    beside them.
-
-    Raises:
-        NotDelegated: its cgroup is not left to it; nothing has changed.
-    """
+    beside them. Raises: NotDelegated: its cgroup is not left to it; nothing has changed."""
     folder = _own_folder(processes)
     if not _is_marked(folder):
         raise NotDelegated("the server's cgroup is not delegated to it")

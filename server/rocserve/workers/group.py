@@ -79,13 +79,10 @@ class WorkerGroup:
         limits: TimeLimits = NO_TIME_LIMITS,
         content: str = "",
     ) -> None:
-        """
-        Args:
-            load: what all workers load, each by its plan.
-            options: how they are started; a worker on a GPU is never forked, and may use its devices.
-            start_call: of a backend that answers requests; runs what its models call, on the data plane's thread.
-            content: a digest of the files that are loaded; "" = the workers are not kept for another server.
-        """
+        """`load`: what all workers load, each by its plan. `options`: how they are started; a worker on a GPU is never
+        forked, and may use its devices. `start_call`: of a backend that answers requests; runs what its models call, on
+        the data plane's thread. `content`: a digest of the files that are loaded; "" = the workers are not kept for
+        another server."""
         self.events = events
         self.launcher = launcher
         self.mail = mail
@@ -126,21 +123,15 @@ class WorkerGroup:
         return {process.pid: len(process.sessions) for process in processes if process is not None and process.sessions}
 
     async def load(self) -> Signature:
-        """Start all workers beside each other. After a failure, or when cancelled, none is left running.
-
-        Raises:
-            ServeError: the first failure's reason.
-        """
+        """Start all workers beside each other. After a failure, or when cancelled, none is left running. Raises:
+        ServeError: the first failure's reason."""
         signatures = await self._all_or_none([supervisor.load() for supervisor in self._supervisors])
         return signatures[0]
 
     async def warm_up(self, config: ModelConfig, config_json: str = "") -> None:
         """Warm all workers up with the completed config; their instances open as they are ready. After a failure, or
-        when cancelled, none is left running. `config_json`: for backends that answer requests.
-
-        Raises:
-            ServeError: the first failure's reason.
-        """
+        when cancelled, none is left running. `config_json`: for backends that answer requests. Raises: ServeError: the
+        first failure's reason."""
         message = WarmUp(config, config_json)
         await self._all_or_none([supervisor.warm_up(message) for supervisor in self._supervisors])
 

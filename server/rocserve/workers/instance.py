@@ -179,12 +179,8 @@ class Instance:
 
     def execute(self, is_grouped: bool, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]) -> None:
         """Put a batch's inputs where the worker reads them, and start it. `is_grouped`: its requests travel together
-        and run one by one.
-
-        Raises:
-            WorkerGone: the worker has ended and nothing ran.
-            ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them.
-        """
+        and run one by one. Raises: WorkerGone: the worker has ended and nothing ran; ServeError: INTERNAL, the inputs
+        are not what their shapes say; RESOURCE_EXHAUSTED, no room for them."""
         has_room = self._room(self._work) > len(self._unposted)
         if self.closed:
             raise WorkerGone(self._gone_text)

@@ -52,7 +52,6 @@ class InstanceMail:
         self._returning.pop(instance, None)
 
     def poll(self) -> bool:
-        """See Source."""
         busy = False
         self._polls += 1
         if self._others and not self._polls % _POLLS_BETWEEN_OTHERS:
@@ -73,7 +72,6 @@ class InstanceMail:
         return busy
 
     def has_mail(self) -> bool:
-        """See Source."""
         if self._others:
             self._check_others()
         # Written out: it runs before each sleep.

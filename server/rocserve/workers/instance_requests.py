@@ -245,7 +245,6 @@ class OpenCall:
         """See Responder."""
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """See Responder."""
         result: Result | InferResponse | None = answer
         staying: list[Tensor] = []
         if self.may_stay and isinstance(answer, InferResponse):

@@ -106,11 +106,8 @@ def worker_environment(
 
 
 def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
-    """Whom workers may run as, in the order of preference; none where they can only be the server's own user.
-
-    Raises:
-        ValueError: there is no such user, or only root could start processes as that user.
-    """
+    """Whom workers may run as, in the order of preference; none where they can only be the server's own user. Raises:
+    ValueError: there is no such user, or only root could start processes as that user."""
     name = settings.user
     if os.geteuid() != _ROOT:
         if name not in ("", KEEP_USER) and find_user(name).uid != os.geteuid():
@@ -130,11 +127,7 @@ def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
 
 def find_user(text: str) -> Identity:
     """The user of this name or number, with those groups beside the user's own that GPUs belong to; `user:group` for
-    another primary group.
-
-    Raises:
-        ValueError: there is no such user or group.
-    """
+    another primary group. Raises: ValueError: there is no such user or group."""
     user, _, group = text.partition(":")
     try:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
@@ -184,16 +177,9 @@ def choose(
     confinement: Confinement, readable: Sequence[str], writable: Sequence[str], program: Sequence[str]
 ) -> tuple[Identity | None, str]:
     """The first candidate that may do what the model needs, and, in words, who it is where it is not the first of all
-    and why not; None = there is none to choose.
-
-    Args:
-        readable: files, and folders with all that is in them, which the worker reads.
-        writable: folders, to be made where they are not there, and devices.
-        program: further files and folders that it reads, without their contents.
-
-    Raises:
-        PermissionError: none of them may.
-    """
+    and why not; None = there is none to choose. `readable`: files, and folders with all that is in them, which the
+    worker reads. `writable`: folders, to be made where they are not there, and devices. `program`: further files and
+    folders that it reads, without their contents. Raises: PermissionError: none of them may."""
     if not confinement.candidates:
         return None, ""
     # Found as root, who sees all files.
@@ -275,11 +261,8 @@ def _acting_as(identity: Identity) -> Iterator[None]:
 
 
 def confine(identity: Identity | None, confinement: Confinement) -> None:
-    """Be that user for good, without capabilities and without a way to more rights, within the bounds.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Be that user for good, without capabilities and without a way to more rights, within the bounds. Raises: OSError:
+    the kernel refuses."""
     if confinement.control_group:
         enter(confinement.control_group)
     if not confinement.core_dumps:

@@ -64,15 +64,10 @@ class WorkerLauncher:
         zygote: ZygoteProcess | None = None,
         on_zygote: Callable[[ZygoteProcess], None] = _nothing,
     ) -> None:
-        """`preload`: the modules that the zygote imports ahead, where they are installed.
-
-        `settings`: None = workers run as this process' own user. `groups`: None = this process may make no cgroups.
-        `parent_pipe`: all end when this pipe breaks; None = with this process. `zygote`: of the server before, with the
-        workers that it has kept. `on_zygote`: takes each that is started.
-
-        Raises:
-            ValueError: the user that the settings name cannot be had.
-        """
+        """`preload`: the modules that the zygote imports ahead, where they are installed. `settings`: None = workers
+        run as this process' own user. `groups`: None = this process may make no cgroups. `parent_pipe`: all end when
+        this pipe breaks; None = with this process. `zygote`: of the server before, with the workers that it has kept.
+        `on_zygote`: takes each that is started. Raises: ValueError: the user that the settings name cannot be had."""
         self._log = log
         self.settings = settings or WorkerSettings(user=KEEP_USER)
         self._candidates = candidates(self.settings)
@@ -121,12 +116,8 @@ class WorkerLauncher:
         self, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
     ) -> WorkerSession:
         """A session with these instances in a process of its own, which is started, or in that of its group, which may
-        have kept it; what the process writes goes to `log`. `key`: as of WorkerSession.open.
-
-        Raises:
-            ServeError: INTERNAL, it cannot be started.
-            OSError: no descriptor, or no cgroup, can be had for it.
-        """
+        have kept it; what the process writes goes to `log`. `key`: as of WorkerSession.open. Raises: ServeError:
+        INTERNAL, it cannot be started; OSError: no descriptor, or no cgroup, can be had for it."""
         name = options.shared_worker
         if not name:
             return await _session(await self._start(options, log), instances, key)

@@ -77,12 +77,9 @@ class TensorSender:
         return layout.number
 
     def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, int, int]:
-        """Tensors in a slot: the number of their layout, the place, and the bytes of the details.
-
-        Raises:
-            ServeError: INTERNAL, what stands beside the tensors is too long, or one's bytes are not those of its shape;
-                or no slot can be had.
-        """
+        """Tensors in a slot: the number of their layout, the place, and the bytes of the details. Raises: ServeError:
+        INTERNAL, what stands beside the tensors is too long, or one's bytes are not those of its shape; or no slot can
+        be had."""
         checked(details)
         layout = self.of(tensors)
         pieces, nbytes = layout.places.pieces([each.data for each in tensors], "tensor")

@@ -259,10 +259,8 @@ class Session:
         return sockets
 
     def _wait_for_server(self, service: ModelService, loaded: Loaded) -> None:
-        """Take what a new server shares with its workers, and report to it as to the one before.
-
-        Raises: EOFError, OSError.
-        """
+        """Take what a new server shares with its workers, and report to it as to the one before. Raises: EOFError,
+        OSError."""
         control, *instances = self._next_sockets()
         self._control.renew(control)
         load = self._receive()
@@ -379,7 +377,6 @@ class Reports:
         """The properties of the loaded model."""
 
     def report(self, text: str) -> None:
-        """See backends.base.ModelSource."""
         line = " ".join(text.split())
         if len(line) > _LONGEST_REPORT:
             line = f"{line[: _LONGEST_REPORT - 3]}..."
@@ -451,11 +448,9 @@ def _write(path: str, text: str) -> None:
 
 
 def _open_log() -> None:
-    """Lines with levels, by which the server's log sorts them.
-
-    The server's own lines go by a stream, a handler and a level of their own: models close the standard streams and
-    configure logging for themselves. There, too, Python writes the line of a crash (a signal such as SIGSEGV).
-    """
+    """Lines with levels, by which the server's log sorts them. The server's own lines go by a stream, a handler and a
+    level of their own: models close the standard streams and configure logging for themselves. There, too, Python
+    writes the line of a crash (a signal such as SIGSEGV)."""
     stream = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     faulthandler.enable(stream, all_threads=False)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)

@@ -144,11 +144,8 @@ class TensorService(ModelService):
         log: logging.Logger,
         guard: FaultGuard,
     ) -> None:
-        """`report`: see backends.base.ModelSource. `guard`: the process's.
-
-        Raises:
-            ServeError or any exception: the model cannot be loaded.
-        """
+        """`report`: see backends.base.ModelSource. `guard`: the process's. Raises: ServeError or any exception: the
+        model cannot be loaded."""
         self._instances = instances
         self._guard = guard
         self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
@@ -158,13 +155,11 @@ class TensorService(ModelService):
         self.batches_at_once = len(model_executions(self._model))
 
     def warm_up(self, message: WarmUp) -> None:
-        """See ModelService."""
         samples = warm_up_batches(message.config, self._model_folder)
         self._model.warm_up([with_ragged_shapes(sample, message.config) for sample in samples])
         self._config = message.config
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
-        """See ModelService."""
         ends = [WorkerEnd(connection, self._guard, self._is_alone) for connection in self._instances]
         threads = [
             threading.Thread(
@@ -183,7 +178,6 @@ class TensorService(ModelService):
         return is_wanted
 
     def renew(self, instances: Sequence[socket.socket]) -> None:
-        """See ModelService."""
         self._instances = instances
 
     def _execute(self, end: WorkerEnd) -> None:
@@ -225,7 +219,6 @@ class TensorExecutor:
                 lane.drop()
 
     def _work_on(self) -> bool:
-        """See WorkerEnd.batches."""
         while self._running:
             if not self._running[0].is_done:
                 return True
@@ -288,11 +281,8 @@ class BatchLane:
         return self._error is not None or self._execution.is_done
 
     def finish(self, engine_free_ns: int) -> int:
-        """Wait for the batch and send its result; when the engine ended it, by time.monotonic_ns().
-
-        Args:
-            engine_free_ns: when it ended the one before.
-        """
+        """Wait for the batch and send its result; when the engine ended it, by time.monotonic_ns(). `engine_free_ns`:
+        when it ended the one before."""
         writer, end = self._writer, self._end
         input_end = output_start = max(self._input_end, engine_free_ns)
         try:
@@ -343,15 +333,8 @@ class RequestService(ModelService):
         log: logging.Logger,
         guard: FaultGuard,
     ) -> None:
-        """
-        Args:
-            report: see backends.base.ModelSource.
-            send_metrics: see backends.request_model.RequestModelSource.
-            guard: the process's.
-
-        Raises:
-            ServeError or any exception: the model cannot be loaded.
-        """
+        """`report`: see backends.base.ModelSource. `send_metrics`: see backends.request_model.RequestModelSource.
+        `guard`: the process's. Raises: ServeError or any exception: the model cannot be loaded."""
         self._guard = guard
         self._end = WorkerEnd(connection, guard)
         self._back = BackChannel(self._end, log)
@@ -363,7 +346,6 @@ class RequestService(ModelService):
         super().__init__(self._model, load, log)
 
     def warm_up(self, message: WarmUp) -> None:
-        """See ModelService."""
         self._model.initialize(message.config, message.config_json)
         for batch in warm_up_batches(message.config, self._model_folder):
             for answer in self._run_sample(batch):
@@ -371,7 +353,6 @@ class RequestService(ModelService):
                     raise answer
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
-        """See ModelService."""
         is_wanted = True
 
         def stop() -> None:
@@ -388,7 +369,6 @@ class RequestService(ModelService):
         return is_wanted
 
     def renew(self, instances: Sequence[socket.socket]) -> None:
-        """See ModelService."""
         self._back.stop()
         self._end.close()
         self._end = WorkerEnd(instances[0], self._guard)
@@ -430,10 +410,8 @@ class RequestService(ModelService):
         self._end.finish(received, (input_end, output_start), results, kept)
 
     def _request(self, received: ReceivedRequest, responders: list[BatchedResponder]) -> ModelRequest:
-        """A request on memory of its own, which may be kept and written to.
-
-        What answers it is appended to `responders`, also where this fails.
-        """
+        """A request on memory of its own, which may be kept and written to. What answers it is appended to
+        `responders`, also where this fails."""
         responder = self._back.open_request(received.number)
         responders.append(responder)
         layout, heap = received.form.layout, self._end.inputs

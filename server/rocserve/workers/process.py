@@ -235,12 +235,8 @@ class WorkerSession:
     @classmethod
     async def open(cls, process: WorkerProcess, instances: Sequence[Instance], key: str = "") -> WorkerSession:
         """Hands the sockets over by the process' reception. `key`: of a session that a process that is shared keeps for
-        the next server; "" = none.
-
-        Raises:
-            ServeError: INTERNAL, these are more instances than can be handed over.
-            OSError: no descriptor can be had.
-        """
+        the next server; "" = none. Raises: ServeError: INTERNAL, these are more instances than can be handed over;
+        OSError: no descriptor can be had."""
         if len(instances) >= MOST_SOCKETS:
             raise internal(f"a worker can have {MOST_SOCKETS - 1} instances, not {len(instances)}")
         control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -268,10 +264,7 @@ class WorkerSession:
 
     async def load(self, message: Load, on_progress: Callable[[Progress | MetricChanges], None]) -> Loaded:
         """`on_progress` is called with all that the engine and the model report, now and as long as the session lives.
-
-        Raises:
-            ServeError: the reason why it cannot be loaded, in the engine's words.
-        """
+        Raises: ServeError: the reason why it cannot be loaded, in the engine's words."""
         self._on_progress = on_progress
         return await self._ask(message, "loading", Loaded)
 
@@ -298,11 +291,8 @@ class WorkerSession:
             await self.process.wait_killed()
 
     async def _ask(self, message: ControlMessage, doing: str, expected: type[_Reply]) -> _Reply:
-        """The worker's reply to a message.
-
-        Raises:
-            ServeError: INTERNAL, it ended without one; or its reason why it failed.
-        """
+        """The worker's reply to a message. Raises: ServeError: INTERNAL, it ended without one; or its reason why it
+        failed."""
         reply = self._reply = self._loop.create_future()
         ended = asyncio.ensure_future(self._ended.wait())
         try:

@@ -151,11 +151,9 @@ def _group_goes_on(grouped: _Grouped) -> bool:
 
 def _stop(watched: _Watched) -> None:
     """Stops a worker and all that it has started, until a check finds no new process: a fork between the check and the
-    kill has a session of its own perhaps, no parent any more, and could not be distinguished from other processes.
-
-    The worker's group is stopped as one, which no fork escapes: one that lives on in ever new processes is ahead of
-    a check.
-    """
+    kill has a session of its own perhaps, no parent any more, and could not be distinguished from other processes. The
+    worker's group is stopped as one, which no fork escapes: one that lives on in ever new processes is ahead of a
+    check."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(watched.worker.pid, signal.SIGSTOP)
     stopped: set[tuple[int, int]] = set()

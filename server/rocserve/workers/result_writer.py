@@ -54,10 +54,7 @@ def _add_result(
     sender: TensorSender, results: list[OutgoingResult], outputs: Sequence[Tensor], parameters: Parameters
 ) -> None:
     """The next request's result, with that of the request before where the two differ in nothing but their bytes.
-
-    Raises:
-        ServeError: INTERNAL, it cannot be sent.
-    """
+    Raises: ServeError: INTERNAL, it cannot be sent."""
     layout, data = sender.of(outputs), [each.data for each in outputs]
     if not parameters and results and results[-1].layout is layout:
         packed = layout.places.packed(data)
@@ -125,10 +122,7 @@ class ResultWriter:
 
     def write(self, results: list[OutgoingResult], batch: Batch, result: BatchResult) -> None:
         """The outputs on their way to the server, behind those of the requests before where requests run one by one.
-
-        Raises:
-            ServeError: INTERNAL, the outputs are not what was asked for, or not of the batch's rows.
-        """
+        Raises: ServeError: INTERNAL, the outputs are not what was asked for, or not of the batch's rows."""
         outputs = result.outputs
         names = batch.requested_outputs or tuple(outputs)
         try:

@@ -101,14 +101,9 @@ class ResultReader:
     def read_batch(
         self, place: int, nbytes: int, entries: int, times: tuple[int, int, int], sizes: tuple[int, ...], may_open: bool
     ) -> BatchOutcome:
-        """The results of a batch.
-
-        Args:
-            place: of their slot of `nbytes`, which begins with a table of `entries` entries.
-            times: see BatchOutcome.
-            sizes: of the batch's requests, in rows.
-            may_open: the model sees each request for itself, so that it may keep one open.
-        """
+        """The results of a batch. `place`: of their slot of `nbytes`, which begins with a table of `entries` entries.
+        `times`: see BatchOutcome. `sizes`: of the batch's requests, in rows. `may_open`: the model sees each request
+        for itself, so that it may keep one open."""
         if not 0 < entries * ENTRY_BYTES <= nbytes:
             raise ValueError(f"results in {entries} entries of {nbytes} bytes")
         view = self._heap.checked(place, nbytes)

@@ -167,10 +167,8 @@ class Spawner:
             os._exit(status)
 
     def _leave(self, held: _Held) -> None:
-        """In a new child: let go of all that is the zygote's, and above all other workers'.
-
-        It leads a process group of its own, to which the processes belong that a model starts: they end with it.
-        """
+        """In a new child: let go of all that is the zygote's, and above all other workers'. It leads a process group of
+        its own, to which the processes belong that a model starts: they end with it."""
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

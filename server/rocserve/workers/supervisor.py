@@ -123,11 +123,7 @@ class WorkerSupervisor:
 
     async def load(self) -> Signature:
         """Start the worker and load the model, or take over one that has loaded it; after a failure or a cancellation
-        nothing is left.
-
-        Raises:
-            ServeError: the reason why it cannot be loaded.
-        """
+        nothing is left. Raises: ServeError: the reason why it cannot be loaded."""
         try:
             async with asyncio.timeout(_TAKE_OVER_SECONDS):
                 is_held = self._key and not self._options.shared_worker
@@ -193,11 +189,8 @@ class WorkerSupervisor:
         )
 
     async def warm_up(self, message: WarmUp) -> None:
-        """Warm the model up; from then on the worker serves, and is restarted when it ends.
-
-        Raises:
-            ServeError: the reason why it cannot be warmed up; the worker has been ended.
-        """
+        """Warm the model up; from then on the worker serves, and is restarted when it ends. Raises: ServeError: the
+        reason why it cannot be warmed up; the worker has been ended."""
         await self._warm_up(message)
         self._load = dataclasses.replace(self._load, config=message.config)
         self._supervision = self._loop.create_task(self._supervise(message))

@@ -21,11 +21,8 @@ _SEED = 0
 
 
 def warm_up_batches(config: ModelConfig, model_folder: Path) -> list[Batch]:
-    """One batch for each run of each sample, in the order of the config.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, a sample's file is missing, outside the folder `warmup`, or of the wrong size.
-    """
+    """One batch for each run of each sample, in the order of the config. Raises: ServeError: INVALID_ARGUMENT, a
+    sample's file is missing, outside the folder `warmup`, or of the wrong size."""
     return [batch for _, batch in warm_up_samples(config, model_folder)]
 
 

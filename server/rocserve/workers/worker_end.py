@@ -126,15 +126,9 @@ class WorkerEnd:
     answer from any."""
 
     def __init__(self, connection: socket.socket, guard: FaultGuard, is_alone: bool = True) -> None:
-        """
-        Args:
-            guard: maps clients' files.
-            is_alone: no other instance runs in this process, whose thread would have to wait for one that looks.
-
-        Raises:
-            EOFError: the server is gone.
-            ValueError: it sent something else than what an instance shares with its worker.
-        """
+        """`guard`: maps clients' files. `is_alone`: no other instance runs in this process, whose thread would have to
+        wait for one that looks. Raises: EOFError: the server is gone; ValueError: it sent something else than what an
+        instance shares with its worker."""
         data, descriptors = receive_with_descriptors(connection, ATTACH.size, _MOST_DESCRIPTORS)
         if not data:
             raise EOFError("the server closed the connection")
@@ -174,12 +168,8 @@ class WorkerEnd:
     # Batches
 
     def batches(self, work_on: Callable[[], bool] | None = None) -> Iterator[ReceivedBatch]:
-        """Until the server closes the connection, or `stop`.
-
-        Args:
-            work_on: sees to the batches that are under way; False: none is, and the next may be waited for. None: none
-                ever is when the next is asked for.
-        """
+        """Until the server closes the connection, or `stop`. `work_on`: sees to the batches that are under way; False:
+        none is, and the next may be waited for. None: none ever is when the next is asked for."""
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
             is_busy = work_on is not None and work_on()
@@ -267,12 +257,7 @@ class WorkerEnd:
     # Results
 
     def place(self, nbytes: int) -> tuple[int, memoryview]:
-        """A slot of `nbytes`, and its memory. Waits while the server has much to read.
-
-        Raises:
-            HeapFull.
-            ServerGone.
-        """
+        """A slot of `nbytes`, and its memory. Waits while the server has much to read. Raises: HeapFull; ServerGone."""
         with self._lock:
             while True:
                 if not self._is_wanted:

@@ -56,10 +56,8 @@ class WorkerOutput:
 
     @property
     def last_line(self) -> str:
-        """The last line that was not empty; the reason, when a worker ends without another word.
-
-        What Python writes about a crash comes after it and does not count.
-        """
+        """The last line that was not empty; the reason, when a worker ends without another word. What Python writes
+        about a crash comes after it and does not count."""
         return _split_level(_printable(self._last))[1]
 
     def close(self) -> None:
@@ -133,9 +131,8 @@ class WorkerOutput:
         self._log.log(level, "%s%s", self._prefix, text)
 
     def _skip_lines(self, data: bytes, is_begun: bool) -> bytes:
-        """Of lines that came too fast only the last is read; the beginning of the next one is returned.
-
-        `is_begun`: `data` goes on with a line that was begun before."""
+        """Of lines that came too fast only the last is read; the beginning of the next one is returned. `is_begun`:
+        `data` goes on with a line that was begun before."""
         lines, _, rest = data.rpartition(b"\n")
         before, crash, _ = lines.partition(b"\n" + _CRASH)
         if not self._crashed and (last := before.rpartition(b"\n")[2]).strip():

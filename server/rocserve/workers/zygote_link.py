@@ -99,15 +99,9 @@ class ZygoteLink:
         on_exited: Callable[[Exited], None],
         on_gone: Callable[[], None],
     ) -> None:
-        """
-        Args:
-            preload, parent_pipe, environment: what a zygote is started with.
-            answer_seconds: how long it may say nothing while something is waited for.
-            zygote: of the server before.
-            on_zygote: takes each that is started.
-            on_exited: takes the ends of workers.
-            on_gone: called each time that one has ended.
-        """
+        """`preload`, `parent_pipe`, `environment`: what a zygote is started with. `answer_seconds`: how long it may say
+        nothing while something is waited for. `zygote`: of the server before. `on_zygote`: takes each that is started.
+        `on_exited`: takes the ends of workers. `on_gone`: called each time that one has ended."""
         self._preload = tuple(preload)
         self._log = log
         self._environment = environment
@@ -143,12 +137,8 @@ class ZygoteLink:
 
     async def ask(self, message: Any, descriptors: Sequence[int], take: TakeReply) -> WorkerProcess:
         """The worker that `take` makes of the reply, as soon as that has come: the next message may be that it has
-        exited. When cancelled, none is left.
-
-        Raises:
-            ConnectionResetError: the zygote has ended.
-            ServeError: INTERNAL, the worker could not be started.
-        """
+        exited. When cancelled, none is left. Raises: ConnectionResetError: the zygote has ended; ServeError: INTERNAL,
+        the worker could not be started."""
         answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         try:
             await self._send(encode_message(message), descriptors)

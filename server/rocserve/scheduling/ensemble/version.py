@@ -88,7 +88,6 @@ class EnsembleVersion:
         self._drain = Drain()
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
-        """See core.serving.ServedVersion."""
         started_ns = time.monotonic_ns()
         try:
             self._validator.validate(request)

@@ -55,11 +55,8 @@ class StateKeeper:
         return list(self._initial)
 
     def take(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
-        """Keep the values of those states that are among the outputs.
-
-        Raises:
-            ServeError: INTERNAL, one is of another datatype than the configuration says; none is kept.
-        """
+        """Keep the values of those states that are among the outputs. Raises: ServeError: INTERNAL, one is of another
+        datatype than the configuration says; none is kept."""
         found: list[tuple[int, StateValue]] = []
         for tensor in outputs:
             place, datatype = self._places.get(tensor.name, (-1, tensor.datatype))
@@ -254,7 +251,6 @@ class SequenceResponder(ForwardingResponder):
         self._on_ended = on_ended
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """See core.serving.Responder."""
         request = self.request
         if request is not None and isinstance(answer, InferResponse):
             answer = self._without_states(answer, request)

@@ -40,12 +40,8 @@ class SequenceRouter:
         return any(version.has_sequences for version in (*self._open, *self._closing))
 
     def find(self, sequence: SequenceId, version: str, but: SequenceScheduler) -> SequenceScheduler | None:
-        """Another version that has a sequence: one that has been replaced, or is about to be.
-
-        Args:
-            version: as the request names it, "" where it does not; only that one will do.
-            but: the version that asks.
-        """
+        """Another version that has a sequence: one that has been replaced, or is about to be. `version`: as the request
+        names it, "" where it does not; only that one will do. `but`: the version that asks."""
         others = (other for other in (*self._closing, *self._open) if other is not but)
         fitting = (other for other in others if not version or int(version) == other.version)
         return next((other for other in fitting if other.knows(sequence)), None)

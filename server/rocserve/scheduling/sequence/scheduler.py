@@ -38,10 +38,7 @@ class Admission:
         self._numbers = itertools.count(1)
 
     def tag(self, request: InferRequest) -> SequenceTag:
-        """
-        Raises:
-            ServeError: INVALID_ARGUMENT.
-        """
+        """Raises: ServeError: INVALID_ARGUMENT."""
         tag = request.sequence or NO_SEQUENCE
         if request.plan.batch_size > 1:
             raise invalid_argument(
@@ -162,11 +159,8 @@ class SequenceScheduler(Scheduler):
         self._watch_idle()
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
-        """Take a request of a sequence of this version that came to its successor.
-
-        Raises:
-            ServeError: as for any other.
-        """
+        """Take a request of a sequence of this version that came to its successor. Raises: ServeError: as for any
+        other."""
         self.validator.validate(request)
         if self._config.decoupled:
             responder.expect_many()
@@ -183,7 +177,6 @@ class SequenceScheduler(Scheduler):
 
     @property
     def waiting(self) -> int:
-        """See Scheduler."""
         # A copy, made in one step: the data plane goes on meanwhile.
         return self._table.count + sum(len(instance.candidates or ()) for instance in tuple(self._table.instances))
 
@@ -233,7 +226,6 @@ class SequenceScheduler(Scheduler):
                 self._refused.append((entry, self._table.loss_of(entry.tag.id, reason)))
 
     def fail_queue(self, outage: ServeError) -> None:
-        """See Scheduler."""
         self._outage = outage
         self._table.clear_backlog(outage)
         self._mark()
@@ -261,7 +253,6 @@ class SequenceScheduler(Scheduler):
     # Work
 
     def _start_work(self) -> None:
-        """See Scheduler."""
         for instance in self._table.instances:
             batch = self._next_batch(instance, time.monotonic_ns())
             if batch is not None:

@@ -61,7 +61,6 @@ class DirectStrategy:
         """See Strategy."""
 
     def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
-        """See Strategy."""
         fronts = [slot.queue[0] for slot in self._waiting(instance)]
         if not fronts:
             return None
@@ -110,12 +109,10 @@ class OldestStrategy:
         self._inputs = inputs
 
     def prepare(self, instance: SequenceInstance) -> None:
-        """See Strategy."""
         # Bounded by the number of slots.
         instance.candidates = RequestQueue(DynamicBatching(), QueueLimits(self.slot_count + 1, 1 << 62))
 
     def feed(self, slot: Slot, now: float) -> None:
-        """See Strategy."""
         if not slot.queue:
             return
         slot.busy = True
@@ -126,7 +123,6 @@ class OldestStrategy:
         slot.instance.candidates.push(request)
 
     def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
-        """See Strategy."""
         queue = instance.candidates
         if not queue:
             return None
@@ -134,7 +130,6 @@ class OldestStrategy:
         return now_ns if decision.request_count else decision.decide_again_at_ns
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
-        """See Strategy."""
         queue = instance.candidates
         assert queue is not None
         count = self._policy.decide(queue, now_ns).request_count

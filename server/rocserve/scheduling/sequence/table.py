@@ -116,11 +116,8 @@ class SequenceTable:
     def __init__(
         self, model: str, limits: QueueLimits, times: ComputeTimes, largest_batch: int, refused: list[Refused]
     ) -> None:
-        """
-        Args:
-            times: of the model's batches, of up to `largest_batch` rows.
-            refused: where those go that are not to run.
-        """
+        """`times`: of the model's batches, of up to `largest_batch` rows. `refused`: where those go that are not to
+        run."""
         self._model = model
         self._limits = limits
         self._times = times
@@ -163,11 +160,7 @@ class SequenceTable:
         )
 
     def place(self, request: SequenceRequest, now: float) -> Slot | None:
-        """Take a request in; its slot, None while its sequence waits for one.
-
-        Raises:
-            QueueFull: too many wait.
-        """
+        """Take a request in; its slot, None while its sequence waits for one. Raises: QueueFull: too many wait."""
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
             raise QueueFull(request.id)
         sequence = request.tag.id
