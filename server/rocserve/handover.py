@@ -15,7 +15,7 @@ from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import ControlMode, ServerSettings
 from rocserve.supervisor import Post
-from rocserve.workers.zygote_link import ZygoteProcess
+from rocserve.workers.launcher import ZygoteProcess
 
 _SIGNALS_AT_ONCE = 16
 _MOST_LOADED_BYTES = 64 << 20

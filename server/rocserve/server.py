@@ -47,8 +47,8 @@ from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.single_model import find_single_model
 from rocserve.repository.summary import summary
 from rocserve.repository.version_loader import WorkerVersionLoader
+from rocserve.scheduling.instances import RateLimiter
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
@@ -65,7 +65,7 @@ from rocserve.services.trace_control import TraceControlService
 from rocserve.settings import ControlMode, ServerSettings
 from rocserve.settings.repository import SingleModel, WhatKind
 from rocserve.start_table import print_sample, print_table
-from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
 _POLL_SECONDS = 0.05

@@ -9,8 +9,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.tensor_places import padded
 from rocserve.core.tensors import Tensor, TensorHead
+from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.entries import DONE, ENTRY, RESULTS
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome

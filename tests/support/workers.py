@@ -25,8 +25,7 @@ from rocserve.core.tensors import Buffer, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
-from rocserve.workers.instance import Instance
-from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan
 from rocserve.workers.results import BatchOutcome

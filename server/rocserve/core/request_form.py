@@ -43,7 +43,7 @@ class RequestForm:
 
 Member = tuple[RequestForm, Sequence[Buffer], int, bytes]
 """A request of a batch: its form; the data of its inputs in the form's order, views of bytes; and where the model sees
-each request for itself, its number and its details (`workers/request_details.py`)."""
+each request for itself, its number and its details (`workers/entries.py`)."""
 
 
 def client_parameters(head: RequestHead) -> dict[str, bool | int | float | str]:

@@ -19,7 +19,7 @@ from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Failure, Retries, RetryPolicy, next_failure
 from rocserve.repository.scan import ModelScan
-from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.scheduling.ensemble.run import EnsembleVersion
 
 
 @dataclass(frozen=True, slots=True)

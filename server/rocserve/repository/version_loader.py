@@ -32,18 +32,17 @@ from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, FallbackCounter, load_on_engine
 from rocserve.repository.lifecycle import LoadedVersion, LoadOrder
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
-from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.scheduling.ensemble.run import EnsembleVersion
+from rocserve.scheduling.instances import RateLimiter
 from rocserve.scheduling.model_calls import start_call
-from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
-from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
+from rocserve.scheduling.scheduler import ModelScheduler, Scheduler, SchedulerParts
 from rocserve.scheduling.sequence.router import SequenceRouters
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
-from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.warmup import warm_up_samples
 

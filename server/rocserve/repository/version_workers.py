@@ -25,12 +25,11 @@ from rocserve.protocol.json_form import plain_values
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
 from rocserve.repository.lifecycle import LoadOrder
-from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
+from rocserve.scheduling.instances import RateLimiter, needs_of
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits, WorkerSettings
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
-from rocserve.workers.instance import Instance
-from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.instance_requests import CallStarter, OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan

@@ -18,9 +18,9 @@ from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import BatchAnswers, FormedBatch, ResponseMaker
+from rocserve.workers.entries import write_details
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import InstanceRequests, RequestLost
-from rocserve.workers.request_details import write_details
 from rocserve.workers.results import BatchOutcome
 
 

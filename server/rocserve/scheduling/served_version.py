@@ -9,7 +9,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.plane.shared_heap import SharedHeap
+from rocserve.plane.heap import SharedHeap
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_cache import CachedAnswers
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer

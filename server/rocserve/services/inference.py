@@ -11,8 +11,8 @@ from rocserve.core.errors import ServeError
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.serving import Responder
+from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import SharedHeap
 from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.services.client_limits import ClientLimits

@@ -33,7 +33,7 @@ from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
 from rocserve.tools.verb import Verb
 from rocserve.workers.group import WorkerGroupEvents
-from rocserve.workers.instance_mail import InstanceMail
+from rocserve.workers.instance import InstanceMail
 from rocserve.workers.instance_requests import OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 

@@ -46,7 +46,7 @@ def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -
 
 
 def details_of(request: ReceivedRequest, heap: HeapReader) -> bytes:
-    """What the request says of itself alone, as `request_details.py` writes it."""
+    """What the request says of itself alone, as `write_details` writes it."""
     return bytes(heap.view(request.details_place, request.details_bytes)) if request.details_bytes else b""
 
 

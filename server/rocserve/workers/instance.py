@@ -7,33 +7,47 @@ messages. All calls are made on the data plane's thread, unless said otherwise.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import math
 import os
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.passed_descriptors import send_with_descriptors
-from rocserve.core.request_form import Member
+from rocserve.core.plain import to_json
+from rocserve.core.request_form import Member, RequestForm
+from rocserve.core.tensor_places import PlacedTensors, aligned, padded
+from rocserve.core.tensors import Buffer
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import HeapReader, Slot, copy_in_steps
-from rocserve.plane.link import LinkBroken, LinkEnd, RingWriter
-from rocserve.plane.shared_heap import SharedHeap
+from rocserve.plane.guarded_mapping import GuardedFile
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, SharedHeap, Slot, copy_in_steps, fill
+from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd, RingReader, RingWriter
+from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.trimming import HeapTrimmer
 from rocserve.workers.answer_watch import Owed
-from rocserve.workers.batch_writer import BatchWriter, SentBatch
 from rocserve.workers.client_files import GivenFiles
 from rocserve.workers.entries import (
     ATTACH,
     BACK,
+    BATCH,
     CALL,
     DONE,
     ENTRY,
     FORGET,
+    GROUPED,
+    IN_FILE,
     LAYOUT,
+    NO_ENTRY,
+    PLACED,
+    REMEMBERED_LAYOUTS,
+    REQUEST,
     RESPONSE,
     RESULTS,
     RETURN,
@@ -43,10 +57,106 @@ from rocserve.workers.entries import (
     WORKER_RINGS,
     return_entries,
 )
-from rocserve.workers.instance_mail import InstanceMail
 from rocserve.workers.instance_requests import CallStarter, InstanceRequests
+from rocserve.workers.layouts import checked
 from rocserve.workers.messages import LONGEST_TEXT
 from rocserve.workers.results import BatchOutcome, ResultReader
+
+
+@dataclass(slots=True, eq=False)
+class SentBatch:
+    """A batch that a worker has, or is about to have."""
+
+    id: int
+    entry: bytes
+    """The message to the worker."""
+    sizes: tuple[int, ...]
+    """Of its requests, in rows."""
+    on_outcome: Callable[[BatchOutcome], None]
+    slot: Slot
+    """Of its table, and of inputs; the heap has it back when this goes."""
+    placed: Sequence[PlacedTensors]
+    """Inputs that lie elsewhere in the heap, or in clients' files."""
+    view: memoryview
+    """The slot."""
+    large: Sequence[tuple[int, Buffer]]
+    """Parts that are still to be copied into it, and where."""
+    posted: int = 0
+    """Where the ring of batches was behind it; 0: it has not been posted."""
+    sent_ns: int = field(default_factory=time.monotonic_ns)
+
+
+class BatchWriter:
+    """Those of one instance. One thread."""
+
+    def __init__(self, inputs: SharedHeap, files: GivenFiles | None) -> None:
+        """`files`: None: the worker is given none."""
+        self._inputs = inputs
+        self._files = files
+        self._forms: dict[RequestForm, int] = {}
+        """The numbers of those that the worker knows."""
+        self._numbers = itertools.count()
+        self._batch_ids = itertools.count(1)
+
+    def write(
+        self, members: Sequence[Member], is_grouped: bool, on_outcome: Callable[[BatchOutcome], None]
+    ) -> SentBatch:
+        """A batch whose large inputs are still to be copied. `is_grouped`: its requests run one by one. Raises:
+        ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them."""
+        inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
+        fresh: dict[RequestForm, int] = {}
+        for member in members:
+            if member[0] not in forms and member[0] not in fresh:
+                fresh[member[0]] = next(self._numbers)
+        if fresh:
+            forms = {**forms, **fresh}
+        count = len(members) + len(fresh)
+        sizes: list[int] = []
+        table: list[bytes] = []
+        pieces: list[Buffer] = []
+        placed: list[PlacedTensors] = []
+        # Two entries take as much as tensors are aligned to.
+        end = (count + count % 2) * ENTRY_BYTES
+        for form, number in fresh.items():
+            text = checked(to_json(form.layout))
+            table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
+            pieces += padded((text,))
+            end += aligned(len(text))
+        for form, data, number, details in members:
+            sizes.append(form.layout.rows)
+            flags, place = 0, end
+            if type(data) is PlacedTensors and data.sizes == form.places.sizes:
+                if data.heap is inputs:
+                    flags = PLACED
+                elif self._files is not None and isinstance(data.heap, GuardedFile):
+                    number = self._files.number(data.heap)
+                    flags = IN_FILE if number else 0
+                if flags:
+                    place = data.offset
+                    placed.append(data)
+            if not flags:
+                of_member, nbytes = form.places.packed(data), form.places.end
+                if of_member is None:
+                    of_member, nbytes = form.places.pieces(data)
+                pieces += of_member
+                end += nbytes
+            table.append(pack(REQUEST, flags, 0, forms[form], number, place, len(details) | end << 32))
+            if details:
+                pieces += padded((details,))
+                end += aligned(len(details))
+        slot, view = inputs.place(end)
+        if fresh:
+            # Only now: of a batch that cannot be sent the worker hears nothing.
+            self._forms = forms
+            while len(forms) > REMEMBERED_LAYOUTS:
+                del forms[next(iter(forms))]
+        if count % 2:
+            table.append(NO_ENTRY)
+        batch_id = next(self._batch_ids) & 0xFFFFFFFF
+        entry = pack(BATCH, GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)
+        large = fill(view, [*table, *pieces], COPIED_AT_ONCE)
+        return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, large)
+
 
 HEAP_BYTES = 1 << 32
 """Of slots of one size, in an instance's heap and in a version's; gRPC's messages have half as many at most."""
@@ -380,3 +490,82 @@ class Instance:
         if requests is not None:
             requests.end(error)
         self._reader.close()
+
+
+_POLLS_BETWEEN_OTHERS = 32
+"""Polling those that seldom speak then costs a turn little where there are hundreds, and none waits long
+while the loop is awake."""
+
+
+class InstanceMail:
+    """Implements plane.loop.Source. A worker that posts while the loop sleeps rings by its socket."""
+
+    wake_descriptor: int | None = None
+    longest_sleep_seconds = math.inf
+    looks = 1
+
+    def __init__(self, plane: PlaneLoop, looks: int = 0) -> None:
+        """`looks`: that a worker looks for a batch before it sleeps."""
+        self.looks_of_workers = looks
+        self.plane = plane
+        self.expected: dict[Instance, RingReader] = {}
+        """Those that have something to answer, and where they post it."""
+        self._others: dict[Instance, RingReader] = {}
+        """Of those that may speak unasked, and do so rarely."""
+        self._polls = 0
+        self._returning: dict[Instance, None] = {}
+        self.trimmer = HeapTrimmer(plane)
+
+    def listen(self, instance: Instance) -> None:
+        """It may speak unasked; for that too it does not ring while the loop is awake."""
+        self._others[instance] = instance.inbox
+
+    def return_later(self, instance: Instance) -> None:
+        """At the end of this round it is to have its slots back that have been read."""
+        self._returning[instance] = None
+
+    def forget(self, instance: Instance) -> None:
+        self.expected.pop(instance, None)
+        self._others.pop(instance, None)
+        self._returning.pop(instance, None)
+
+    def poll(self) -> bool:
+        busy = False
+        self._polls += 1
+        if self._others and not self._polls % _POLLS_BETWEEN_OTHERS:
+            self._check_others()
+        answered: list[Instance] = []
+        for instance, inbox in self.expected.items():
+            if inbox.other_words[inbox.posted_at] != inbox.taken:
+                answered.append(instance)
+        for instance in answered:
+            busy = True
+            instance.take_mail()
+            if not instance.is_expected:
+                self.expected.pop(instance, None)
+        if self._returning:
+            returning, self._returning = self._returning, {}
+            for instance in returning:
+                instance.return_places()
+        return busy
+
+    def has_mail(self) -> bool:
+        if self._others:
+            self._check_others()
+        # Written out: it runs before each sleep.
+        for inbox in self.expected.values():  # noqa: SIM110
+            if inbox.has_mail():
+                return True
+        return False
+
+    def _check_others(self) -> None:
+        for instance in [instance for instance, inbox in self._others.items() if inbox.has_mail()]:
+            self.expected[instance] = instance.inbox
+
+    def let_go(self, heap: Heap) -> None:
+        """Close a heap once what has been asked of the data plane is done. From any thread."""
+        self.plane.call_soon(lambda: self._close(heap))
+
+    def _close(self, heap: Heap) -> None:
+        self.trimmer.forget(heap)
+        heap.close()

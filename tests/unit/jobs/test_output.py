@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rocserve.jobs.process import JobOutput
+from rocserve.jobs.runner import JobOutput
 
 
 def test_lines_are_taken_as_they_come_and_half_a_line_in_the_end() -> None:

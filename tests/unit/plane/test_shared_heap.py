@@ -9,8 +9,7 @@ import pytest
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensor_places import PlacedTensors, TensorPlaces
 from rocserve.core.tensors import TensorHead
-from rocserve.plane.heap import Heap, HeapReader
-from rocserve.plane.shared_heap import SHARES, HeapShare, SharedHeap
+from rocserve.plane.heap import SHARES, Heap, HeapReader, HeapShare, SharedHeap
 
 LIMIT = 1 << 20
 

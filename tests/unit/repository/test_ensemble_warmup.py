@@ -34,7 +34,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.version_loader import warm_up_ensemble
-from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.scheduling.ensemble.run import EnsembleVersion
 
 TENSOR = ("FP32", (2,))
 

@@ -27,7 +27,7 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, TensorHead
 from rocserve.core.validation import RequestPlan, RequestValidator
-from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 
 FP32 = DataType.FP32

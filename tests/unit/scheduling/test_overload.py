@@ -13,10 +13,9 @@ from rocserve.core.errors import StatusCode
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.validation import RequestValidator
-from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
+from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching, Triage
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
-from rocserve.scheduling.triage import Triage
 
 from .conftest import config
 

@@ -8,7 +8,7 @@ import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, InstanceRateLimiter, RateLimiterResource
-from rocserve.scheduling.rate_limiter import LimitedInstance, RateLimiter, needs_of
+from rocserve.scheduling.instances import LimitedInstance, RateLimiter, needs_of
 from rocserve.settings import RateLimitResource
 
 

@@ -18,9 +18,8 @@ from rocserve.core.errors import StatusCode, unavailable
 from rocserve.core.request_form import Member
 from rocserve.core.tensor_places import PlacedTensors, padded
 from rocserve.core.tensors import TensorHead
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull
+from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import SHARES, SharedHeap
 from rocserve.workers.batch_inputs import details_of, request_inputs
 from rocserve.workers.entries import ENTRY, REMEMBERED_LAYOUTS, RESULTS
 from rocserve.workers.instance import WorkerGone

@@ -19,9 +19,9 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, WarmupInput, WarmupSample
 from rocserve.settings import TimeLimits
+from rocserve.workers.group import RestartPolicy
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.messages import WorkerPlan
-from rocserve.workers.supervisor import RestartPolicy
 
 
 async def test_load_reports_the_signature(workshop: Workshop) -> None:

@@ -21,7 +21,7 @@ from support.workers import LOG, OwnChildren, Workshop, config_of, open_descript
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind
 from rocserve.plane.loop import PlaneLoop
-from rocserve.workers.launcher import WorkerLauncher
+from rocserve.workers.launcher import WorkerLauncher, ZygoteProcess
 from rocserve.workers.messages import (
     LaunchOptions,
     NewServer,
@@ -32,7 +32,6 @@ from rocserve.workers.messages import (
     decode_message,
     encode_message,
 )
-from rocserve.workers.zygote_link import ZygoteProcess
 
 
 async def facts_of(workshop: Workshop, **changes: object) -> dict[str, str]:

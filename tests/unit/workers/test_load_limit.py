@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rocserve.workers.supervisor import LoadLimit
+from rocserve.workers.group import LoadLimit
 
 
 async def test_the_parts_of_a_load_share_its_time():

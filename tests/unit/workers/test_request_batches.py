@@ -20,11 +20,11 @@ from rocserve.core.request_form import Member, RequestForm, RequestLayout, clien
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
+from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import SharedHeap
 from rocserve.workers.batch_inputs import details_of, request_inputs, separate
+from rocserve.workers.entries import NO_DETAILS, read_details, write_details
 from rocserve.workers.instance import Instance
-from rocserve.workers.request_details import NO_DETAILS, read_details, write_details
 from rocserve.workers.result_writer import answer_results
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import WorkerEnd

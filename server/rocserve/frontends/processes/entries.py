@@ -7,7 +7,7 @@ until its last answer, a number a call until its end.
 From the front, on the ring REQUESTS:
 
 - HEAD: number; a = place, b = bytes: a RequestHead in JSON. The number means it from here on.
-- DETAILS: a = place, b = bytes: the details (`workers/request_details.py`) and the origin of the REQUEST that follows.
+- DETAILS: a = place, b = bytes: the details (`workers/entries.py`) and the origin of the REQUEST that follows.
 - REQUEST: number = its token; a = the number of its head, and in the upper half how many bytes its slot has; b = place
   of its inputs; c = its deadline in time.monotonic_ns(), 0 = it has none. flags IN_TURN: it is one of a stream. SINGLE:
   it can have one answer only.
@@ -47,8 +47,8 @@ From the server, on the ring ANSWERS:
 - EXIT: the server ends, which clients are to hear.
 - STOP: number = milliseconds within which calls in flight are answered; new ones are refused, and the front ends.
 
-A (place) of a request is an offset in the front's own heap, or in a share of a version's (`plane/shared_heap.py`), the
-number of which is in the upper 16 bits then.
+A (place) of a request is an offset in the front's own heap, or in a share of a version's (`SharedHeap` in
+`plane/heap.py`), the number of which is in the upper 16 bits then.
 
 On either side's ring RETURNS: RETURN, count = how many of a, b and c are places in the other's heap that nobody reads
 any more.

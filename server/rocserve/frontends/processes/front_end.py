@@ -24,14 +24,12 @@ from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, numbers,
 from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import SocketRinger, sleep_word
-from rocserve.plane.heap import Heap, HeapFull, HeapReader, Slot
+from rocserve.plane.heap import SHARES, Heap, HeapFull, HeapReader, Slot
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import SHARES
 from rocserve.services.observation import ClientResponder
-from rocserve.workers.entries import ENTRY, RETURN
+from rocserve.workers.entries import ENTRY, RETURN, write_details
 from rocserve.workers.messages import status_code
-from rocserve.workers.request_details import write_details
 
 _DESCRIPTORS = 5
 _RINGS_AT_ONCE = 4096

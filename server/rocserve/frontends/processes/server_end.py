@@ -27,15 +27,13 @@ from rocserve.frontends.processes.forwarding import ForwardedCalls
 from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, numbers, read
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, Slot, fill
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, HeapShare, SharedHeap, Slot, fill
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import HeapShare, SharedHeap
 from rocserve.scheduling.batch import LinkedResponder
 from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
 from rocserve.services.observation import RequestOrigin
-from rocserve.workers.entries import ENTRY
-from rocserve.workers.request_details import NO_DETAILS, read_details
+from rocserve.workers.entries import ENTRY, NO_DETAILS, read_details
 
 _LONGEST_GRACE_MS = (1 << 32) - 1
 """49 days."""

@@ -14,8 +14,8 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
+from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop, TimerHandle
-from rocserve.plane.shared_heap import SharedHeap
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import LoadedVersion, ModelFiles
 from rocserve.repository.residency.room import Stage, Tenant

@@ -25,7 +25,7 @@ from rocserve.repository.membership import find_member
 from rocserve.repository.residency.lazy_version import Keeper, LazyVersion, Load, ResidencyCounts
 from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
 from rocserve.repository.retry import Failure, RetryPolicy, next_failure
-from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.settings import ResidencySettings
 from rocserve.workers.resource_watch import share_bytes
 

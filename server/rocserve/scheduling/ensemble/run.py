@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rocserve.core.classification import classify
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References, device_of, may_be_references, referred
-from rocserve.core.dispatch import dispatch_traced
+from rocserve.core.dispatch import Dispatcher, dispatch_traced
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
-from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.model_config import EnsembleStep, ModelConfig, OutputConfig
 from rocserve.core.phases import PhaseTotals
-from rocserve.core.request_memory import Holding, MemoryFull
+from rocserve.core.request_memory import Holding, MemoryFull, RequestMemory
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse
 from rocserve.core.sequences import (
@@ -35,14 +35,14 @@ from rocserve.core.sequences import (
     take_sequence,
 )
 from rocserve.core.serving import Responder
+from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
-from rocserve.core.validation import reshape_dims
+from rocserve.core.trace import QUEUE_START
+from rocserve.core.validation import RequestValidator, reshape_dims
 from rocserve.scheduling.batch import send_copied
-from rocserve.scheduling.ensemble.graph import EnsemblePlan, step_head
-from rocserve.scheduling.scheduler import cancelled
-
-if TYPE_CHECKING:
-    from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.scheduling.ensemble.graph import EnsembleGraph, EnsemblePlan, labels_of, step_head
+from rocserve.scheduling.response_cache import CachedAnswers
+from rocserve.scheduling.scheduler import Drain, cancelled
 
 
 @dataclass(slots=True, eq=False)
@@ -502,3 +502,109 @@ def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) 
     if member.max_batch_size == 0 and len(shape) == rank + 1 and shape[0] == 1:
         return shape[1:]
     return shape
+
+
+class InflightLimit:
+    """Each start is matched by one `end`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._running = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_starting = False
+
+    def begin(self, start: Callable[[], None]) -> bool:
+        """Call `start` now, or when those before it have ended; False: it has to wait."""
+        if self._waiting or self._running >= self._limit:
+            self._waiting.append(start)
+            return False
+        self._running += 1
+        start()
+        return True
+
+    def end(self) -> None:
+        """One that was started has ended."""
+        self._running -= 1
+        if self._is_starting:
+            # It ended as soon as it was started: the loop below goes on, instead of one call within the other.
+            return
+        self._is_starting = True
+        try:
+            while self._waiting and self._running < self._limit:
+                self._running += 1
+                self._waiting.popleft()()
+        finally:
+            self._is_starting = False
+
+
+class EnsembleVersion:
+    """Implements core.serving.ServedVersion for an ensemble."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        config_message: bytes,
+        version: int,
+        statistics: ModelStatistics,
+        dispatcher: Dispatcher,
+        memory: RequestMemory,
+        answers: CachedAnswers | None = None,
+    ) -> None:
+        """`memory`: what members answer counts against it, as answers do, until the ensemble has answered.
+        `answers`: those that may be given again; None = each request is run."""
+        self.name = config.name
+        self.version = version
+        self.config = config
+        self.config_message = config_message
+        self.statistics = statistics
+        self.dispatcher = dispatcher
+        self.memory = memory
+        self.answers = answers
+        self.graph = EnsembleGraph(config)
+        self.outputs = {output.name: output for output in config.outputs}
+        limit = config.ensemble_max_inflight_requests
+        self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []
+        """By step; empty: there is no limit."""
+        self._validator = RequestValidator(config)
+        self.on_request: Callable[[EnsembleVersion], None] | None = None
+        """Called for each request before it is run: members may have to be loaded."""
+        self._drain = Drain()
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        started_ns = time.monotonic_ns()
+        try:
+            self._validator.validate(request)
+            if self.config.decoupled:
+                responder.expect_many()
+        except ServeError as error:
+            self.statistics.note_failure(error.text)
+            responder.send(error)
+            return
+        if self.on_request is not None:
+            self.on_request(self)
+        self._drain.running += 1
+        if request.trace is not None:
+            request.trace.note(QUEUE_START, started_ns)
+        # What a sequence is answered depends on what came before.
+        if self.answers is not None and not self.config.decoupled and request.sequence is None:
+            keeper = self.answers.look_up(request, responder)
+            if keeper is None:
+                self.run_ended()
+                return
+            responder = keeper
+        EnsembleRun(self, request, responder, started_ns).start()
+
+    def close(self, drained: Callable[[], None]) -> None:
+        """Take no more requests; call back, once, when all that were taken are answered. Nobody finds the version any
+        more when this is called."""
+        self._drain.close(drained)
+        self._drain.report()
+
+    def run_ended(self) -> None:
+        """A request has been answered."""
+        self._drain.running -= 1
+        self._drain.report()
+
+    def labels_of(self, output: OutputConfig) -> tuple[str, ...]:
+        """The labels of an output: the ensemble's own, or those of the member's output that it comes from."""
+        return labels_of(self.config, output.name, self.dispatcher.tables.table)

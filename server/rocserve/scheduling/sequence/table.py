@@ -14,11 +14,11 @@ from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.core.tensors import Buffer
 from rocserve.core.validation import RequestPlan
+from rocserve.scheduling.batch_policy import half_time
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
 from rocserve.scheduling.response_sequencer import ResponseSequencer
 from rocserve.scheduling.scheduler import Refused, cancelled
-from rocserve.scheduling.triage import half_time
 from rocserve.workers.instance import Instance
 
 if TYPE_CHECKING:

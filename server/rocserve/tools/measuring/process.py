@@ -16,7 +16,7 @@ import numpy as np
 from rocserve.core.errors import unavailable
 from rocserve.core.plain import from_json, to_json
 from rocserve.jobs.hints import with_hint
-from rocserve.jobs.process import JobProcess, describe_end
+from rocserve.jobs.runner import JobProcess, describe_end
 from rocserve.settings.flag import AMOUNT, POSITIVE, flag, number
 from rocserve.tools.measuring.messages import Answer, Engine, Measure, Measured, Opened, Order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocserve.backends.migraphx.jobs.hints import with_hint
-from rocserve.jobs.process import describe_end
+from rocserve.jobs.runner import describe_end
 
 
 @pytest.mark.parametrize(

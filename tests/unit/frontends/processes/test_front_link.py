@@ -28,9 +28,8 @@ from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane import loop
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, Slot
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, SharedHeap, Slot
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.shared_heap import SharedHeap
 from rocserve.services.observation import RequestOrigin
 
 LOG = logging.getLogger("rocserve.test.front_link")

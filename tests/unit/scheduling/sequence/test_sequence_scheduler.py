@@ -21,8 +21,8 @@ from rocserve.core.model_config import (
 )
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceTag
+from rocserve.scheduling.instances import RateLimiter, needs_of
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
 from rocserve.scheduling.sequence.router import SequenceRouter
 
 from .conftest import STATE, Answer, Row
