@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.config.definition import ModelDefinition
@@ -29,15 +29,18 @@ SMALL_MODEL_BYTES = 4 << 20
 would mostly wait for each other's Python: four of them made a quarter of the requests that one made."""
 
 
-def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine, model_bytes: int) -> Sequence[WorkerPlan]:
-    """The workers of all groups that are not passive.
+Places = Sequence[tuple[InstanceKind, Sequence[int]]]
+"""Of each instance group: the kind that it has in the end (KIND_AUTO has become KIND_GPU or KIND_CPU), and its GPUs."""
+
+
+def plan_workers(
+    config: ModelConfig, choice: EngineChoice, machine: Machine, model_bytes: int
+) -> tuple[Sequence[WorkerPlan], Places]:
+    """The workers of all groups that are not passive, and the places of all. `model_bytes`: of the version's files.
 
     On the CPU a group is one worker with `count` threads where the engine is thread-safe and the model not small, else
     `count` workers. On GPUs it is `count` workers for each of its `gpus`, or of all that there are; a group of
     KIND_AUTO is on the GPUs only where the choice says so.
-
-    Args:
-        model_bytes: of the version's files.
 
     Raises:
         ServeError: INVALID_ARGUMENT, there would be too many; or a group asks for a GPU that the engine cannot have.
@@ -45,70 +48,47 @@ def plan_workers(config: ModelConfig, choice: EngineChoice, machine: Machine, mo
             `engine` "auto".
     """
     plans: list[WorkerPlan] = []
-    shares = choice.engine.thread_safe and model_bytes > SMALL_MODEL_BYTES
-    asked = _Asked(config.name, machine)
+    places: list[tuple[InstanceKind, Sequence[int]]] = []
+    asked = {InstanceKind.CPU: 0, InstanceKind.GPU: 0}
+    used_gpus: set[int] = set()
     for number, group in enumerate(config.instance_groups or (_DEFAULT,)):
         if group.passive:
+            places.append((group.kind, group.gpus))
             continue
         name = group.name or f"{config.name}_{number}"
         gpus = _gpus_of_group(group, name, config, choice, machine)
-        asked.add(group.count, gpus)
-        plans.extend(
-            replace(plan, **_place(plan, group, machine)) for plan in _plans_of_group(group, name, gpus, shares)
-        )
+        kind = InstanceKind.GPU if gpus else InstanceKind.CPU
+        is_model = group.kind is InstanceKind.MODEL
+        places.append((group.kind, group.gpus) if is_model else (kind, gpus))
+        # Counted before any is planned: a number costs nothing to write.
+        used_gpus.update(gpus)
+        asked[kind] += group.count * max(len(gpus), 1)
+        # Any number may be named where GPUs cannot be listed.
+        most = machine.most_instances(max(1, min(len(used_gpus), len(machine.gpus))) if gpus else 0)
+        if asked[kind] > most:
+            raise invalid_argument(
+                f"the instance groups of model {config.name} ask for {asked[kind]} instances on the"
+                f" {'GPUs' if gpus else 'CPU'}, at most {most} are possible here; lower 'count', or raise"
+                " --max-model-instances"
+            )
+        shares = not gpus and choice.engine.thread_safe and model_bytes > SMALL_MODEL_BYTES
+        devices: list[int | None] = [gpu for gpu in gpus or (None,) for _ in range(1 if shares else group.count)]
+        for instance, device in enumerate(devices):
+            # Without a host policy Triton takes that of the device's own name.
+            own = "model" if is_model else "cpu" if device is None else f"gpu_{device}"
+            plan = WorkerPlan(
+                kind,
+                device,
+                group.count if shares else 1,
+                "" if shares else f"{name}_{instance}",
+                group.rate_limiter,
+                tuple(machine.cores(group.host_policy or own)),
+                "" if device is None else machine.architecture(device),
+            )
+            plans.append(plan)
     if not plans:
         raise invalid_argument(f"model {config.name} has no instance that may run: all its instance groups are passive")
-    return plans
-
-
-def group_places(
-    config: ModelConfig, choice: EngineChoice, machine: Machine
-) -> Sequence[tuple[InstanceKind, Sequence[int]]]:
-    """Where each group is in the end: KIND_AUTO has become KIND_GPU or KIND_CPU, and the GPUs are named. Raises:
-    ServeError: as `plan_workers`."""
-    places: list[tuple[InstanceKind, Sequence[int]]] = []
-    for group in config.instance_groups:
-        if group.kind is InstanceKind.MODEL or group.passive:
-            places.append((group.kind, group.gpus))
-            continue
-        gpus = _gpus_of_group(group, group.name, config, choice, machine)
-        places.append((InstanceKind.GPU if gpus else InstanceKind.CPU, gpus))
-    return places
-
-
-class _Asked:
-    """Counts the instances of a model before any is planned: a number costs nothing to write."""
-
-    def __init__(self, model: str, machine: Machine) -> None:
-        self._model = model
-        self._machine = machine
-        self._counts = {"CPU": 0, "GPUs": 0}
-        self._gpus: set[int] = set()
-
-    def add(self, count: int, gpus: Sequence[int]) -> None:
-        """A group, with `count` instances on each of these GPUs, or on the CPU. Raises: ServeError."""
-        place = "GPUs" if gpus else "CPU"
-        self._gpus.update(gpus)
-        self._counts[place] += count * max(len(gpus), 1)
-        # Any number may be named where GPUs cannot be listed.
-        there = max(1, min(len(self._gpus), len(self._machine.gpus))) if gpus else 0
-        asked, most = self._counts[place], self._machine.most_instances(there)
-        if asked > most:
-            raise invalid_argument(
-                f"the instance groups of model {self._model} ask for {asked} instances on the {place}, at most {most}"
-                " are possible here; lower 'count', or raise --max-model-instances"
-            )
-
-
-def _place(plan: WorkerPlan, group: InstanceGroup, machine: Machine) -> Mapping[str, Any]:
-    """What the worker's place says: its GPU's architecture, and the cores of its host policy. Without one, Triton takes
-    that of the device's own name."""
-    if group.kind is InstanceKind.MODEL:
-        policy = group.host_policy or "model"
-    else:
-        policy = group.host_policy or ("cpu" if plan.device is None else f"gpu_{plan.device}")
-    architecture = "" if plan.device is None else machine.architecture(plan.device)
-    return {"cores": tuple(machine.cores(policy)), "architecture": architecture}
+    return plans, places
 
 
 def _gpus_of_group(
@@ -135,22 +115,6 @@ def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
     if engine.needs_migraphx:
         return True
     return bool(engine.gpu_module) and machine.is_installed(engine.gpu_module, engine.gpu_files)
-
-
-def _plans_of_group(group: InstanceGroup, name: str, gpus: Sequence[int], shares: bool) -> Sequence[WorkerPlan]:
-    """`shares`: whether instances on the CPU have one copy of the model."""
-    if gpus:
-        places = [(gpu, place) for gpu in gpus for place in range(group.count)]
-        return [
-            WorkerPlan(InstanceKind.GPU, gpu, 1, f"{name}_{instance}", group.rate_limiter)
-            for instance, (gpu, _) in enumerate(places)
-        ]
-    if shares:
-        return [WorkerPlan(InstanceKind.CPU, None, group.count, rate_limiter=group.rate_limiter)]
-    return [
-        WorkerPlan(InstanceKind.CPU, None, 1, f"{name}_{instance}", group.rate_limiter)
-        for instance in range(group.count)
-    ]
 
 
 def _no_gpu(config: ModelConfig, choice: EngineChoice, group: str, machine: Machine) -> ServeError:
@@ -181,8 +145,7 @@ class EnginePlan:
     """What may take its place when it cannot load the model."""
     model_bytes: int
     """Of the version's files."""
-    places: Sequence[tuple[InstanceKind, Sequence[int]]] = ()
-    """Of each instance group: the kind that it has in the end, and its GPUs."""
+    places: Places = ()
     replaces: str = ""
     """The engine whose place this one has taken; "" = it is the one that was wanted."""
 
@@ -259,8 +222,7 @@ async def load_on_engine(
 
 
 def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine, model_bytes: int) -> EnginePlan:
-    workers = plan_workers(definition.config, choice, machine, model_bytes)
-    places = group_places(definition.config, choice, machine)
+    workers, places = plan_workers(definition.config, choice, machine, model_bytes)
     loader = machine.loader(choice.engine)
     return EnginePlan(choice.engine, choice.reason, workers, loader, choice.fallback, model_bytes, places)
 

@@ -1,8 +1,8 @@
 """Hot reload: changes of the repositories are served once they have settled.
 
-A change goes this way: a notification or the poll interval makes `ScanLoop` scan the folders that may have changed. The
-debounce finds those that have settled; `HotReload` reads those in a thread. The table lets their models become what
-they say: each loads its versions beside those that serve, and swaps them (model.py, version.py).
+A change goes this way: a notification or the poll interval makes `scan` scan the folders that may have changed. The
+debounce finds those that have settled; they are read in a thread. The table lets their models become what they say:
+each loads its versions beside those that serve, and swaps them (model.py, version.py).
 
 With notifications only the folders that they name are scanned, and those that are young or have not settled; the same
 after each poll interval. All folders are scanned as often as that costs little, for changes without a notification.
@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, internal
-from rocserve.repository.content import ContentReader, ModelContent
-from rocserve.repository.debounce import Debounce
-from rocserve.repository.retry import Failure, next_failure
+from rocserve.repository.content import ModelContent
+from rocserve.repository.lifecycle import LifecycleContext
+from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
-from rocserve.repository.scanner import RepositoryScan, RepositoryScanner
+from rocserve.repository.scanner import RepositoryScan
 from rocserve.repository.table import ModelTable
-from rocserve.repository.version import LifecycleContext
-from rocserve.repository.watch import UNWATCHED_POLL_SECONDS, RepositoryWatch
-from rocserve.settings import RepositorySettings
+from rocserve.repository.watch import UNWATCHED_POLL_SECONDS
 
 _SPACING_SECONDS = 0.05
 _SHARE_OF_TIME = 4.0
@@ -47,70 +44,6 @@ share one interpreter, so more would only make each other wait."""
 _READING_SECONDS = 0.02
 """What a thread reads in this time is taken at once, and published once."""
 
-OnScan = Callable[[RepositoryScan, float, float], float | None]
-"""Given a scan, when it began and ended, returns when the next is due at the latest (times of the loop)."""
-
-
-class ScanLoop:
-    """Scans the repositories whenever something in them changed, or may have."""
-
-    def __init__(
-        self,
-        scanner: RepositoryScanner,
-        watch: RepositoryWatch,
-        debounce: Debounce,
-        poll_seconds: float,
-        on_scan: OnScan,
-        log: logging.Logger,
-    ) -> None:
-        self._scanner = scanner
-        self._watch = watch
-        self._debounce = debounce
-        self._poll_seconds = poll_seconds
-        self._on_scan = on_scan
-        self._log = log
-        self._duration = 0.0
-        self._scan_all_at = 0.0
-
-    async def scan(self) -> float:
-        """One scan; returns when the next is due at the latest."""
-        clock = asyncio.get_running_loop().time
-        changed = self._watch.take()
-        began = clock()
-        if began >= self._scan_all_at:
-            changed = None
-        if changed is not None:
-            models = self._scanner.latest.models
-            folders = [models[key].folder for key in self._debounce.unsettled if key in models]
-            changed.update(folders, (folder.parent for folder in folders))
-        scan = await self._scanner.run(changed)
-        ended = clock()
-        self._duration = ended - began
-        poll_at = ended + max(self._poll_seconds, self._scanner.cpu_seconds / _POLLS_SHARE)
-        if scan.unreadable:
-            self._scan_all_at = ended + min(self._poll_seconds, UNWATCHED_POLL_SECONDS)
-        elif changed is None:
-            self._scan_all_at = poll_at
-        due = self._on_scan(scan, began, ended)
-        return min(poll_at, self._scan_all_at, math.inf if due is None else due)
-
-    async def run(self) -> None:
-        """Scan until cancelled."""
-        clock = asyncio.get_running_loop().time
-        while True:
-            try:
-                await self._watch.renew()
-                due = await self.scan()
-                woken = await self._watch.wait(max(0.0, due - clock()))
-            except Exception:
-                self._log.exception("scanning the model repositories failed")
-                self._scan_all_at = 0.0
-                await asyncio.sleep(_PAUSE_AFTER_ERROR_SECONDS)
-                continue
-            if woken:
-                # Notifications come in bursts.
-                await asyncio.sleep(max(_SPACING_SECONDS, _SHARE_OF_TIME * self._duration))
-
 
 @dataclass(slots=True, eq=False)
 class _Reading:
@@ -124,36 +57,73 @@ class _Reading:
 
 
 class HotReload:
-    """Reads the folders whose changes have settled; one that cannot be read is tried again, later and later. All calls
-    are made on the loop's thread."""
+    """Scans the repositories whenever something in them changed, or may have. Where changes are taken up by themselves,
+    reads the folders that have settled; one that cannot be read is tried again, later and later. All calls are made on
+    the loop's thread."""
 
-    def __init__(
-        self,
-        settings: RepositorySettings,
-        debounce: Debounce,
-        reader: ContentReader,
-        table: ModelTable,
-        context: LifecycleContext,
-    ) -> None:
-        self._settle_seconds = settings.settle_seconds
-        self._debounce = debounce
-        self._reader = reader
+    def __init__(self, context: LifecycleContext, table: ModelTable) -> None:
+        self._context = context
+        self._debounce = context.debounce
         self._table = table
-        self._retry = context.retry
-        self._retries = context.retries
-        self._background = context.background
-        self._log = context.log
+        self._scan_seconds = 0.0
+        self._scan_all_at = 0.0
         self._is_first = True
         self._readings: dict[str, _Reading] = {}
         """By the folder's key."""
         self._due: deque[_Reading] = deque()
         self._readers: set[asyncio.Task[None]] = set()
 
-    def on_scan(self, scan: RepositoryScan, began: float, ended: float) -> float | None:
-        """Take in a scan; returns when the next is due."""
+    async def run(self) -> None:
+        """Scan until cancelled."""
+        clock, watch = asyncio.get_running_loop().time, self._context.watch
+        while True:
+            try:
+                await watch.renew()
+                due = await self.scan()
+                woken = await watch.wait(max(0.0, due - clock()))
+            except Exception:
+                self._context.log.exception("scanning the model repositories failed")
+                self._scan_all_at = 0.0
+                await asyncio.sleep(_PAUSE_AFTER_ERROR_SECONDS)
+                continue
+            if woken:
+                # Notifications come in bursts.
+                await asyncio.sleep(max(_SPACING_SECONDS, _SHARE_OF_TIME * self._scan_seconds))
+
+    async def scan(self) -> float:
+        """One scan; returns when the next is due at the latest."""
+        clock, scanner = asyncio.get_running_loop().time, self._context.scanner
+        changed = self._context.watch.take()
+        began = clock()
+        if began >= self._scan_all_at:
+            changed = None
+        if changed is not None:
+            models = scanner.latest.models
+            folders = [models[key].folder for key in self._debounce.unsettled if key in models]
+            changed.update(folders, (folder.parent for folder in folders))
+        scan = await scanner.run(changed)
+        ended = clock()
+        self._scan_seconds = ended - began
+        poll_seconds = self._context.settings.poll_seconds
+        poll_at = ended + max(poll_seconds, scanner.cpu_seconds / _POLLS_SHARE)
+        if scan.unreadable:
+            self._scan_all_at = ended + min(poll_seconds, UNWATCHED_POLL_SECONDS)
+        elif changed is None:
+            self._scan_all_at = poll_at
+        # In explicit mode scans serve the index alone.
+        due = self._settle(scan, began, ended) if self._context.is_polling else math.inf
+        return min(poll_at, self._scan_all_at, due)
+
+    def _settle(self, scan: RepositoryScan, began: float, ended: float) -> float:
+        """Take up what has settled; returns when the next scan is due for what has not."""
+        settle_seconds = self._context.settings.settle_seconds
         if self._is_first:
             self._is_first = False
-            self._accept_old(scan)
+            settled_ns = time.time_ns() - int(max(_OLD_SECONDS, settle_seconds) * 1e9)
+            for name, model in scan.models.items():
+                if 0 < model.changed_ns < settled_ns:
+                    self._debounce.accept(name, model.fingerprint)
+                    self._follow(name, model)
         fingerprints = {name: model.fingerprint for name, model in scan.models.items()}
         with self._table.one_publication():
             for name in sorted(self._debounce.observe(began, ended, fingerprints)):
@@ -161,7 +131,7 @@ class HotReload:
         due = self._debounce.due()
         # Notifications may come late (watchdog holds back half of a rename), and what goes and comes back again and
         # again must not be taken for gone because two scans happened to miss it.
-        return None if due is None else min(due, ended + self._settle_seconds / _SCANS_WHILE_UNSETTLED)
+        return math.inf if due is None else min(due, ended + settle_seconds / _SCANS_WHILE_UNSETTLED)
 
     def is_reading(self, folder: str) -> bool:
         reading = self._readings.get(folder)
@@ -174,18 +144,9 @@ class HotReload:
 
     def stop(self) -> None:
         self._due.clear()
-        for task in self._readers:
-            task.cancel()
-        for reading in self._readings.values():
-            if reading.retry is not None:
-                reading.retry.cancel()
-
-    def _accept_old(self, scan: RepositoryScan) -> None:
-        settled_ns = time.time_ns() - int(max(_OLD_SECONDS, self._settle_seconds) * 1e9)
-        for name, model in scan.models.items():
-            if 0 < model.changed_ns < settled_ns:
-                self._debounce.accept(name, model.fingerprint)
-                self._follow(name, model)
+        for task in (*self._readers, *(reading.retry for reading in self._readings.values())):
+            if task is not None:
+                task.cancel()
 
     def _follow(self, folder: str, scan: ModelScan | None) -> None:
         """The folder has settled as this; None: it is gone."""
@@ -193,7 +154,7 @@ class HotReload:
         if previous is not None and previous.retry is not None:
             previous.retry.cancel()
         for text in () if scan is None else scan.advice:
-            self._log.warning("%s", text)
+            self._context.log.warning("%s", text)
         if scan is None or (not scan.looks_like_model and not scan.refusal):
             self._table.drop(folder)
             return
@@ -204,7 +165,7 @@ class HotReload:
         reading.is_due = True
         self._due.append(reading)
         if len(self._readers) < _READERS:
-            task = self._background.start(self._read(), "reading of model folders")
+            task = self._context.background.start(self._read(), "reading of model folders")
             self._readers.add(task)
             # Also of one that is cancelled before it begins.
             task.add_done_callback(self._readers.discard)
@@ -230,24 +191,22 @@ class HotReload:
             except IndexError:
                 break  # Another thread has taken the last.
             try:
-                outcomes.append((reading, self._reader.read(reading.scan)))
+                outcomes.append((reading, self._context.reader.read(reading.scan)))
             except Exception as error:
                 outcomes.append((reading, _foreseen(error)))
         return outcomes
 
     def _take(self, reading: _Reading, outcome: Sequence[ModelContent] | ServeError) -> None:
         reading.is_due = False
-        folder = reading.scan.key
         try:
             if isinstance(outcome, ServeError):
                 raise outcome
-            self._table.take(folder, outcome)
+            self._table.take(reading.scan.key, outcome)
         except Exception as error:
-            reading.failure = next_failure(_foreseen(error), "", reading.failure, self._retry)
-            self._table.reject(folder, reading.failure)
-            pause = self._retry.pause(reading.failure.attempts)
-            if pause is not None:
-                reading.retry = self._retries.add(pause, functools.partial(self._read_soon, reading))
+            reading.failure = self._context.retry.next_failure(_foreseen(error), "", reading.failure)
+            self._table.reject(reading.scan.key, reading.failure)
+            retry_soon = functools.partial(self._read_soon, reading)
+            reading.retry = self._context.retries.add(reading.failure, retry_soon)
 
 
 def _foreseen(error: Exception) -> ServeError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from rocserve.config.definition import ModelDefinition
 from rocserve.config.image_models import MadeModel, class_names, image_models
@@ -13,9 +12,9 @@ from rocserve.config.model_folder import ModelFolder, read_names
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.presets import PREPROCESS
-from rocserve.repository.content import ContentReader, ModelContent
-from rocserve.repository.lifecycle import BackgroundTasks
-from rocserve.repository.model import ManagedModel, wait_for_loads
+from rocserve.repository.content import ModelContent
+from rocserve.repository.lifecycle import LifecycleContext
+from rocserve.repository.model import wait_for_loads
 from rocserve.repository.retry import Failure
 from rocserve.repository.table import ModelTable
 
@@ -35,18 +34,9 @@ class _Making:
 class ImageModels:
     """All calls are made on the loop's thread."""
 
-    def __init__(
-        self,
-        table: ModelTable,
-        reader: ContentReader,
-        background: BackgroundTasks,
-        labels: Path | None,
-    ) -> None:
-        """`labels`: the file of the classes' names, where there is one model; None = the model's own."""
+    def __init__(self, context: LifecycleContext, table: ModelTable) -> None:
+        self._context = context
         self._table = table
-        self._reader = reader
-        self._background = background
-        self._labels = labels
         self._makings: dict[str, _Making] = {}
         """By the key of the model that they are for."""
         self._unsubscribe = table.subscribe(self._review)
@@ -69,16 +59,16 @@ class ImageModels:
         blocked = (key for key, making in self._makings.items() if making.blocked_by)
         for key in {*changed, *blocked} & self._table.models.keys():
             model = self._table.models[key]
-            config = _served_config(model)
+            served = model.served_model()
+            config = None if served is None or served.latest is None else served.latest.config
             making = self._makings.get(key)
+            blocked_by = "" if making is None else making.blocked_by
+            is_free_again = bool(blocked_by) and not self._table.defines_models(blocked_by)
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
-                if making is None or making.config is not config or self._is_free_again(making):
+                if making is None or making.config is not config or is_free_again:
                     self._make(key, model.content, config)
             elif making is not None and (config is not None or model.content is None):
                 self._drop(key)
-
-    def _is_free_again(self, making: _Making) -> bool:
-        return bool(making.blocked_by) and not self._table.defines_models(making.blocked_by)
 
     def _drop(self, key: str) -> None:
         making = self._makings.pop(key)
@@ -91,28 +81,28 @@ class ImageModels:
         making.config, making.blocked_by = config, ""
         if making.task is not None:
             making.task.cancel()
-        making.task = self._background.start(self._take(key, content, making), f"image models of {key}")
+        making.task = self._context.background.start(self._take(key, content, making), f"image models of {key}")
 
     async def _take(self, key: str, content: ModelContent, making: _Making) -> None:
         try:
             made = await asyncio.to_thread(self._made, content.definition, making.config)
             # Nothing is loaded anew because a version has been replaced by one like it.
             if made != making.made:
-                contents = await asyncio.to_thread(self._reader.read_made, made, content.scan.namespace)
+                contents = await asyncio.to_thread(self._context.reader.read_made, made, content.scan.namespace)
                 owners = [self._table.folder_of(each.model) for each in contents]
                 making.blocked_by = next((owner for owner in owners if owner not in (None, _folder(key))), None) or ""
                 self._table.take(_folder(key), contents, at_once=True)
                 making.made = made
         except ServeError as error:
             making.made = ()
-            self._table.reject(_folder(key), Failure(error, "", 1, None), f"{key}_image")
+            self._table.reject(_folder(key), Failure(error), f"{key}_image")
         finally:
             if making.task is asyncio.current_task():
                 making.task = None
 
     def _made(self, definition: ModelDefinition, config: ModelConfig) -> tuple[MadeModel, ...]:
         """Blocks on the disk. Raises: ServeError."""
-        file = self._labels
+        file = self._context.settings.labels
         if file is not None:
             return image_models(config, read_names(ModelFolder(file.parent, file.resolve().parent), file.name))
         return image_models(config, class_names(config, definition.files))
@@ -121,8 +111,3 @@ class ImageModels:
 def _folder(key: str) -> str:
     """In the catalogue; no folder of a repository has such a name."""
     return f"/{key}_image"
-
-
-def _served_config(model: ManagedModel) -> ModelConfig | None:
-    served = model.served_model()
-    return None if served is None or served.latest is None else served.latest.config

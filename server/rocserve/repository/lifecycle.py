@@ -7,15 +7,22 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError
 from rocserve.core.serving import ServedVersion
+from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
+from rocserve.repository.load_slots import LoadSlots
+from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.watch import RepositoryWatch
+from rocserve.settings import ControlMode, RepositorySettings
+
+if TYPE_CHECKING:
+    from rocserve.repository.residency.resident_models import ResidentModels
 
 Result = TypeVar("Result")
 
@@ -67,28 +74,6 @@ LoadVersion = Callable[[LoadOrder], Awaitable[LoadedVersion]]
 Raises ServeError where the version cannot be served; its text is the reason in the repository index."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """What a load asks of the files that it reads."""
-
-    scanner: RepositoryScanner
-    debounce: Debounce
-    watch: RepositoryWatch
-    are_followed: bool
-    """Whether changes are taken up by themselves."""
-
-    async def are_unchanged(self, scan: ModelScan, version: int) -> bool:
-        """Whether all that a load of the version reads is still as it was scanned."""
-        return await self.scanner.is_unchanged(scan, version)
-
-    def changed(self, scan: ModelScan) -> None:
-        """They changed during a load, whose result was thrown away: where they are followed, read them again when they
-        have settled."""
-        if self.are_followed:
-            self.debounce.reopen(scan.key)
-            self.watch.wake()
-
-
 class BackgroundTasks:
     """Runs tasks beside their starter, and loses none."""
 
@@ -116,3 +101,34 @@ class BackgroundTasks:
             self._log.info("%s failed: %s", task.get_name(), error.text)
         elif error is not None:
             self._log.error("%s failed: %r", task.get_name(), error, exc_info=error)
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleContext:
+    """What the models of a repository and their versions share."""
+
+    settings: RepositorySettings
+    reader: ContentReader
+    scanner: RepositoryScanner
+    watch: RepositoryWatch
+    debounce: Debounce
+    load: LoadVersion
+    load_slots: LoadSlots
+    retry: RetryPolicy
+    retries: Retries
+    background: BackgroundTasks
+    log: logging.Logger
+    residents: ResidentModels | None
+    """None: all versions are loaded, and stay."""
+
+    @property
+    def is_polling(self) -> bool:
+        """Whether changes of files are taken up by themselves."""
+        return self.settings.control_mode is ControlMode.POLL
+
+    def files_changed(self, scan: ModelScan) -> None:
+        """They changed during a load, whose result was thrown away: where they are followed, read them again when they
+        have settled."""
+        if self.is_polling:
+            self.debounce.reopen(scan.key)
+            self.watch.wake()

@@ -13,9 +13,10 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
+from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.membership import Served, missing_members, review
 from rocserve.repository.retry import Failure
-from rocserve.repository.version import FILES_CHANGED, LifecycleContext, ManagedVersion, VersionState, status_name
+from rocserve.repository.version import FILES_CHANGED, ManagedVersion, VersionState, status_name
 
 _UNLOADED_SHOWN = 32
 """How many unloaded versions of a model the index goes on showing."""
@@ -89,7 +90,7 @@ class ManagedModel:
 
     @property
     def load_tasks(self) -> list[asyncio.Task[None]]:
-        return [version.load_task for version in self._all() if version.load_task is not None]
+        return [version.task for version in self._all() if version.task is not None]
 
     @property
     def waits_for_files(self) -> bool:
@@ -118,11 +119,11 @@ class ManagedModel:
         self._is_rejected = False
         if at_once:
             for version in self._all():
-                version.forgive()
+                version.failure = None
         self._problem = None
         if not content.wanted:
             text = "; ".join((no_version_text(content.definition.config), *content.scan.advice))
-            self._problem = Failure(invalid_argument(text), "", 1, None)
+            self._problem = Failure(invalid_argument(text))
         self._reconcile()
 
     def reject(self, problem: Failure) -> None:

@@ -13,19 +13,18 @@ from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
-from rocserve.repository.hot_reload import HotReload, ScanLoop
+from rocserve.repository.hot_reload import HotReload
 from rocserve.repository.image_models import ImageModels
-from rocserve.repository.lifecycle import BackgroundTasks, LoadVersion, ModelFiles
+from rocserve.repository.lifecycle import BackgroundTasks, LifecycleContext, LoadVersion
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.membership import outermost
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retry import Retries, RetryPolicy
-from rocserve.repository.scan import ModelScan
-from rocserve.repository.scanner import RepositoryScan, RepositoryScanner
+from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.table import ModelTable
-from rocserve.repository.version import LifecycleContext, VersionState
+from rocserve.repository.version import VersionState
 from rocserve.repository.watch import RepositoryWatch
 from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings
 from rocserve.settings.repository import WhatKind
@@ -47,46 +46,38 @@ class ModelRepository:
         log: logging.Logger,
         residents: ResidentModels | None = None,
     ) -> None:
-        """`residents`: see version.LifecycleContext."""
+        """`residents`: see lifecycle.LifecycleContext."""
         self._settings = settings
         self._tables = tables
         self._log = log
-        self._is_polling = settings.control_mode is ControlMode.POLL
-        self._background = BackgroundTasks(log)
         self._remotes = RemoteRepositories(settings, log.getChild("remote"))
-        self._scanner = RepositoryScanner(settings, registry, log)
+        scanner = RepositoryScanner(settings, registry, log)
         is_file = settings.single is not None and settings.single.kind is WhatKind.FILE
-        self._watch = RepositoryWatch(self._scanner.roots, log, recursive=not is_file)
-        self._debounce = Debounce(settings.settle_seconds)
-        self._retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False)
-        context = LifecycleContext(
+        self._context = context = LifecycleContext(
+            settings=settings,
+            reader=ContentReader(registry, settings),
+            scanner=scanner,
+            watch=RepositoryWatch(scanner.roots, log, recursive=not is_file),
+            debounce=Debounce(settings.settle_seconds),
             load=load,
-            files=ModelFiles(self._scanner, self._debounce, self._watch, self._is_polling),
             load_slots=LoadSlots(settings.concurrent_loads, settings.long_load_seconds),
-            retry=self._retry,
+            retry=RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False),
             retries=Retries(),
-            background=self._background,
+            background=BackgroundTasks(log),
             log=log,
             residents=residents,
         )
-        reader = ContentReader(registry, settings)
-        self._table = ModelTable(settings, context, tables)
+        self._table = ModelTable(context, tables)
         self.events = self._table.events
         self._unready: set[str] = set()
         """The keys of the models that made the server unready when they changed last."""
         self._table.subscribe(self._review_readiness)
-        self._hot_reload = HotReload(settings, self._debounce, reader, self._table, context)
-        self._scans = ScanLoop(
-            self._scanner,
-            self._watch,
-            self._debounce,
-            settings.poll_seconds,
-            self._hot_reload.on_scan if self._is_polling else _index_only,
-            log,
+        self._hot_reload = HotReload(context, self._table)
+        self._explicit = ExplicitControl(context, self._table, self._remotes)
+        self._image_models = ImageModels(context, self._table)
+        self.endpoints = WorkerEndpoints(
+            settings, scanner, context.reader, self._table, tables, context.background, log
         )
-        self._explicit = ExplicitControl(settings, context, self._scanner, reader, self._table, self._remotes)
-        self._image_models = ImageModels(self._table, reader, self._background, settings.labels)
-        self.endpoints = WorkerEndpoints(settings, self._scanner, reader, self._table, tables, self._background, log)
         self._scan_task: asyncio.Task[None] | None = None
         self._not_found: dict[str, str] = {}
         self._is_stopping = False
@@ -125,16 +116,16 @@ class ModelRepository:
         self.begin_stop()
         if self._scan_task is not None:
             await asyncio.wait([self._scan_task])
-        await self._watch.close()
+        await self._context.watch.close()
         await asyncio.to_thread(self._remotes.stop)
         models = self._table.models
         while ensembles := [(model.name, model.config) for model in models.values() if model.is_ensemble]:
             for name in outermost((name, config) for name, config in ensembles if config is not None):
                 models[name].remove(is_gone=False)
-            await self._background.wait()
+            await self._context.background.wait()
         for model in models.values():
             model.remove(is_gone=False)
-        await self._background.wait()
+        await self._context.background.wait()
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """The rows of the repository index, by name and version."""
@@ -222,20 +213,20 @@ class ModelRepository:
 
     def scan_soon(self) -> None:
         """Scan the repositories now instead of when the next scan is due."""
-        self._watch.wake()
+        self._context.watch.wake()
 
     async def _begin_polling(self) -> None:
         """The first scans; a second one takes in what was still young at the first."""
-        self._retry.enabled = not self._settings.ends_on_failure
-        await self._watch.renew()
+        self._context.retry.enabled = not self._settings.ends_on_failure
+        await self._context.watch.renew()
         if self._settings.remotes:
             # Models that have come are loaded while others still come.
             self._start_scanning()
             await self._remotes.start(None)
-        await self._scans.scan()
-        if self._debounce.unsettled:
+        await self._hot_reload.scan()
+        if self._context.debounce.unsettled:
             await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
-            await self._scans.scan()
+            await self._hot_reload.scan()
         if not self._settings.remotes:
             self._start_scanning()
         await self._hot_reload.wait()
@@ -243,11 +234,11 @@ class ModelRepository:
         await wait_for_loads(models)
         for model in models:
             model.is_extra |= model.lacks_files
-        self._retry.enabled = True
+        self._context.retry.enabled = True
 
     def _start_scanning(self) -> None:
         if not self._is_stopping:
-            self._scan_task = asyncio.get_running_loop().create_task(self._scans.run(), name="repository scans")
+            self._scan_task = asyncio.get_running_loop().create_task(self._hot_reload.run(), name="repository scans")
 
     def _check_explicit(self) -> None:
         if self._settings.control_mode is not ControlMode.EXPLICIT:
@@ -258,24 +249,17 @@ class ModelRepository:
     def _rows_of_folders(self) -> list[IndexEntry]:
         """Rows for the folders of which no model has come yet."""
         rows = []
-        for name, scan in self._scanner.latest.models.items():
+        for name, scan in self._context.scanner.latest.models.items():
             if self._table.defines_models(name):
                 continue
-            if not self._is_polling:
+            if not self._context.is_polling:
                 # As Triton, which knows folders only.
                 rows += [] if scan.is_stray else [IndexEntry(scan.name)]
             elif not scan.looks_like_model and not scan.refusal:
-                rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, _no_model(scan)))
-            elif name in self._debounce.unsettled:
+                no_model = f"'{scan.folder}' has neither a configuration nor a version folder (1, 2, ...)"
+                rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, "; ".join(scan.advice) or no_model))
+            elif name in self._context.debounce.unsettled:
                 rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, "waiting until its files settle"))
             elif self._hot_reload.is_reading(name):
                 rows.append(IndexEntry(scan.name, "", VersionState.LOADING.value))
         return rows
-
-
-def _index_only(scan: RepositoryScan, began: float, ended: float) -> None:
-    """In explicit mode scans serve the index alone."""
-
-
-def _no_model(scan: ModelScan) -> str:
-    return "; ".join(scan.advice) or f"'{scan.folder}' has neither a configuration nor a version folder (1, 2, ...)"

@@ -16,32 +16,13 @@ _BURST = 8
 """Retries that may come at once after a time without any."""
 
 
-@dataclass(slots=True)
-class RetryPolicy:
-    """Pauses that double from `first_seconds` up to `longest_seconds`; switched on and off for all who have it."""
-
-    first_seconds: float
-    longest_seconds: float
-    enabled: bool = True
-
-    def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
-        """Seconds until the next try after this many failed ones; None = it is not tried again by itself.
-
-        Never less than the last try took: what fails after an hour of compiling is not to be at it all the time.
-        """
-        if not self.enabled:
-            return None
-        pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
-        return float(max(pause, took_seconds))
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     error: ServeError
-    content: str
+    content: str = ""
     """The key of the content that failed."""
-    attempts: int
-    retry_at: float | None
+    attempts: int = 1
+    retry_at: float | None = None
     """time.monotonic() of the next try; None = only when the files change."""
 
     @property
@@ -57,13 +38,35 @@ class Failure:
         return self.retry_at is not None and time.monotonic() >= self.retry_at
 
 
-def next_failure(
-    error: ServeError, content: str, previous: Failure | None, policy: RetryPolicy, took_seconds: float = 0.0
-) -> Failure:
-    """Record a failure; attempts count on only while the content stays the same."""
-    attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
-    pause = policy.pause(attempts, took_seconds)
-    return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)
+@dataclass(slots=True)
+class RetryPolicy:
+    """Pauses that double from `first_seconds` up to `longest_seconds`; switched on and off for all who have it."""
+
+    first_seconds: float
+    longest_seconds: float
+    enabled: bool = True
+
+    def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
+        """Seconds until the next try after this many failed ones; None = it is not tried again by itself. Never less
+        than the last try took: what fails after an hour of compiling is not to be at it all the time."""
+        if not self.enabled:
+            return None
+        pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
+        return float(max(pause, took_seconds))
+
+    def next_failure(
+        self,
+        error: ServeError,
+        content: str = "",
+        previous: Failure | None = None,
+        took_seconds: float = 0.0,
+        can_pass: bool = True,
+    ) -> Failure:
+        """Record a failure; attempts count on only while the content stays the same. `can_pass`: it may succeed another
+        time."""
+        attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
+        pause = self.pause(attempts, took_seconds) if can_pass else None
+        return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)
 
 
 class Retries:
@@ -75,9 +78,13 @@ class Retries:
         self._allowance = Allowance(burst, a_second)
         self._turn = asyncio.Lock()
 
-    def add(self, pause_seconds: float, callback: Callable[[], None]) -> asyncio.Task[None]:
-        """Call back after the pause, as soon as the retries that were due before allow it; unless it is cancelled."""
-        return asyncio.get_running_loop().create_task(self._run(pause_seconds, callback), name="retry")
+    def add(self, failure: Failure, callback: Callable[[], None]) -> asyncio.Task[None] | None:
+        """Call back when the next try is due, as soon as the retries that were due before allow it; unless it is
+        cancelled. None: there is no next try."""
+        if failure.retry_at is None:
+            return None
+        work = self._run(failure.retry_at - time.monotonic(), callback)
+        return asyncio.get_running_loop().create_task(work, name="retry")
 
     async def _run(self, pause_seconds: float, callback: Callable[[], None]) -> None:
         await asyncio.sleep(pause_seconds)

@@ -7,38 +7,92 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelNames, Resolved
-from rocserve.core.serving import ServedModel, ServingTableHolder
+from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
-from rocserve.repository.events import RepositoryEvents
+from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.membership import members_of
 from rocserve.repository.model import ManagedModel
 from rocserve.repository.retry import Failure
-from rocserve.repository.version import LifecycleContext
-from rocserve.settings import ControlMode, RepositorySettings
 
+_EVENTS_KEPT = 200
+"""Events; a reason may have some kilobytes."""
 _GONE_SHOWN = 256
 """How many models that are no more in the repository the index goes on showing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryEvent:
+    number: int
+    time_ms: int
+    """Since the epoch."""
+    row: IndexEntry
+
+
+class RepositoryEvents:
+    """All calls are made on the loop."""
+
+    def __init__(self) -> None:
+        self._events: deque[RepositoryEvent] = deque(maxlen=_EVENTS_KEPT)
+        self._rows: dict[str, Sequence[IndexEntry]] = {}
+        """By the models' keys, as they were last."""
+        self._number = 0
+        self._next = asyncio.Event()
+        """Set with the next event, and then replaced."""
+        self.has_ended = False
+
+    def note(self, key: str, rows: Sequence[IndexEntry]) -> None:
+        """What a model's rows are now."""
+        known = set(self._rows.get(key, ()))
+        self._rows[key] = [IndexEntry(row.name, row.version, row.state, row.reason) for row in rows]
+        for row in self._rows[key]:
+            if row not in known:
+                self._number += 1
+                self._events.append(RepositoryEvent(self._number, time.time_ns() // 1_000_000, row))
+                self._wake()
+
+    def end(self) -> None:
+        """The server ends: `after` waits no longer."""
+        self.has_ended = True
+        self._wake()
+
+    async def after(self, number: int, seconds: float) -> Sequence[RepositoryEvent]:
+        """Those after an event; the next ones where there are none yet, or none after some time. One that has not been
+        yet is another server's: all are returned then."""
+        number = 0 if number > self._number else number
+        if number == self._number and not self.has_ended:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._next.wait()
+            except TimeoutError:
+                return ()
+        return [event for event in self._events if event.number > number]
+
+    def _wake(self) -> None:
+        waited, self._next = self._next, asyncio.Event()
+        waited.set()
 
 
 class ModelTable:
     """Hands the contents of folders to their models, and publishes what those offer. Calls are made on the loop's
     thread unless stated otherwise."""
 
-    def __init__(self, settings: RepositorySettings, context: LifecycleContext, holder: ServingTableHolder) -> None:
-        roots = dict.fromkeys(str(root.absolute()) for root in settings.roots)
-        self.names = ModelNames(roots if settings.model_namespacing else ())
+    def __init__(self, context: LifecycleContext, holder: ServingTableHolder) -> None:
+        settings = context.settings
+        roots = settings.roots if settings.model_namespacing else ()
+        self.names = ModelNames(dict.fromkeys(str(root.absolute()) for root in roots))
         self.models: dict[str, ManagedModel] = {}
         """By their keys."""
         self.events = RepositoryEvents()
         self.is_started = False
         """The server's first loads have ended."""
-        self._is_polling = settings.control_mode is ControlMode.POLL
         self._context = context
         self._holder = holder
         self._log = context.log
@@ -123,16 +177,9 @@ class ModelTable:
         self._keys.setdefault(folder, set()).add(key)
         self._gone.pop(key, None)
         if key not in self.models:
-            is_extra = self.is_started and self._is_polling
-            self.models[key] = ManagedModel(
-                key,
-                self.names.bare(key),
-                self._context,
-                self.publish,
-                self._publish_soon,
-                is_late=self.is_started,
-                is_extra=is_extra,
-            )
+            is_late, is_extra = self.is_started, self.is_started and self._context.is_polling
+            name, publishing = self.names.bare(key), (self.publish, self._publish_soon)
+            self.models[key] = ManagedModel(key, name, self._context, *publishing, is_late=is_late, is_extra=is_extra)
         return self.models[key]
 
     def _remove(self, model: ManagedModel) -> None:
@@ -154,7 +201,11 @@ class ModelTable:
             self._held.update(changed)
             return
         for key in changed:
-            self._note_ensemble(key)
+            changed_model = self.models.get(key)
+            if changed_model is not None and changed_model.is_ensemble:
+                self._ensembles[key] = changed_model
+            else:
+                self._ensembles.pop(key, None)
             self._look_at(key)
         changed_keys = {*changed, *self._review_ensembles(changed)}
         models = [self.models[key] for key in changed_keys if key in self.models]
@@ -218,13 +269,6 @@ class ModelTable:
             self._served.pop(key, None)
         else:
             self._served[key] = offered
-
-    def _note_ensemble(self, key: str) -> None:
-        model = self.models.get(key)
-        if model is not None and model.is_ensemble:
-            self._ensembles[key] = model
-        else:
-            self._ensembles.pop(key, None)
 
     def _is_loading(self, name: str, above: frozenset[str] = frozenset()) -> bool:
         """Whether a model is being loaded, or is an ensemble that waits for one that is."""

@@ -4,37 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import BackgroundTasks, LoadedVersion, LoadOrder, LoadVersion, ModelFiles
-from rocserve.repository.load_slots import LoadSlots
-from rocserve.repository.residency.lazy_version import LazyVersion
-from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.retry import Failure, Retries, RetryPolicy, next_failure
+from rocserve.repository.lifecycle import LifecycleContext, LoadedVersion, LoadOrder
+from rocserve.repository.residency.resident_models import LazyVersion, ResidentModels
+from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.scheduling.ensemble.run import EnsembleVersion
-
-
-@dataclass(frozen=True, slots=True)
-class LifecycleContext:
-    """What the versions of all models share."""
-
-    load: LoadVersion
-    files: ModelFiles
-    load_slots: LoadSlots
-    retry: RetryPolicy
-    retries: Retries
-    background: BackgroundTasks
-    log: logging.Logger
-    residents: ResidentModels | None
-    """None: all versions are loaded, and stay."""
 
 
 class VersionState(enum.Enum):
@@ -50,11 +31,7 @@ class VersionState(enum.Enum):
 UNLOADED = "unloaded"
 """Triton's reason for what was unloaded on purpose."""
 FILES_CHANGED = "its files changed while it was loading; it is loaded again when they have settled"
-
-
 WAITS_FOR_OTHERS = "waits until another model has been loaded"
-
-
 _STATUS_NAMES = {
     StatusCode.INVALID_ARGUMENT: "Invalid argument",
     StatusCode.NOT_FOUND: "Not found",
@@ -113,7 +90,8 @@ class ManagedVersion:
         self._on_end = on_end
         self._on_change = on_change
         self._served_content: ModelContent | None = None
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        """The load that runs."""
         self._loading_key = ""
         self._began_at = 0.0
         """When the load began, by time.monotonic(); not counted is how long it waited for others."""
@@ -130,11 +108,7 @@ class ManagedVersion:
     @property
     def is_loading(self) -> bool:
         """Whether a load runs, or waits for its files to settle."""
-        return self._task is not None or self._changed_scan is not None
-
-    @property
-    def load_task(self) -> asyncio.Task[None] | None:
-        return self._task
+        return self.task is not None or self._changed_scan is not None
 
     @property
     def waits_for_files(self) -> bool:
@@ -206,7 +180,7 @@ class ManagedVersion:
             self.failure = None
             self._served_content = content
             return
-        if self._changed_scan is content.scan or (self._task is not None and self._loading_key == key):
+        if self._changed_scan is content.scan or (self.task is not None and self._loading_key == key):
             return
         failure = self.failure
         if failure is not None and failure.content == key and not failure.is_due():
@@ -217,20 +191,20 @@ class ManagedVersion:
             self.stop_loading()
             self._swap(self._register(residents, content), content)
         else:
-            self._start(content, key)
-
-    def forgive(self) -> None:
-        """Let the next `want` load at once even what has failed."""
-        self.failure = None
+            self.stop_loading()
+            self._loading_key = key
+            self._progress = ""
+            self._began_at = time.monotonic()
+            self.task = self._context.background.start(self._load(content, key), f"load of {self.name} {self.number}")
 
     def stop_loading(self) -> None:
         """End a load that runs, and wait for no other."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
         self._changed_scan = None
 
     def retire(self) -> None:
@@ -254,13 +228,6 @@ class ManagedVersion:
             self._unloading -= 1
         self._context.log.info("successfully unloaded '%s' version %d", self.name, self.number)
 
-    def _start(self, content: ModelContent, key: str) -> None:
-        self.stop_loading()
-        self._loading_key = key
-        self._progress = ""
-        self._began_at = time.monotonic()
-        self._task = self._context.background.start(self._load(content, key), f"load of {self.name} {self.number}")
-
     async def _load(self, content: ModelContent, key: str) -> None:
         log = self._context.log
         log.info("loading: %s:%d", self.name, self.number)
@@ -273,18 +240,18 @@ class ManagedVersion:
             outcome = error.with_traceback(None)
         except Exception as error:
             outcome = error
-        if self._task is not asyncio.current_task():
+        if self.task is not asyncio.current_task():
             # It was called off, but the loader did not mind.
             if loaded is not None:
                 self._discard(loaded)
             return
-        self._task = None
+        self.task = None
         if loaded is not None:
             self._swap(loaded, content)
         elif isinstance(outcome, FilesChanged):
             log.info("load of %s:%d thrown away: %s", self.name, self.number, FILES_CHANGED)
             self._changed_scan = content.scan
-            self._context.files.changed(content.scan)
+            self._context.files_changed(content.scan)
         elif isinstance(outcome, ServeError):
             can_pass = content.definition.refusal is None and not isinstance(outcome, InterfaceLost)
             self._failed(outcome, key, can_pass=can_pass)
@@ -314,7 +281,7 @@ class ManagedVersion:
                 self._progress = ""
                 loaded = await self._load_now(content)
         try:
-            if not await self._context.files.are_unchanged(content.scan, self.number):
+            if not await self._context.scanner.is_unchanged(content.scan, self.number):
                 raise FilesChanged
             self._check_interface(loaded, content)
         except BaseException:
@@ -348,7 +315,7 @@ class ManagedVersion:
 
         def on_progress(text: str) -> None:
             # One that was called off may have its last words while another runs.
-            if self._task is task:
+            if self.task is task:
                 self._progress = text
 
         residents = self._context.residents
@@ -364,7 +331,7 @@ class ManagedVersion:
             return version
         except ServeError:
             # Half of the files may have been from before; the failure says nothing about those of now.
-            if not await self._context.files.are_unchanged(content.scan, self.number):
+            if not await self._context.scanner.is_unchanged(content.scan, self.number):
                 raise FilesChanged from None
             raise
 
@@ -377,7 +344,7 @@ class ManagedVersion:
         async def load(on_progress: Callable[[str], None]) -> LoadedVersion:
             return await self._context.load(self._order(content, on_progress))
 
-        return residents.register(content, self.number, load, self._on_change, self._context.files)
+        return residents.register(content, self.number, load, self._on_change, self._context)
 
     def _discard(self, loaded: LoadedVersion) -> None:
         self._context.background.start(loaded.unload(), f"unload of {self.name} {self.number}, which was not wanted")
@@ -394,13 +361,10 @@ class ManagedVersion:
     def _failed(self, error: ServeError, key: str, *, can_pass: bool) -> None:
         """`can_pass`: the same files may load another time."""
         took = time.monotonic() - self._began_at
-        retry = replace(self._context.retry, enabled=self._context.retry.enabled and can_pass)
-        self.failure = next_failure(error, key, self.failure, retry, took)
+        self.failure = self._context.retry.next_failure(error, key, self.failure, took, can_pass)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
         self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.failure.text, kept)
-        pause = retry.pause(self.failure.attempts, took)
-        if pause is not None:
-            self._retry = self._context.retries.add(pause, self._on_end)
+        self._retry = self._context.retries.add(self.failure, self._on_end)
 
     def _retire_served(self) -> None:
         if self.served is not None:

@@ -13,7 +13,7 @@ from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.serving import Responder
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.residency.lazy_version import LazyVersion
+from rocserve.repository.residency.resident_models import LazyVersion
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory

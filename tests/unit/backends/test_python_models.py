@@ -144,7 +144,7 @@ def test_the_arguments_of_a_model() -> None:
 def test_an_instance_on_a_gpu_finds_it_as_the_first() -> None:
     config = ModelConfig("mirror", instance_groups=(InstanceGroup("group", InstanceKind.GPU, 1),))
     machine = ToldMachine(gpus=(2, 5))
-    plans = plan_workers(config, BACKEND.engine_for(config, machine), machine, 0)
+    plans, _ = plan_workers(config, BACKEND.engine_for(config, machine), machine, 0)
     assert [(plan.kind, plan.device, plan.instance_name) for plan in plans] == [
         (InstanceKind.GPU, 2, "group_0"),
         (InstanceKind.GPU, 5, "group_1"),

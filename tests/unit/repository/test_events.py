@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rocserve.core.serving import IndexEntry
-from rocserve.repository.events import RepositoryEvents
+from rocserve.repository.table import RepositoryEvents
 
 
 def row(state: str, reason: str = "", version: str = "1") -> IndexEntry:

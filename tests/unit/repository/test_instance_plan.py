@@ -10,7 +10,7 @@ from support.machine import ToldMachine
 from rocserve.backends.base import EngineChoice, EngineSpec
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, group_places, plan_workers
+from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, plan_workers
 
 CPU_ONLY = EngineSpec("some", "some.engine", thread_safe=True, forks_from_zygote=True)
 # A module of the standard library, which is installed everywhere.
@@ -30,7 +30,7 @@ def plan(
         name="m", backend="some", instance_groups=groups, parameters={"engine": engine} if engine else {}
     )
     choice = EngineChoice(spec, "of its reason", auto_takes_gpus=auto_takes_gpus)
-    plans = plan_workers(config, choice, ToldMachine(machine), model_bytes)
+    plans, _ = plan_workers(config, choice, ToldMachine(machine), model_bytes)
     return [(one.kind, one.device, one.instance_count) for one in plans]
 
 
@@ -51,7 +51,7 @@ def test_on_the_cpu_instances_share_a_worker_where_the_engine_is_thread_safe_and
 def test_on_gpus_each_instance_is_a_worker() -> None:
     assert plan(WITH_GPU, gpu_group(2, (1, 3))) == [(InstanceKind.GPU, device, 1) for device in (1, 1, 3, 3)]
     config = ModelConfig(name="m", instance_groups=(gpu_group(1, (0, 1)),))
-    plans = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), ToldMachine(), 0)
+    plans, _ = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), ToldMachine(), 0)
     assert [one.instance_name for one in plans] == ["m_0_0", "m_0_1"]
 
 
@@ -124,14 +124,16 @@ def test_a_host_policy_keeps_workers_to_its_cores() -> None:
         InstanceGroup("", InstanceKind.MODEL, 1),
         InstanceGroup("", InstanceKind.GPU, 1),
     )
-    plans = plan_workers(ModelConfig("m", instance_groups=groups), EngineChoice(WITH_GPU, "of its reason"), machine, 0)
+    plans, _ = plan_workers(
+        ModelConfig("m", instance_groups=groups), EngineChoice(WITH_GPU, "of its reason"), machine, 0
+    )
     assert [one.cores for one in plans] == [(0, 1), (), (6,), (5,), (4,)]
 
 
 def test_workers_know_their_gpus_architecture() -> None:
     machine = ToldMachine(gpus=(0, 1), architectures={0: "gfx90a"})
     config = ModelConfig("m", instance_groups=(gpu_group(), InstanceGroup("", InstanceKind.CPU, 1)))
-    plans = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), machine, 0)
+    plans, _ = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), machine, 0)
     assert [one.architecture for one in plans] == ["gfx90a", "", ""]
 
 
@@ -141,7 +143,7 @@ def test_clients_see_where_groups_have_come_to() -> None:
     config = ModelConfig("m", instance_groups=groups)
     for takes_gpus, place in ((True, (InstanceKind.GPU, (0, 1))), (False, (InstanceKind.CPU, ()))):
         choice = EngineChoice(WITH_GPU, "of its reason", auto_takes_gpus=takes_gpus)
-        assert group_places(config, choice, machine) == [
+        assert plan_workers(config, choice, machine, 0)[1] == [
             (InstanceKind.GPU, (0, 1)),
             place,
             (InstanceKind.MODEL, ()),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from rocserve.core.errors import internal
 from rocserve.repository.load_slots import LoadSlots
-from rocserve.repository.retry import Retries
+from rocserve.repository.retry import Failure, Retries
 
 
 async def test_a_change_goes_before_retries_that_waited_longer() -> None:
@@ -46,6 +47,9 @@ async def test_a_slot_is_not_lost_with_a_load_that_is_called_off() -> None:
         pass
 
 
+_DUE = Failure(internal("bad"), retry_at=0.0)
+
+
 async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
     retries = Retries(a_second=20.0, burst=2)
     came: list[int] = []
@@ -53,10 +57,10 @@ async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
     loop = asyncio.get_running_loop()
     begun = loop.time()
     for number in range(6):
-        retries.add(0.0, lambda number=number: came.append(number))
+        retries.add(_DUE, lambda number=number: came.append(number))
     await asyncio.sleep(0.01)
     assert came == [0, 1]
-    retries.add(0.0, ended.set)
+    retries.add(_DUE, ended.set)
     await asyncio.wait_for(ended.wait(), 10)
     assert came == [0, 1, 2, 3, 4, 5]
     # Four beyond the burst, at 20 a second.
@@ -66,8 +70,9 @@ async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
 async def test_a_retry_that_is_called_off_takes_nobodys_turn() -> None:
     retries = Retries(a_second=0.001, burst=1)
     came: list[str] = []
-    first = retries.add(0.0, lambda: came.append("first"))
-    retries.add(0.0, lambda: came.append("second"))
+    first = retries.add(_DUE, lambda: came.append("first"))
+    retries.add(_DUE, lambda: came.append("second"))
+    assert first is not None
     first.cancel()
     await asyncio.sleep(0.01)
     assert came == ["second"]

@@ -12,7 +12,7 @@ from rocserve.frontends.metrics.exposition import MetricFamily, Sample
 from rocserve.frontends.metrics.machine_families import GpuGauges, MachineMetrics, ProcessorGauges
 from rocserve.frontends.metrics.model_families import VersionReading, model_families, read_version
 from rocserve.repository.engine_plan import Fallback
-from rocserve.repository.residency.lazy_version import LazyVersion
+from rocserve.repository.residency.resident_models import LazyVersion
 from rocserve.settings import MetricsSettings
 
 Source = Callable[[], Iterable[MetricFamily]]

@@ -1,4 +1,5 @@
-"""Resident models: registers versions, loads them when they are asked for, and unloads them as room.py says."""
+"""Resident models: registers versions, loads them when they are asked for, and unloads them as room.py says. Requests
+that find a version cold wait until it is loaded."""
 
 from __future__ import annotations
 
@@ -9,23 +10,28 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rocserve.backends.host import Host
 from rocserve.config.model_limits import idle_unload_seconds, is_pinned
 from rocserve.core.dispatch import Dispatcher
-from rocserve.core.errors import ServeError, internal, unavailable
-from rocserve.core.model_config import InstanceKind
-from rocserve.core.serving import ServedVersion
-from rocserve.plane.loop import PlaneLoop
+from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, unavailable
+from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.requests import Answer, InferRequest
+from rocserve.core.serving import Responder, ServedVersion
+from rocserve.core.statistics import ModelStatistics
+from rocserve.plane.heap import SharedHeap
+from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import BackgroundTasks, LoadedVersion, ModelFiles
+from rocserve.repository.lifecycle import BackgroundTasks, LifecycleContext, LoadedVersion
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.membership import find_member
-from rocserve.repository.residency.lazy_version import Keeper, LazyVersion, Load, ResidencyCounts
 from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
-from rocserve.repository.retry import Failure, RetryPolicy, next_failure
+from rocserve.repository.retry import Failure, RetryPolicy
 from rocserve.scheduling.ensemble.run import EnsembleVersion
+from rocserve.scheduling.scheduler import cancelled
+from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import ResidencySettings
 from rocserve.workers.resource_watch import share_bytes
 
@@ -37,6 +43,23 @@ _PATIENCE_SECONDS = 10.0
 """After these a load lets the next begin beside it."""
 _RESCAN_SECONDS = 0.01
 """While a version waits for room: the end of a request is not reported."""
+_NOT_LOADED = "not loaded: its first request loads it"
+
+Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
+"""Loads the version, calling back with its progress."""
+
+
+@dataclass(slots=True)
+class ResidencyCounts:
+    """From the server's start."""
+
+    loads: int = 0
+    failed_loads: int = 0
+    unloads_for_room: int = 0
+    unloads_of_idle: int = 0
+    cold_requests: int = 0
+    """That waited until their model was loaded."""
+    cold_seconds: float = 0.0
 
 
 class ResidentModels:
@@ -55,10 +78,10 @@ class ResidentModels:
     ) -> None:
         """`pinned`: the names of models that are never unloaded. `most_waiting`: requests, for a version's load."""
         self.counts = ResidencyCounts()
-        self._keeper = Keeper(
-            settings, most_waiting, plane, dispatcher, self.counts, self._want_soon, self._withdraw_soon, self.unload
-        )
-        self._plane = plane
+        self.settings = settings
+        self.most_waiting = most_waiting
+        self.plane = plane
+        self.dispatcher = dispatcher
         self._pinned = frozenset(pinned)
         self._slots = LoadSlots(concurrent_loads, _PATIENCE_SECONDS)
         self._log = log
@@ -91,13 +114,20 @@ class ResidentModels:
         return self.manages(content) and is_known and not is_used and not self._is_pinned(content)
 
     def register(
-        self, content: ModelContent, number: int, load: Load, on_change: Callable[[], None], files: ModelFiles
+        self, content: ModelContent, number: int, load: Load, on_change: Callable[[], None], context: LifecycleContext
     ) -> LazyVersion:
         """A version that is loaded when it is asked for."""
         parameters = content.definition.config.parameters
         self._loop = asyncio.get_running_loop()
-        tenant = Tenant(_estimate(content, number), self._is_pinned(content), idle_unload_seconds(parameters))
-        version = LazyVersion(content, number, tenant, load, on_change, files, self._keeper)
+        # Before it has been loaded: by its files, and the instances that are asked for.
+        needs = Counter({_HOST: 0})
+        file_bytes = content.scan.versions[number].files.total_bytes
+        for group in content.definition.config.instance_groups:
+            needs[_HOST] += group.count * (_WORKER_BYTES + file_bytes)
+            if group.kind is not InstanceKind.CPU:
+                needs.update({_gpu(gpu): group.count * file_bytes for gpu in group.gpus or Host().gpus})
+        tenant = Tenant(needs, self._is_pinned(content), idle_unload_seconds(parameters))
+        version = LazyVersion(content, number, tenant, load, on_change, context, self)
         self._versions[tenant] = version
         return version
 
@@ -115,7 +145,7 @@ class ResidentModels:
             version.brought.append(done)
             version.failure = None
             version.tenant.note_use(time.monotonic())
-            self._want(version)
+            self.want(version)
             await done
 
     def bring_members(self, ensemble: EnsembleVersion) -> None:
@@ -159,15 +189,13 @@ class ResidentModels:
         table = ensemble.dispatcher.tables.table.models
         return dict.fromkeys(find_member(step, table) for step in ensemble.config.ensemble_steps)
 
-    def _want_soon(self, version: LazyVersion) -> None:
-        """From any thread."""
-        self._soon(functools.partial(self._want, version))
+    def withdraw(self, version: LazyVersion) -> None:
+        """It is asked for no more; without effect when it is being loaded."""
+        if not version.has_waiting:
+            self._room.withdraw(version.tenant)
 
-    def _withdraw_soon(self, version: LazyVersion) -> None:
-        """From any thread."""
-        self._soon(lambda: None if version.has_waiting else self._room.withdraw(version.tenant))
-
-    def _want(self, version: LazyVersion) -> None:
+    def want(self, version: LazyVersion) -> None:
+        """Load it: it is asked for."""
         if not version.is_over:
             self._room.want(version.tenant)
             self._move()
@@ -206,17 +234,26 @@ class ResidentModels:
         why = "to make room" if for_room else "since nobody asked for it"
         self._log.info("unloaded '%s' version %d %s", version.name, version.version, why)
         if version.has_waiting:
-            self._want(version)
+            self.want(version)
         self._move()
 
     async def _load(self, version: LazyVersion) -> None:
         began = time.monotonic()
+        is_right = False
         try:
             async with self._slots.taken(compiles=False):
                 free = _free_gpu_bytes()
                 loaded = await version.load(functools.partial(setattr, version, "progress"))
                 needs = _measure(loaded, free) if self._limits.keys() - {MODELS} else version.tenant.needs
-            is_right = await self._is_right(version, loaded)
+            try:
+                # Where `bring` loads it, its caller checks the files.
+                is_right = bool(version.brought) or await version.context.scanner.is_unchanged(
+                    version.content.scan, version.version
+                )
+            finally:
+                # Also when it is called off.
+                if not is_right:
+                    await asyncio.shield(loaded.unload())
         except asyncio.CancelledError:
             self._room.left(version.tenant)
             raise
@@ -237,26 +274,15 @@ class ResidentModels:
         self._look_for_idle()
         self._move()
 
-    async def _is_right(self, version: LazyVersion, loaded: LoadedVersion) -> bool:
-        """Whether the loaded files are those that were registered; else, and when called off, the version is unloaded.
-        Where `bring` loads it, its caller checks that."""
-        is_right = False
-        try:
-            is_right = bool(version.brought) or await version.is_unchanged()
-        finally:
-            if not is_right:
-                await asyncio.shield(loaded.unload())
-        return is_right
-
     def _failed(self, version: LazyVersion, error: ServeError, took_seconds: float = 0.0) -> None:
         self.counts.failed_loads += 1
         self._room.left(version.tenant)
-        version.failure = next_failure(error, "", version.failure, self._retry, took_seconds)
+        version.failure = self._retry.next_failure(error, "", version.failure, took_seconds)
         self._log.error("failed to load '%s' version %d: %s", version.name, version.version, version.failure.text)
         for done in version.take_brought():
             done.set_exception(error)
         refusal = version.cold_refusal() or error
-        self._plane.call_soon(functools.partial(version.refuse, refusal))
+        self.plane.call_soon(functools.partial(version.refuse, refusal))
         version.on_change()
         self._rescan()
 
@@ -265,11 +291,11 @@ class ResidentModels:
         the model has to be loaded by name."""
         version.is_over = True
         self._room.left(version.tenant)
-        version.files.changed(version.content.scan)
-        if not version.files.are_followed:
-            version.failure = Failure(unavailable(_FILES_CHANGED), "", 1, None)
+        version.context.files_changed(version.content.scan)
+        if not version.context.is_polling:
+            version.failure = Failure(unavailable(_FILES_CHANGED))
             refusal = version.cold_refusal() or unavailable(_FILES_CHANGED)
-            self._plane.call_soon(functools.partial(version.refuse, refusal))
+            self.plane.call_soon(functools.partial(version.refuse, refusal))
         version.on_change()
         self._move()
 
@@ -284,11 +310,12 @@ class ResidentModels:
         if again < math.inf:
             self._idle_timer = asyncio.get_running_loop().call_later(again - now, self._look_for_idle)
 
-    def _soon(self, call: Callable[[], None]) -> None:
+    def soon(self, call: Callable[[LazyVersion], None], version: LazyVersion) -> None:
+        """Call on the loop; from any thread."""
         assert self._loop is not None, "a version is registered"
         # The loop may have ended.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call)
+            self._loop.call_soon_threadsafe(call, version)
 
     async def _on_plane(self, call: Callable[[], LoadedVersion | None]) -> LoadedVersion | None:
         loop = asyncio.get_running_loop()
@@ -297,8 +324,286 @@ class ResidentModels:
         def run() -> None:
             loop.call_soon_threadsafe(done.set_result, call())
 
-        self._plane.call_soon(run)
+        self.plane.call_soon(run)
         return await done
+
+
+class LazyVersion:
+    """Implements repository.lifecycle.LoadedVersion. What has to do with requests is called on the data plane's thread,
+    all else on the asyncio loop, but that properties may be read from any."""
+
+    def __init__(
+        self,
+        content: ModelContent,
+        number: int,
+        tenant: Tenant,
+        load: Load,
+        on_change: Callable[[], None],
+        context: LifecycleContext,
+        residents: ResidentModels,
+    ) -> None:
+        definition = content.definition
+        self.name = definition.name
+        self.version = number
+        self.content = content
+        self.config: ModelConfig = definition.config
+        """As the last load has completed it."""
+        self.config_message = definition.serialized
+        self.tenant = tenant
+        self.load = load
+        self.on_change = on_change
+        self.context = context
+        self.failure: Failure | None = None
+        """Of the last load; the next is not tried before that may be."""
+        self.progress = ""
+        """What the load that runs is at."""
+        self.is_over = False
+        """It is not loaded any more: its files are not what they were when it was registered, or it is to go."""
+        self.task: asyncio.Task[None] | None = None
+        """The load, or the unloading."""
+        self.brought: list[asyncio.Future[None]] = []
+        """Who waits for the load without a request."""
+        self._residents = residents
+        self._loaded: LoadedVersion | None = None
+        self._statistics: ModelStatistics | None = None
+        self._waiting: dict[_Waiting, None] = {}
+        batching = self.config.sequence_batching
+        self._hold_seconds = batching.max_sequence_idle_microseconds / 1e6 if batching is not None else 0.0
+
+    # Requests
+
+    def infer(self, request: InferRequest, responder: Responder) -> None:
+        """See core.serving.ServedVersion."""
+        now = time.monotonic()
+        tenant = self.tenant
+        tenant.note_use(now)
+        if self._hold_seconds:
+            tenant.held_until = now + self._hold_seconds
+        counted = _Counted(tenant, responder)
+        if self._loaded is not None:
+            self._loaded.infer(request, counted)
+        else:
+            self._infer_cold(request, counted, now)
+
+    def want(self) -> None:
+        """Load it: a request of an ensemble will come to it."""
+        if self._loaded is None and self.cold_refusal() is None:
+            self.tenant.note_use(time.monotonic())
+            self._residents.soon(self._residents.want, self)
+
+    def cold_refusal(self) -> ServeError | None:
+        """Why it is not loaded for a request now."""
+        failure = self.failure
+        if failure is None or failure.is_due():
+            return None
+        return unavailable(f"model '{self.name}' version {self.version} could not be loaded: {failure.text}")
+
+    def open(self, loaded: LoadedVersion) -> None:
+        """It is loaded: those that wait are run, in the order in which they came."""
+        if self._statistics is not None:
+            loaded.statistics.go_on_from(self._statistics)
+        self.config, self.config_message, self._statistics = loaded.config, loaded.config_message, loaded.statistics
+        self._loaded, self.failure = loaded, None
+        now = time.monotonic()
+        for waiting in self._take_waiting():
+            self._residents.counts.cold_requests += 1
+            self._residents.counts.cold_seconds += now - waiting.since
+            loaded.infer(waiting.request, waiting.responder)
+
+    def refuse(self, error: ServeError) -> None:
+        """It cannot be loaded."""
+        for waiting in self._take_waiting():
+            self._fail(waiting, ServeError(error.code, error.text))
+
+    def release(self) -> LoadedVersion | None:
+        """The version to unload; None: it is in use."""
+        if not self.tenant.is_idle(time.monotonic()):
+            return None
+        loaded, self._loaded = self._loaded, None
+        return loaded
+
+    def close(self) -> LoadedVersion | None:
+        """It serves no more: waiting requests go to the version in its place. Returns the version to unload."""
+        loaded, self._loaded = self._loaded, None
+        for waiting in self._take_waiting():
+            self._residents.dispatcher.dispatch(waiting.request, waiting.responder)
+        return loaded
+
+    def _infer_cold(self, request: InferRequest, responder: _Counted, now: float) -> None:
+        refusal = self.cold_refusal()
+        if refusal is None:
+            if not self.is_over:
+                self._residents.soon(self._residents.want, self)
+            if not self._residents.settings.waits:
+                refusal = unavailable(f"model '{self.name}' is being loaded; ask again in a second")
+                refusal.retry_seconds = 1.0
+            elif len(self._waiting) >= self._residents.most_waiting:
+                refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
+        if refusal is not None:
+            self._own_statistics().record_rejection(*2 * (time.monotonic_ns(),))
+            self._own_statistics().note_failure(refusal.text)
+            responder.send(refusal)
+            return
+        waiting = _Waiting(request, responder, now)
+        self._waiting[waiting] = None
+        limit = now + self._residents.settings.wait_seconds
+        until = limit if request.deadline is None else min(limit, request.deadline)
+        waiting.timer = self._residents.plane.call_at(until, functools.partial(self._expire, waiting, until < limit))
+        responder.watch_cancellation(functools.partial(self._drop, waiting, cancelled()))
+
+    def _expire(self, waiting: _Waiting, is_deadline: bool) -> None:
+        text = f"model '{self.name}' was not loaded within {self._residents.settings.wait_seconds:g} s; ask again"
+        self._drop(waiting, deadline_exceeded() if is_deadline else unavailable(text))
+
+    def _drop(self, waiting: _Waiting, error: ServeError) -> None:
+        if waiting in self._waiting:
+            del self._waiting[waiting]
+            self._fail(waiting, error)
+            if not self._waiting:
+                self._residents.soon(self._residents.withdraw, self)
+
+    def _fail(self, waiting: _Waiting, error: ServeError) -> None:
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        began, now = int(waiting.since * 1e9), time.monotonic_ns()
+        if error.code is StatusCode.CANCELLED:
+            self._own_statistics().record_cancellation(began, now)
+        else:
+            self._own_statistics().record_rejection(began, now)
+            self._own_statistics().note_failure(error.text)
+        waiting.responder.send(error)
+
+    def _take_waiting(self) -> Sequence[_Waiting]:
+        waiting, self._waiting = tuple(self._waiting), {}
+        for one in waiting:
+            if one.timer is not None:
+                one.timer.cancel()
+        return waiting
+
+    def _own_statistics(self) -> ModelStatistics:
+        if self._statistics is None:
+            self._statistics = ModelStatistics()
+        return self._statistics
+
+    def take_brought(self) -> Iterable[asyncio.Future[None]]:
+        """Those that still wait, each once. On the loop."""
+        brought, self.brought = self.brought, []
+        return [done for done in brought if not done.done()]
+
+    # State
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether there is anything to count of it."""
+        return self._statistics is not None
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting or self.brought)
+
+    @property
+    def inputs(self) -> SharedHeap | None:
+        """Where its workers read inputs of requests."""
+        loaded = self._loaded
+        return loaded.inputs if isinstance(loaded, ScheduledVersion) else None
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """Over all its loads."""
+        return self._statistics or ModelStatistics()
+
+    @property
+    def available(self) -> bool:
+        loaded = self._loaded
+        return self.failure is None if loaded is None else loaded.available
+
+    @property
+    def status_reason(self) -> str:
+        loaded, failure = self._loaded, self.failure
+        if loaded is not None:
+            return loaded.status_reason
+        if failure is not None:
+            return failure.text
+        shown = {Stage.WAITING: "waits for room", Stage.LOADING: self.progress or "is being loaded"}
+        return shown.get(self.tenant.stage, _NOT_LOADED)
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See core.serving.ServedVersion."""
+        loaded = self._loaded
+        return {} if loaded is None else loaded.properties
+
+    @property
+    def pending_requests(self) -> int:
+        loaded = self._loaded
+        return len(self._waiting) + (0 if loaded is None else loaded.pending_requests)
+
+    @property
+    def load_seconds(self) -> float:
+        loaded = self._loaded
+        return 0.0 if loaded is None else loaded.load_seconds
+
+    @property
+    def worker_pids(self) -> Mapping[int, int]:
+        loaded = self._loaded
+        return {} if loaded is None else loaded.worker_pids
+
+    @property
+    def worker_restarts(self) -> int:
+        loaded = self._loaded
+        return 0 if loaded is None else loaded.worker_restarts
+
+    def follow_members(self, is_decoupled: bool) -> None:
+        """See repository.lifecycle.LoadedVersion; it has none."""
+
+    async def unload(self) -> None:
+        """See repository.lifecycle.LoadedVersion."""
+        await self._residents.unload(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    request: InferRequest
+    responder: _Counted
+    since: float
+    timer: TimerHandle | None = None
+
+
+class _Counted:
+    """Counts its request as in flight until it is answered. Its client's leaving is reported to the last that watches
+    for it: first to the wait for the load, then to the version."""
+
+    __slots__ = ("_has_left", "_on_left", "_responder", "_tenant")
+
+    def __init__(self, tenant: Tenant, responder: Responder) -> None:
+        self._tenant = tenant
+        self._responder = responder
+        self._on_left: Callable[[], None] | None = None
+        self._has_left = False
+        tenant.in_flight += 1
+
+    def expect_many(self) -> None:
+        self._responder.expect_many()
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        self._tenant.in_flight -= final
+        self._responder.send(answer, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        is_first, self._on_left = self._on_left is None, callback
+        if self._has_left:
+            callback()
+        elif is_first:
+            self._responder.watch_cancellation(self._left)
+
+    def _left(self) -> None:
+        self._has_left = True
+        if self._on_left is not None:
+            self._on_left()
 
 
 async def _end_of(task: asyncio.Task[None] | None) -> None:
@@ -308,18 +613,6 @@ async def _end_of(task: asyncio.Task[None] | None) -> None:
 
 def _gpu(number: int) -> str:
     return f"memory of GPU {number}"
-
-
-def _estimate(content: ModelContent, number: int) -> Mapping[str, int]:
-    """Before it has been loaded: by its files, and the instances that are asked for."""
-    groups = content.definition.config.instance_groups
-    needs = Counter({_HOST: 0})
-    file_bytes = content.scan.versions[number].files.total_bytes
-    for group in groups:
-        needs[_HOST] += group.count * (_WORKER_BYTES + file_bytes)
-        if group.kind is not InstanceKind.CPU:
-            needs.update({_gpu(gpu): group.count * file_bytes for gpu in group.gpus or Host().gpus})
-    return needs
 
 
 def _free_gpu_bytes() -> Mapping[int, int]:

@@ -136,7 +136,7 @@ def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
     if choice.engine is not ONNXRUNTIME_ENGINE:
         has_gpu_provider = machine.is_installed(ONNXRUNTIME_ENGINE.gpu_module, ONNXRUNTIME_ENGINE.gpu_files)
         choice = EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=has_gpu_provider)
-    place = plan_workers(source.config, choice, machine, 0)[0]
+    place = plan_workers(source.config, choice, machine, 0)[0][0]
     if place.device is not None:
         return _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, place.device)
     candidate = _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, None, instances)
@@ -182,7 +182,7 @@ def _pytorch(model: ToolModel, name: str, instances: int) -> Candidate:
     """As many instances as are measured share the CPUs."""
     source, choice = model.source, _pytorch_choice(model, name)
     config = model.with_parameters(engine=name).source.config
-    place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0]
+    place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0][0]
     config = replace(config, instance_groups=(InstanceGroup("", place.kind, instances),))
     grouped = replace(model, source=replace(source, config=config))
     return _worker_candidate(name, grouped, choice.engine, place.kind, place.device)
