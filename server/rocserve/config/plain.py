@@ -151,7 +151,6 @@ _NAMES = {
     "iterative": "iterative_sequence",
     "operator_libraries": "model_operations.op_library_filename",
     "outputs": "output",
-    "repository_agents": "model_repository_agents.agents",
     "response_cache": "response_cache.enable",
     "source_inputs": "source_input",
     "states": "state",

@@ -140,7 +140,6 @@ class TracedResponder(ForwardingResponder):
         self._trace = trace
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """See core.serving.Responder."""
         if self._trace.wants_tensors and isinstance(answer, InferResponse):
             self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, answer.outputs)
         # Before the answer goes on: it may end the whole, and this trace is part of it.

@@ -256,14 +256,6 @@ class ExecutionAccelerator:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RepositoryAgent:
-    """A step that a model's files go through before it is loaded."""
-
-    name: str
-    parameters: Mapping[str, str] = field(default_factory=dict)
-
-
 class VersionPolicyKind(enum.Enum):
     LATEST = "latest"
     ALL = "all"
@@ -315,7 +307,6 @@ class ModelConfig:
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     histogram_buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By metric family (model_metrics.metric_control)."""
-    repository_agents: tuple[RepositoryAgent, ...] = ()
 
     @property
     def has_open_batch(self) -> bool:

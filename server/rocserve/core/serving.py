@@ -26,15 +26,12 @@ class ForwardingResponder:
         self._responder = responder
 
     def expect_many(self) -> None:
-        """See core.serving.Responder."""
         self._responder.expect_many()
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """See core.serving.Responder."""
         self._responder.send(answer, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """See core.serving.Responder."""
         self._responder.watch_cancellation(callback)
 
 
@@ -48,7 +45,6 @@ class EndingResponder(ForwardingResponder):
         self._on_end: Callable[[], None] | None = on_end
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """See core.serving.Responder."""
         if final:
             on_end, self._on_end = self._on_end, None
             if on_end is not None:

@@ -50,7 +50,13 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
         elif key.startswith(_FILE_PREFIX):
             if not isinstance(value, bytes):
                 raise wrong_type(key, "bytes_param")
-            files[_file_path(name, key)] = value
+            text = key.removeprefix(_FILE_PREFIX)
+            if any(part in ("", ".", "..") for part in text.split("/")) or "\0" in text or "\\" in text:
+                raise invalid_argument(
+                    f"failed to load '{name}', load parameter '{key}' must be 'file:<version>/<path>', or another path"
+                    " that stays in the model's folder"
+                )
+            files[PurePosixPath(text)] = value
         else:
             raise invalid_argument(f"unrecognized load parameter '{key}'.")
     if files and not config:
@@ -59,17 +65,6 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
             f" ({', '.join(map(str, files))}) but no 'config'; give the configuration that goes with them too"
         )
     return LoadParameters(config, files)
-
-
-def _file_path(name: str, key: str) -> PurePosixPath:
-    text = key.removeprefix(_FILE_PREFIX)
-    parts = text.split("/")
-    if any(part in ("", ".", "..") for part in parts) or "\0" in text or "\\" in text:
-        raise invalid_argument(
-            f"failed to load '{name}', load parameter '{key}' must be 'file:<version>/<path>', or another path that"
-            " stays in the model's folder"
-        )
-    return PurePosixPath(text)
 
 
 def wrong_type(key: str, expected: str) -> ServeError:
@@ -85,19 +80,6 @@ class PrivateFolder:
         weakref.finalize(self, shutil.rmtree, parent, ignore_errors=True)
         self.folder = parent / name
         self.folder.mkdir()
-
-
-def write_files(name: str, files: Mapping[PurePosixPath, bytes]) -> PrivateFolder:
-    """A model's folder with the files of a load request. Raises: ServeError INTERNAL when they cannot be written."""
-    try:
-        private = PrivateFolder(name)
-        for path, data in files.items():
-            target = private.folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-    except OSError as error:
-        raise _failed(name, error) from error
-    return private
 
 
 def link_file(name: str, file: Path | None) -> PrivateFolder:
@@ -150,18 +132,14 @@ class ModelContent:
 def make_content(
     definition: ModelDefinition, scan: ModelScan, private_folder: PrivateFolder | None = None
 ) -> ModelContent:
-    wanted = frozenset(select_versions(definition.config.version_policy, scan.versions))
-    return ModelContent(definition, scan, wanted, _shared_key(definition, scan), private_folder)
-
-
-def _shared_key(definition: ModelDefinition, scan: ModelScan) -> str:
     # The message, not the file's bytes: a comment is no change, and an override has no file.
     message = type(definition.message)()
     message.CopyFrom(definition.message)
     message.ClearField("version_policy")
     digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16)
     digest.update(f"\0{scan.folder}\0{scan.other_files}".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+    wanted = frozenset(select_versions(definition.config.version_policy, scan.versions))
+    return ModelContent(definition, scan, wanted, digest.hexdigest(), private_folder)
 
 
 _AS_IN_REPOSITORY = LoadParameters()
@@ -207,7 +185,15 @@ class ContentReader:
         return tuple(contents)
 
     def _write(self, name: str, files: Mapping[PurePosixPath, bytes]) -> tuple[PrivateFolder, ModelScan]:
-        private = write_files(name, files)
+        """A model's folder with these files. Raises: ServeError INTERNAL when they cannot be written."""
+        try:
+            private = PrivateFolder(name)
+            for path, data in files.items():
+                target = private.folder / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+        except OSError as error:
+            raise _failed(name, error) from error
         allowed = (private.folder.resolve(),)
         return private, scan_model(name, private.folder, private.folder, allowed, self.settings.max_folder_entries)
 
@@ -249,6 +235,7 @@ class ContentReader:
         request: ConfigRequest | None,
         private: PrivateFolder | None,
     ) -> tuple[ModelContent, ...]:
+        single = self.settings.single if scan.is_root else None
         reading = FolderReading(
             folder,
             self.registry,
@@ -260,8 +247,8 @@ class ContentReader:
             repository=repository,
             namespace=scan.namespace,
             flat=scan.flat,
-            renames=self._is_named(scan),
-            preprocess=self.settings.preprocess if self.settings.single is not None and scan.is_root else "",
+            renames=single is not None and single.is_named,
+            preprocess=self.settings.preprocess if single is not None else "",
         )
         if scan.is_root and not reading.renames:
             # It is named by its configuration: how a repository that is itself a model was mounted says nothing.
@@ -279,7 +266,3 @@ class ContentReader:
                 " are possible; let it serve fewer, or raise --max-model-versions"
             )
         return content
-
-    def _is_named(self, scan: ModelScan) -> bool:
-        single = self.settings.single
-        return single is not None and single.is_named and scan.is_root

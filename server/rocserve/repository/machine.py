@@ -125,22 +125,17 @@ class ThisMachine:
         return ""
 
     def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
-        """See backends.base.Machine."""
         return has_file(module, files) if files else is_installed(module)
 
     def architecture(self, gpu: int) -> str:
-        """See backends.base.Machine."""
         found = Host().gpu(gpu)
         return "" if found is None else found.architecture
 
     def cores(self, policy: str) -> Sequence[int]:
-        """See backends.base.Machine."""
         return self._host_policies.cores(policy)
 
     def most_instances(self, gpus: int) -> int:
-        """See backends.base.Machine."""
         return self._most_instances or (_INSTANCES_A_GPU * gpus if gpus else _INSTANCES_A_CPU * usable_cpus())
 
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
-        """See backends.base.Machine."""
         return find_installation(self._settings).loader if engine.needs_migraphx else ()

@@ -48,21 +48,16 @@ def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelCon
     try:
         if None in members.values():
             check_no_cycle(config.name, ensembles)
-            _check_versions(config, served)
+            for step in config.ensemble_steps:
+                model = served.get(step.member)
+                if model is not None and model.versions and find_member(step, served) is None:
+                    raise invalid_argument(
+                        f"ensemble '{config.name}' depends on '{step.model_name}' whose required version"
+                        f" {step.model_version} is not loaded."
+                    )
         return Membership(None, check_ensemble(config, members))
     except ServeError as error:
         return Membership(error)
-
-
-def _check_versions(config: ModelConfig, served: Served) -> None:
-    """Raises: ServeError INVALID_ARGUMENT: a member serves other versions than the one that a step names."""
-    for step in config.ensemble_steps:
-        model = served.get(step.member)
-        if model is not None and model.versions and find_member(step, served) is None:
-            raise invalid_argument(
-                f"ensemble '{config.name}' depends on '{step.model_name}' whose required version {step.model_version}"
-                " is not loaded."
-            )
 
 
 def outermost(ensembles: Iterable[tuple[str, ModelConfig]]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rocserve.config.model_folder import no_version_text
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
@@ -13,10 +14,12 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.membership import Served, missing_members, review
 from rocserve.repository.retry import Failure
 from rocserve.repository.version import FILES_CHANGED, ManagedVersion, VersionState, status_name
+
+if TYPE_CHECKING:
+    from rocserve.repository.table import ModelTable
 
 _UNLOADED_SHOWN = 32
 """How many unloaded versions of a model the index goes on showing."""
@@ -25,33 +28,17 @@ _UNLOADED_SHOWN = 32
 class ManagedModel:
     """One model by its name. All calls are made on the loop's thread; queries may come from any."""
 
-    def __init__(
-        self,
-        key: str,
-        name: str,
-        context: LifecycleContext,
-        publish: Callable[[str], None],
-        publish_soon: Callable[[str], None],
-        *,
-        is_late: bool,
-        is_extra: bool,
-    ) -> None:
-        """
-        Args:
-            key: unique within the server, where its name may not be.
-            publish: is given its key when it may offer something else.
-            publish_soon: the same from any thread.
-            is_late: it turned up after the server's first loads, so that its first load makes nothing unready.
-            is_extra: see below.
-        """
+    def __init__(self, key: str, table: ModelTable) -> None:
+        """`key`: unique within the server, where its name may not be."""
         self.key = key
-        self.name = name
+        self.name = table.names.bare(key)
         self.content: ModelContent | None = None
-        self._context = context
-        self._publish_key = publish
-        self._on_version_change = functools.partial(publish_soon, key)
-        self._is_late = is_late
-        self.is_extra = is_extra
+        self.context = table.context
+        self._table = table
+        self.on_version_change = functools.partial(table.publish_soon, key)
+        self._is_late = table.is_started
+        """It turned up after the server's first loads, so that its first load makes nothing unready."""
+        self.is_extra = table.is_started and table.context.is_polling
         """Nobody relies on it before it has served: its failure makes nothing unready."""
         self._is_told_missing = False
         """The log has said that nothing of it is served."""
@@ -86,19 +73,15 @@ class ManagedModel:
 
     @property
     def has_running_loads(self) -> bool:
-        return any(version.is_loading for version in self._all())
-
-    @property
-    def load_tasks(self) -> list[asyncio.Task[None]]:
-        return [version.task for version in self._all() if version.task is not None]
+        return any(version.is_loading for version in self.versions)
 
     @property
     def waits_for_files(self) -> bool:
-        return any(version.waits_for_files for version in self._all())
+        return any(version.waits_for_files for version in self.versions)
 
     @property
     def is_serving(self) -> bool:
-        return any(version.is_serving for version in self._all())
+        return any(version.is_serving for version in self.versions)
 
     @property
     def lacks_files(self) -> bool:
@@ -118,13 +101,13 @@ class ManagedModel:
         self.is_gone = False
         self._is_rejected = False
         if at_once:
-            for version in self._all():
+            for version in self.versions:
                 version.failure = None
         self._problem = None
         if not content.wanted:
             text = "; ".join((no_version_text(content.definition.config), *content.scan.advice))
             self._problem = Failure(invalid_argument(text))
-        self._reconcile()
+        self.reconcile()
 
     def reject(self, problem: Failure) -> None:
         """The content that is there now cannot be used. What is served stays."""
@@ -132,7 +115,7 @@ class ManagedModel:
         self.is_gone = False
         self._is_rejected = True
         self._is_load_due = False
-        for version in self._all():
+        for version in self.versions:
             version.stop_loading()
             version.failure = None
         self._forget_versions()
@@ -149,18 +132,18 @@ class ManagedModel:
         self.is_gone = is_gone
         self.is_extra |= is_gone
         self._is_told_missing = False
-        for version in self._all():
+        for version in self.versions:
             version.retire()
         self._forget_versions()
-        self._publish_key(self.key)
+        self._table.publish(self.key)
 
     def stop_loading(self) -> None:
-        for version in self._all():
+        for version in self.versions:
             version.stop_loading()
 
     def unload_retired(self) -> None:
         """What it served is not offered any more."""
-        for version in self._all():
+        for version in self.versions:
             version.unload_retired()
 
     def review_members(
@@ -178,7 +161,7 @@ class ManagedModel:
         if content is None or not content.definition.config.is_ensemble:
             return False
         changed = False
-        for version in self._all():
+        for version in self.versions:
             if version.served is not None:
                 membership = review(version.served.config, served, ensembles)
                 text = "" if membership.error is None else membership.error.text
@@ -204,15 +187,17 @@ class ManagedModel:
         """What the serving table says of the model; None = nothing, of one that is gone and never served."""
         if self.content is None and self._problem is None and not self._versions:
             return None
-        versions = {version.number: version.served for version in self._all() if version.served and version.is_serving}
-        unready = {version.number: version.reason for version in self._all() if version.number not in versions}
+        versions = {
+            version.number: version.served for version in self.versions if version.served and version.is_serving
+        }
+        unready = {version.number: version.reason for version in self.versions if version.number not in versions}
         latest = versions[max(versions)] if versions else None
         return ServedModel(self.name, versions, latest, unready, namespace_of(self.key, self.name))
 
     def entries(self) -> list[IndexEntry]:
         """Its rows of the repository index."""
-        rows = [version.entry() for version in self._all()]
-        problem = self._problem_text()
+        rows = [version.entry() for version in self.versions]
+        problem = self.problem_text()
         if not problem:
             return rows
         if self.lacks_files and not self.is_ensemble:
@@ -220,9 +205,13 @@ class ManagedModel:
             return [IndexEntry(self.name, "", "", problem)]
         if not self.is_serving:
             state = VersionState.LOADING if self._is_waiting_for_members else VersionState.UNAVAILABLE
-            return [*rows, *self._rows_without_load(state, problem)]
+            if self._problem is not None or self.content is None:
+                return [*rows, IndexEntry(self.name, "", state.value, problem)]
+            known = {version.number for version in self.versions if not version.is_unloaded}
+            lacking = sorted(self.content.wanted - known)
+            return [*rows, *(IndexEntry(self.name, str(number), state.value, problem) for number in lacking)]
         return [
-            replace(row, reason=_join(row.reason, f"newer content failed to load: {problem}"))
+            replace(row, reason="; ".join(filter(None, (row.reason, f"newer content failed to load: {problem}"))))
             if row.state == VersionState.READY.value
             else row
             for row in rows
@@ -232,7 +221,7 @@ class ManagedModel:
         """Whether all that is relied on is served: neither newer content nor a new model makes anything unready."""
         if self.lacks_files or self.is_extra:
             return True
-        versions = [version for version in self._all() if not version.is_unloaded]
+        versions = [version for version in self.versions if not version.is_unloaded]
         if any(
             version.served is not None and version.state is not VersionState.READY and not version.is_cold
             for version in versions
@@ -248,8 +237,8 @@ class ManagedModel:
 
     def serves_all(self) -> bool:
         """Triton's strict readiness: each version serves, but for those that were unloaded on purpose."""
-        versions = [version for version in self._all() if not version.is_unloaded]
-        return not self._problem_text() and all(version.state is VersionState.READY for version in versions)
+        versions = [version for version in self.versions if not version.is_unloaded]
+        return not self.problem_text() and all(version.state is VersionState.READY for version in versions)
 
     def is_version_ready(self, number: int) -> bool:
         version = self._versions.get(number)
@@ -259,16 +248,12 @@ class ManagedModel:
         """Why nothing of the model is served; "" when something is, or when it is not known to have failed."""
         if self.is_serving or self.lacks_files:
             return ""
-        texts = [f"version {version.number}: {version.reason}" for version in self._all() if version.failure]
-        return self._problem_text() or "; ".join(texts)
+        texts = [f"version {version.number}: {version.reason}" for version in self.versions if version.failure]
+        return self.problem_text() or "; ".join(texts)
 
     def untold_failure(self) -> str:
         """`failure_text`, but "" where the log has had it: failed loads and unreadable folders are logged at once."""
-        return "" if self._is_rejected or any(version.failure for version in self._all()) else self.failure_text()
-
-    def lack_text(self) -> str:
-        """What to do where it `lacks_files`."""
-        return self._problem_text()
+        return "" if self._is_rejected or any(version.failure for version in self.versions) else self.failure_text()
 
     def load_error(self) -> ServeError | None:
         """The answer to the client that asked for the load, in Triton's words; None = all that is wanted is served."""
@@ -278,20 +263,25 @@ class ManagedModel:
         problem = self._problem.error if self._problem is not None else self._gate
         if problem is not None:
             return invalid_argument(f"load failed for model '{self.name}': {problem.text}")
-        wanted = [version for version in self._all() if version.number in content.wanted]
-        failed = [version for version in wanted if not version.serves(content)]
-        if not failed:
+        wanted = [version for version in self.versions if version.number in content.wanted]
+        reasons = ""
+        for version in wanted:
+            if not version.serves(content):
+                error = version.failure.error if version.failure is not None else unavailable(FILES_CHANGED)
+                reasons += f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
+        if not reasons:
             return None
-        reasons = "".join(_version_reason(version) for version in failed)
         return invalid_argument(f"load failed for model '{self.name}': {reasons}")
 
-    def _all(self) -> Iterable[ManagedVersion]:
+    @property
+    def versions(self) -> Iterable[ManagedVersion]:
         return self._versions.values()
 
-    def _reconcile(self) -> None:
+    def reconcile(self) -> None:
+        """Bring its versions in line with its content, and make known what it offers."""
         content = self.content
         if content is not None and not self._is_rejected:
-            for version in self._all():
+            for version in self.versions:
                 if version.number not in content.wanted:
                     version.stop_loading()
                     version.failure = None
@@ -310,11 +300,11 @@ class ManagedModel:
 
     def _publish(self) -> None:
         """Make known what it offers, and say once of a new model that it is not served though others go on."""
-        self._publish_key(self.key)
+        self._table.publish(self.key)
         if not self.is_extra or self._is_told_missing or self.is_loading or not self.failure_text():
             return
         self._is_told_missing = True
-        self._context.log.warning(
+        self.context.log.warning(
             "the new model '%s' is not served; the server stays ready for the others. Mend its files, which are then"
             " taken up by themselves, or take its folder out of the repository (--strict-readiness=always makes the"
             " server unready): %s",
@@ -325,10 +315,7 @@ class ManagedModel:
     def _want_versions(self, content: ModelContent) -> None:
         is_late = self._is_late or self.is_serving
         new = {
-            number: ManagedVersion(
-                self.name, number, self._context, self._reconcile, self._on_version_change, is_late=is_late
-            )
-            for number in content.wanted - self._versions.keys()
+            number: ManagedVersion(self, number, is_late=is_late) for number in content.wanted - self._versions.keys()
         }
         self._versions = dict(sorted({**self._versions, **new}.items()))
         for number in sorted(content.wanted):
@@ -341,7 +328,7 @@ class ManagedModel:
         replaced = [version for version in serving if version.serves(content)]
         if any(version.is_loading for version in wanted if version.served is None):
             return
-        for version in self._all():
+        for version in self.versions:
             if version.number in content.wanted or version.served is None:
                 continue
             is_gone = version.number not in content.scan.versions
@@ -349,39 +336,25 @@ class ManagedModel:
                 version.retire()
 
     def _forget_versions(self) -> None:
-        unloaded = [version for version in self._all() if version.is_unloaded]
+        unloaded = [version for version in self.versions if version.is_unloaded]
         too_many = unloaded[: max(0, len(unloaded) - _UNLOADED_SHOWN)]
         self._versions = {
-            version.number: version for version in self._all() if version not in too_many and not version.is_forgettable
+            version.number: version
+            for version in self.versions
+            if version not in too_many and not version.is_forgettable
         }
 
-    def _problem_text(self) -> str:
+    def problem_text(self) -> str:
+        """Why it cannot be loaded; where it `lacks_files`, what to do."""
         if self._problem is not None:
             return self._problem.text
         if self._gate is not None:
             return self._gate.text
         return ""
 
-    def _rows_without_load(self, state: VersionState, problem: str) -> list[IndexEntry]:
-        """Rows for versions that are wanted but for the problem; the model's own when it has none."""
-        known = {version.number for version in self._all() if not version.is_unloaded}
-        if self._problem is not None or self.content is None:
-            return [IndexEntry(self.name, "", state.value, problem)]
-        numbers = sorted(self.content.wanted - known)
-        return [IndexEntry(self.name, str(number), state.value, problem) for number in numbers]
-
 
 async def wait_for_loads(models: Iterable[ManagedModel]) -> None:
     """Return when none of the models has a load running, those counted that begin meanwhile."""
     watched = tuple(models)
-    while tasks := [task for model in watched for task in model.load_tasks]:
+    while tasks := [version.task for model in watched for version in model.versions if version.task is not None]:
         await asyncio.wait(tasks)
-
-
-def _version_reason(version: ManagedVersion) -> str:
-    error = version.failure.error if version.failure is not None else unavailable(FILES_CHANGED)
-    return f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
-
-
-def _join(first: str, second: str) -> str:
-    return f"{first}; {second}" if first else second

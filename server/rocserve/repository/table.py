@@ -93,7 +93,7 @@ class ModelTable:
         self.events = RepositoryEvents()
         self.is_started = False
         """The server's first loads have ended."""
-        self._context = context
+        self.context = context
         self._holder = holder
         self._log = context.log
         self._is_closed = False
@@ -177,9 +177,7 @@ class ModelTable:
         self._keys.setdefault(folder, set()).add(key)
         self._gone.pop(key, None)
         if key not in self.models:
-            is_late, is_extra = self.is_started, self.is_started and self._context.is_polling
-            name, publishing = self.names.bare(key), (self.publish, self._publish_soon)
-            self.models[key] = ManagedModel(key, name, self._context, *publishing, is_late=is_late, is_extra=is_extra)
+            self.models[key] = ManagedModel(key, self)
         return self.models[key]
 
     def _remove(self, model: ManagedModel) -> None:
@@ -254,7 +252,7 @@ class ModelTable:
 
         return unsubscribe
 
-    def _publish_soon(self, *changed: str) -> None:
+    def publish_soon(self, *changed: str) -> None:
         """`publish` on the loop's thread; called from any thread."""
         # A worker's last words may come after the loop has ended.
         if self._loop is not None:
@@ -292,7 +290,7 @@ class ModelTable:
         for _ in range(len(reviewed) + 1 if reviewed else 0):
             has_changed = False
             present = [self.models[key] for key in members if key in self.models]
-            lacking = {model.key: model.lack_text() for model in present if model.lacks_files}
+            lacking = {model.key: model.problem_text() for model in present if model.lacks_files}
             for key in reviewed:
                 served = self._resolved(self._served).models
                 has_changed |= self._ensembles[key].review_members(served, configs, self._is_loading, lacking)

@@ -6,16 +6,20 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import LifecycleContext, LoadedVersion, LoadOrder
+from rocserve.repository.lifecycle import LoadedVersion, LoadOrder
 from rocserve.repository.residency.resident_models import LazyVersion, ResidentModels
 from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.scheduling.ensemble.run import EnsembleVersion
+
+if TYPE_CHECKING:
+    from rocserve.repository.model import ManagedModel
 
 
 class VersionState(enum.Enum):
@@ -65,30 +69,18 @@ class InterfaceLost(ServeError):
 class ManagedVersion:
     """One version of a model. All calls are made on the loop's thread; the properties may be read from any."""
 
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        context: LifecycleContext,
-        on_end: Callable[[], None],
-        on_change: Callable[[], None],
-        *,
-        is_late: bool,
-    ) -> None:
-        """`on_end` is called when a load has ended, and when a failed one is due again; `on_change` is the loader's.
-
-        `is_late`: it turned up while the model or the server was ready, so that its failure makes nothing unready.
-        """
-        self.name = name
+    def __init__(self, model: ManagedModel, number: int, *, is_late: bool) -> None:
+        """`is_late`: it turned up while the model or the server was ready: its failure makes nothing unready."""
+        self.name = model.name
         self.number = number
         self.is_late = is_late
         self.served: LoadedVersion | None = None
         self.suspension = ""
         """Why it is kept from requests though it is loaded: an ensemble lacks a member."""
         self.failure: Failure | None = None
-        self._context = context
-        self._on_end = on_end
-        self._on_change = on_change
+        self._context = model.context
+        self._on_end = model.reconcile
+        self._on_change = model.on_version_change
         self._served_content: ModelContent | None = None
         self.task: asyncio.Task[None] | None = None
         """The load that runs."""
@@ -149,12 +141,20 @@ class ManagedVersion:
     def reason(self) -> str:
         served, failure = self.served, self.failure
         if served is not None:
-            return "; ".join(filter(None, (self.suspension, served.status_reason, self._newer_content())))
+            newer = ""
+            if failure is not None:
+                newer = f"newer content failed to load: {failure.text}"
+            elif self.is_loading:
+                newer = "newer content is being loaded" + (f": {self._progress}" if self._progress else "")
+            return "; ".join(filter(None, (self.suspension, served.status_reason, newer)))
         if self._changed_scan is not None:
             return FILES_CHANGED
         if self.is_loading:
             before = f"failed before: {failure.error.text}" if failure is not None else ""
-            return "; ".join(filter(None, (self._progress or self._slowness(), before)))
+            took = time.monotonic() - self._began_at
+            # Of a load that says nothing of itself.
+            slowness = f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
+            return "; ".join(filter(None, (self._progress or slowness, before)))
         if self._unloading:
             return ""
         if failure is not None:
@@ -273,11 +273,12 @@ class ManagedVersion:
             if residents is not None and isinstance(loaded, EnsembleVersion):
                 loaded.on_request = residents.bring_members
         else:
-            failure = self.failure
+            failure, backend = self.failure, content.definition.backend
+            compiles = backend is not None and any(engine.needs_migraphx for engine in backend.engines)
             is_retry = failure is not None and failure.content == self._loading_key
             if self._context.load_slots.all_taken:
                 self._progress = WAITS_FOR_OTHERS
-            async with self._context.load_slots.taken(_compiles(content), is_retry):
+            async with self._context.load_slots.taken(compiles, is_retry):
                 self._progress = ""
                 loaded = await self._load_now(content)
         try:
@@ -372,24 +373,6 @@ class ManagedVersion:
             self._retired.append(self.served)
         self.served = None
         self._served_content = None
-
-    def _slowness(self) -> str:
-        """Of a load that says nothing of itself."""
-        took = time.monotonic() - self._began_at
-        return f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
-
-    def _newer_content(self) -> str:
-        if self.failure is not None:
-            return f"newer content failed to load: {self.failure.text}"
-        if not self.is_loading:
-            return ""
-        return "newer content is being loaded" + (f": {self._progress}" if self._progress else "")
-
-
-def _compiles(content: ModelContent) -> bool:
-    """Whether one of the backend's engines compiles what it loads."""
-    backend = content.definition.backend
-    return backend is not None and any(engine.needs_migraphx for engine in backend.engines)
 
 
 def lost_interface(served: ModelConfig, new: ModelConfig, has_lost_batch_size: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import itertools
 import logging
@@ -75,7 +76,6 @@ class WorkerVersionLoader:
     sequences: SequenceRouters = field(default_factory=SequenceRouters)
 
     async def load(self, order: LoadOrder) -> LoadedVersion:
-        """See lifecycle.LoadVersion."""
         definition, version = order.definition, order.version
         if definition.backend is None:
             complete = self._with_the_cache_there_is(complete_definition(definition, None, strict=self.strict))
@@ -200,12 +200,10 @@ class LoadedModelVersion(ScheduledVersion):
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """See core.serving.ServedVersion."""
         return self._workers.properties
 
     @property
     def worker_pids(self) -> Mapping[int, int]:
-        """See core.serving.ServedVersion."""
         return self._workers.group.models_of_workers
 
     @property
@@ -224,7 +222,6 @@ class LoadedModelVersion(ScheduledVersion):
         """See lifecycle.LoadedVersion; it has none."""
 
     async def unload(self) -> None:
-        """See lifecycle.LoadedVersion."""
         await self._workers.drain_and_stop()
         if self._answers is not None:
             self._workers.plane.call_soon(self._answers.close)
@@ -256,7 +253,6 @@ class LoadedEnsemble(EnsembleVersion):
         self._plane = plane
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """See lifecycle.LoadedVersion."""
         if is_decoupled == self.config.decoupled:
             return
         message = messages.ModelConfig.FromString(self.config_message)
@@ -265,7 +261,6 @@ class LoadedEnsemble(EnsembleVersion):
         self.config = replace(self.config, decoupled=is_decoupled)
 
     async def unload(self) -> None:
-        """See lifecycle.LoadedVersion."""
         # It has no workers; what its requests wait for has limits of its own.
         await drained(self._plane, self.close, 0.0)
         if self.answers is not None:
@@ -280,7 +275,6 @@ class ItemModelVersion(LoadedModelVersion):
         return SingleItems(self.config)
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
-        """See core.serving.ServedVersion."""
         super().infer(*self._items.take(request, responder))
 
 
@@ -292,7 +286,6 @@ class ItemEnsemble(LoadedEnsemble):
         return SingleItems(self.config)
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
-        """See core.serving.ServedVersion."""
         super().infer(*self._items.take(request, responder))
 
 
@@ -331,9 +324,9 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: Plane
         sequence = SequenceTag(f"warmup {identity}" if has_text_ids else identity, starts=True, ends=True)
         request = InferRequest(head, "", [entry.data for entry in batch.inputs.values()], sequence=sequence)
         try:
-            waiter = _Waiter(asyncio.get_running_loop())
+            waiter = _Waiter()
             plane.call_soon(functools.partial(trial.infer, request, waiter))
-            await waiter.answered
+            await asyncio.wrap_future(waiter.answered)
         except ServeError as error:
             raise ServeError(error.code, f"failed to run warmup sample '{name}': {error.text}") from None
 
@@ -356,9 +349,10 @@ def _has_text_ids(config: ModelConfig, table: ServingTable, depth: int = 0) -> b
 class _Waiter:
     """Implements core.serving.Responder; `answered` is done, or has failed, at the request's end."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.answered: asyncio.Future[None] = loop.create_future()
-        self._loop = loop
+    def __init__(self) -> None:
+        self.answered: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # Who waits may leave, and the answer come none the less.
+        self.answered.set_running_or_notify_cancel()
         self._error: ServeError | None = None
 
     def expect_many(self) -> None:
@@ -367,16 +361,10 @@ class _Waiter:
     def send(self, answer: Answer, final: bool = True) -> None:
         if isinstance(answer, ServeError):
             self._error = self._error or answer
-        if final:
-            self._loop.call_soon_threadsafe(self._settle)
+        if final and self._error is not None:
+            self.answered.set_exception(self._error)
+        elif final:
+            self.answered.set_result(None)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Nobody goes away."""
-
-    def _settle(self) -> None:
-        if self.answered.done():
-            return
-        if self._error is None:
-            self.answered.set_result(None)
-        else:
-            self.answered.set_exception(self._error)

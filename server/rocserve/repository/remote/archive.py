@@ -40,7 +40,6 @@ class ArchiveSource:
         return [item for item in self._objects if not folder or item.key.startswith(f"{folder}/")]
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """See source.Source."""
         try:
             _link(self._unpacked / item.tag, file)
         except FileNotFoundError:

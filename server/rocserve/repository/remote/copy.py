@@ -85,7 +85,10 @@ class UnitCopy:
 
     def place(self, fetched: Mapping[str, tuple[RemoteObject, Path]], gone: Iterable[str]) -> None:
         """Put these files in place, take those away, all or nothing; `fetched` by the objects' keys."""
-        kept = {key: asdict(_describe(item, file)) for key, (item, file) in fetched.items()}
+        kept = {
+            key: asdict(Kept(item.size, item.tag, _sha256(file), file.stat().st_mtime_ns))
+            for key, (item, file) in fetched.items()
+        }
         files = {key: file.name for key, (_, file) in fetched.items()}
         _write(self._pending, {"kept": kept, "files": files, "gone": sorted(gone)})
         self.read()
@@ -138,10 +141,6 @@ def recorded_units(home: Path) -> list[str]:
         (home / name).mkdir(parents=True, exist_ok=True)
     files = [path for path in (home / _RECORDS).iterdir() if path.suffix in (".json", ".pending")]
     return sorted({"" if path.stem == _WHOLE_FILE else unquote(path.stem) for path in files})
-
-
-def _describe(item: RemoteObject, file: Path) -> Kept:
-    return Kept(item.size, item.tag, _sha256(file), file.stat().st_mtime_ns)
 
 
 def _sha256(file: Path) -> str:

@@ -33,7 +33,6 @@ class HubSource:
         self._objects: list[RemoteObject] = []
 
     async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
-        """See source.Source."""
         commit, objects = await with_store_errors(self._place, "a listing", in_thread(self._list))
         self._commit, self._objects = commit, objects
         return [item for item in objects if not folder or item.key.startswith(f"{folder}/")]

@@ -54,7 +54,6 @@ class BucketSource:
         self._requests = asyncio.Semaphore(_REQUESTS)
 
     async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
-        """See source.Source."""
         import obstore
 
         where = (self._prefix + folder).rstrip("/")
@@ -72,7 +71,6 @@ class BucketSource:
             await beside(self._part(item, at, min(item.size, at + CHUNK_BYTES), opened.fileno(), note) for at in begins)
 
     async def is_gone(self, key: str) -> bool:
-        """See source.Source."""
         import obstore
 
         try:

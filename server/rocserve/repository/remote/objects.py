@@ -58,7 +58,11 @@ class Unit:
 def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
     """The units of a listing, by their names. Temporary names are left out, as on a disk, but for empty files: they are
     all that is in the version's folder of an ensemble."""
-    meant = [each for each in objects if not _is_left_out(each)]
+    meant = []
+    for each in objects:
+        *above, last = ("" if part == ".." else part for part in each.key.split("/"))
+        if not any(map(is_temporary, above)) and not (each.size and is_temporary(last)):
+            meant.append(each)
     is_one = any("/" not in each.key and each.key in CONFIG_FILENAMES for each in meant) or any(
         is_version_name(each.key.split("/")[0]) for each in meant if "/" in each.key
     )
@@ -82,11 +86,6 @@ def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
         unit.refusal = unit.refusal or refusal
         unit.objects[each.key] = each
     return units
-
-
-def _is_left_out(item: RemoteObject) -> bool:
-    *folders, name = ("" if part == ".." else part for part in item.key.split("/"))
-    return any(map(is_temporary, folders)) or (bool(item.size) and is_temporary(name))
 
 
 def path_refusal(key: str) -> str:

@@ -373,7 +373,6 @@ class LazyVersion:
     # Requests
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
-        """See core.serving.ServedVersion."""
         now = time.monotonic()
         tenant = self.tenant
         tenant.note_use(now)
@@ -533,7 +532,6 @@ class LazyVersion:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """See core.serving.ServedVersion."""
         loaded = self._loaded
         return {} if loaded is None else loaded.properties
 
@@ -561,7 +559,6 @@ class LazyVersion:
         """See repository.lifecycle.LoadedVersion; it has none."""
 
     async def unload(self) -> None:
-        """See repository.lifecycle.LoadedVersion."""
         await self._residents.unload(self)
 
 

@@ -13,8 +13,7 @@ from support.web_stores import WebServer, tar_of
 
 from rocserve.core.remote_places import parse_remote
 from rocserve.repository.remote.copy import Room
-from rocserve.repository.remote.remote_repositories import open_source
-from rocserve.repository.remote.remote_repository import RemoteRepository
+from rocserve.repository.remote.remote_repositories import RemoteRepository, open_source
 
 LOG = logging.getLogger("tests")
 MODEL = {"m/1/model.onnx": bytes(200), "m/config.pbtxt": b"config"}
