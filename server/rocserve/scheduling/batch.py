@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from rocserve.core.request_form import Member
 from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters, ResponseHead
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import Execution, ModelStatistics
-from rocserve.core.tensors import Buffer, Tensor, TensorHead
+from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.plane.heap import Slot, copied
 from rocserve.workers.instance import Instance
@@ -101,7 +101,13 @@ class ResponseMaker:
                 data = [data[index] for index in form.wanted]
             response = InferResponse(form.head, entry.id, data, parameters)
             if plan.classifications:
-                outputs = [self._classified(tensor, plan.classifications) for tensor in response.outputs]
+                counts = plan.classifications
+                outputs = [
+                    classify(tensor, count, self._outputs[tensor.name].labels, self._batching)
+                    if (count := counts.get(tensor.name, 0))
+                    else tensor
+                    for tensor in response.outputs
+                ]
                 response = InferResponse.of(self._name, self._version, entry.id, outputs, parameters)
         except ServeError as fault:
             return fault
@@ -117,14 +123,6 @@ class ResponseMaker:
             self._last_form = self._forms.get((plan, heads)) or self._new_form(plan, heads)
             self._last_plan, self._last_heads = plan, heads
         return self._last_form
-
-    def linkable_form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form | None:
-        """None: outputs like these are not left where they lie, or there is an error to be told."""
-        try:
-            form = self.form(plan, heads)
-        except ServeError:
-            return None
-        return form if form.is_linkable else None
 
     def _new_form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
         wanted = [index for index, head in enumerate(heads) if head.name in plan.outputs]
@@ -148,12 +146,6 @@ class ResponseMaker:
                 f" dimensions, for the configuration reshapes it from {list(config.reshape)}"
             )
         return head._replace(shape=(*lead, *reshape_dims(head.shape[len(lead) :], config.reshape, config.dims)))
-
-    def _classified(self, tensor: Tensor, classifications: Mapping[str, int]) -> Tensor:
-        count = classifications.get(tensor.name, 0)
-        if not count:
-            return tensor
-        return classify(tensor, count, self._outputs[tensor.name].labels, self._batching)
 
 
 @dataclass(slots=True, eq=False)
@@ -186,8 +178,12 @@ class BatchAnswers:
         responder = entry.responder
         if self._slot is not None and isinstance(responder, LinkedResponder):
             start, (heads, slices) = self._outcome.parts[index]
-            form = self._responses.linkable_form(entry.plan, heads)
-            if form is not None:
+            try:
+                form = self._responses.form(entry.plan, heads)
+                is_linkable = form.is_linkable
+            except ServeError:  # It is told below.
+                is_linkable = False
+            if is_linkable:
                 key = (responder.link, form)
                 together = self._together.get(key)
                 if together is None:

@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
@@ -56,14 +56,6 @@ class BatchDecision(NamedTuple):
     """They travel together, but the engine runs them one after the other."""
 
 
-class BatchPolicy(Protocol):
-    largest: int
-    """The most rows that run at once, one request apart."""
-
-    def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
-        """The queue is not empty and an instance is free."""
-
-
 _ONE = BatchDecision(1, is_full=True)
 
 LARGEST_GROUP = 16
@@ -80,12 +72,14 @@ class NoBatching:
     """
 
     largest = 1
+    """The most rows that run at once, one request apart."""
 
     def __init__(self, times: ComputeTimes | None) -> None:
         """`times`: of the model; None: its requests cannot be laid one behind the other, or their answers cannot."""
         self._times = times
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
+        """The queue is not empty and an instance is free."""
         if queue.count == 1 or self._times is None:
             return _ONE
         longest = min(queue.count, LARGEST_GROUP, LONGEST_GROUP_NS // max(self._times.request_ns, 1))
@@ -152,27 +146,28 @@ class DynamicBatcher:
         return BatchDecision(0, oldest_ns + self._delay_ns)
 
 
+BatchPolicy = NoBatching | DynamicBatcher
+
+
 def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: bool = False) -> BatchPolicy:
     """The policy that a model's configuration asks for. `times`: of the model. `answers_requests`: the model sees each
     request for itself, so that answers of any shape can be cut apart."""
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:
-        may_group = config.max_batch_size > 0 if answers_requests else _may_group(config)
+        # Else all tensors have to have rows of one size.
+        may_group = config.max_batch_size > 0 and (
+            answers_requests
+            or (
+                not ragged_batching(config)
+                and all(entry.datatype is not DataType.BYTES for entry in config.inputs)
+                and all(size >= 0 for entry in config.outputs for size in entry.dims)
+            )
+        )
         return NoBatching(times if may_group else None)
     return DynamicBatcher(
         config.max_batch_size,
         batching.preferred_batch_sizes or (config.max_batch_size,),
         batching.max_queue_delay_microseconds * 1000,
-    )
-
-
-def _may_group(config: ModelConfig) -> bool:
-    """Whether all of a model's tensors have rows of one size."""
-    return (
-        config.max_batch_size > 0
-        and not ragged_batching(config)
-        and all(entry.datatype is not DataType.BYTES for entry in config.inputs)
-        and all(size >= 0 for entry in config.outputs for size in entry.dims)
     )
 
 
@@ -232,8 +227,12 @@ class Triage:
         queue = self._queue
         self._run_seconds = self.times.of(min(len(queue), self._policy.largest))
         begins = now + batches_before * self._run_seconds
-        if not self._keeps_order:
-            self._choose_order(now, begins)
+        for level in () if self._keeps_order else queue.levels():
+            # The oldest would not come up any more once the newest are first. The last may be run as a probe.
+            while len(level.dated) > 1 and self.is_hopeless(level.dated[0], begins):
+                self._lose(level.dated[0])
+            if level.dated:
+                level.newest_first = level.has_lost or half_time(level.dated[0], self.times.of(1)) < now
         while queue:
             decision = self._policy.decide(queue, now_ns)
             members = list(islice(queue, decision.request_count or None))
@@ -245,14 +244,6 @@ class Triage:
             for entry in lost:
                 self._lose(entry)
         return NOTHING
-
-    def _choose_order(self, now: float, begins: float) -> None:
-        for level in self._queue.levels():
-            # The oldest would not come up any more once the newest are first. The last may be run as a probe.
-            while len(level.dated) > 1 and self.is_hopeless(level.dated[0], begins):
-                self._lose(level.dated[0])
-            if level.dated:
-                level.newest_first = level.has_lost or half_time(level.dated[0], self.times.of(1)) < now
 
     def _lose(self, entry: InferRequest) -> None:
         self._queue.lose(entry)

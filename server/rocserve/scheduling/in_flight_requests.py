@@ -92,18 +92,16 @@ class InFlightRequests:
             running.requests.append(in_flight)
             members.append((request.plan.form, request.data, in_flight.number, write_details(request)))
             if request.trace is not None:
-                self._begin_trace(in_flight, request.trace)
+                # Its requests may be answered before the batch comes back, with which the times come.
+                request.trace.keep_open()
+                in_flight.trace = open_requests.traces[in_flight.number] = request.trace
         running.open_count = len(members)
-        if batch.dropped:
-            self._end_absent(running, batch.dropped)
-        return members
-
-    def _end_absent(self, running: _InFlightBatch, absent: set[InferRequest]) -> None:
-        """Rows that are of no request: whatever the model says to them, nobody hears it."""
-        for in_flight in running.requests:
-            if in_flight.request in absent:
+        for in_flight in running.requests if batch.dropped else ():
+            if in_flight.request in (batch.dropped or ()):
+                # A row that is of no request: whatever the model says to it, nobody hears it.
                 in_flight.dropped = True
-                self._mark_ended(in_flight, True, time.monotonic_ns())
+                self._mark_ended(in_flight, True)
+        return members
 
     def forget(self, batch: FormedBatch) -> None:
         """Nothing of the batch ran, and nothing of it is open."""
@@ -111,7 +109,7 @@ class InFlightRequests:
         if running is not None:
             for in_flight in running.requests:
                 if not in_flight.ended_ns:
-                    self._mark_ended(in_flight, True, time.monotonic_ns())
+                    self._mark_ended(in_flight, True)
                 self._end_trace(in_flight, None)
             running.requests = []
 
@@ -124,7 +122,7 @@ class InFlightRequests:
             if in_flight.request is request and not in_flight.ended_ns:
                 in_flight.batch.instance.cancel(in_flight.number)
                 in_flight.dropped = True
-                self._mark_ended(in_flight, True, time.monotonic_ns())
+                self._mark_ended(in_flight, True)
                 batch.drop(request)
                 return True
         return False
@@ -168,30 +166,33 @@ class InFlightRequests:
         # What has not come back when the worker ends is answered, or queued again, as a batch.
         if in_flight.ended_ns or (isinstance(answer, RequestLost) and running.times is None):
             return
-        if isinstance(answer, Rescheduled):
-            self._reschedule(in_flight)
-            return
+        request = in_flight.request
         response: Answer
         answered_ns = time.monotonic_ns()
-        if answer is None or isinstance(answer, ServeError):
+        if isinstance(answer, Rescheduled):
+            response = internal("the model wants its request again, but has no iterative sequences")
+        elif answer is None or isinstance(answer, ServeError):
             response = answer
         else:
             data = [tensor.data for tensor in answer.outputs]
             is_large = sum(map(len, data)) > LARGE_RESPONSE
             heads = heads_of(answer.outputs)
-            response = self._responses.make(in_flight.request, heads, data, answer.parameters, is_large, answer.slot)
+            response = self._responses.make(request, heads, data, answer.parameters, is_large, answer.slot)
             if is_large and not isinstance(response, ServeError):
                 go_on = functools.partial(self._go_on, in_flight)
                 in_flight.large = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
-        if self._decoupled:
+        if self._decoupled and not isinstance(answer, Rescheduled):
             self._count_response(in_flight, response, answered_ns)
         if not final:
-            self._respond(in_flight.request, response, final)
+            self._respond(request, response, final)
             return
-        self._mark_ended(in_flight, isinstance(response, ServeError), time.monotonic_ns())
+        self._mark_ended(in_flight, isinstance(response, ServeError) and not isinstance(answer, Rescheduled))
         is_done = self._count_if_done(running)
         try:
-            self._respond(in_flight.request, response, final)
+            if isinstance(answer, Rescheduled) and request.on_again is not None:
+                request.on_again(request)
+            else:
+                self._respond(request, response, final)
         finally:
             if is_done:
                 self._on_answered()
@@ -201,22 +202,6 @@ class InFlightRequests:
         in_flight.large = None
         while in_flight.held_back and in_flight.large is None:
             self._on_answer(in_flight, *in_flight.held_back.pop(0))
-
-    def _reschedule(self, in_flight: _InFlight) -> None:
-        """The model wants the request once more."""
-        request = in_flight.request
-        self._mark_ended(in_flight, False, time.monotonic_ns())
-        is_done = self._count_if_done(in_flight.batch)
-        try:
-            if request.on_again is not None:
-                request.on_again(request)
-            else:
-                self._respond(
-                    request, internal("the model wants its request again, but has no iterative sequences"), True
-                )
-        finally:
-            if is_done:
-                self._on_answered()
 
     def _count_response(self, in_flight: _InFlight, response: Answer, answered_ns: int) -> None:
         """One of the many that a decoupled model may give."""
@@ -237,8 +222,8 @@ class InFlightRequests:
             self._statistics.note_failure(answer.text)
         request.responder.send(answer, final)
 
-    def _mark_ended(self, in_flight: _InFlight, failed: bool, now_ns: int) -> None:
-        in_flight.ended_ns = now_ns
+    def _mark_ended(self, in_flight: _InFlight, failed: bool) -> None:
+        in_flight.ended_ns = time.monotonic_ns()
         in_flight.failed = failed
         in_flight.batch.open_count -= 1
         in_flight.batch.instance.close_requests((in_flight.number,))
@@ -267,14 +252,6 @@ class InFlightRequests:
             run = (formed.compute_start_ns, *times, queue_starts, ended_ns)
             self._statistics.record_batch(Execution(*run, rows, formed.is_grouped, formed.absent_rows))
         return True
-
-    # Traces
-
-    def _begin_trace(self, in_flight: _InFlight, trace: Trace) -> None:
-        """Its requests may be answered before the batch comes back, with which the times come."""
-        trace.keep_open()
-        in_flight.trace = trace
-        in_flight.batch.instance.traces[in_flight.number] = trace
 
     def _end_trace(self, in_flight: _InFlight, times: tuple[int, int, int, int] | None) -> None:
         """None: it has not run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import heapq
 import itertools
 from collections import deque
@@ -93,12 +92,13 @@ class RateLimiter:
         model = object()
         self._registered[model] = tuple(instances)
         self._call_soon(self._allocate)
-        return functools.partial(self._unregister, model)
 
-    def _unregister(self, model: object) -> None:
-        if self._registered.pop(model, None) is not None:
-            self._available = self._resources(self._all_needs())
-            self._call_soon(self._allocate)
+        def unregister() -> None:
+            if self._registered.pop(model, None) is not None:
+                self._available = self._resources(self._all_needs())
+                self._call_soon(self._allocate)
+
+        return unregister
 
     def _all_needs(self) -> list[Needs]:
         return [needs for instances in self._registered.values() for needs in instances]
@@ -162,7 +162,8 @@ class RateLimiter:
         """Grant what can be granted, in turn; `asking` is not called back."""
         while self._staged:
             instance = self._staged[0][2]
-            if not self._fits(instance.needs):
+            allocated, available = self._allocated, self._available
+            if any(allocated.get(key, 0) + count > available.get(key, 0) for key, count in instance.needs.items()):
                 return
             heapq.heappop(self._staged)
             for key, count in instance.needs.items():
@@ -170,9 +171,6 @@ class RateLimiter:
             instance.state = _State.GRANTED
             if instance is not asking:
                 self._call_soon(instance.on_granted)
-
-    def _fits(self, needs: Needs) -> bool:
-        return all(self._allocated.get(key, 0) + count <= self._available.get(key, 0) for key, count in needs.items())
 
 
 AHEAD = 2
@@ -328,7 +326,8 @@ class LimitedInstancePool(InstancePool):
     def idle(self) -> Instance | None:
         """An instance with nothing to do: one that may run already, else the one whose turn comes first."""
         free = [instance for instance, batches in self._in_hand.items() if not batches]
-        return min(free, key=self._rank, default=None)
+        limited = self._limited
+        return min(free, key=lambda each: (not limited[each].is_granted, limited[each].rank), default=None)
 
     def claim(self, instance: Instance) -> bool:
         return self._limiter.ask(self._limited[instance])
@@ -344,7 +343,3 @@ class LimitedInstancePool(InstancePool):
         for instance, limited in self._limited.items():
             if limited.is_granted and not self._in_hand[instance]:
                 self._limiter.release(limited, has_run=False)
-
-    def _rank(self, instance: Instance) -> tuple[bool, int]:
-        limited = self._limited[instance]
-        return (not limited.is_granted, limited.rank)

@@ -52,7 +52,11 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
         frozenset(call.references),
         opened.may_stay,
     )
-    request = InferRequest(head, call.id, data, sequence=_sequence(call), data_owner=opened.slot)
+    sequence = None
+    if call.correlation_id or call.flags:
+        starts, ends = bool(call.flags & START_FLAG), bool(call.flags & END_FLAG)
+        sequence = SequenceTag(sequence_id(call.correlation_id), starts, ends)
+    request = InferRequest(head, call.id, data, sequence=sequence, data_owner=opened.slot)
     trace = opened.trace_of(call.trace_number) if call.trace_number else None
     dispatch_traced(dispatcher, request, opened, trace)
 
@@ -65,9 +69,3 @@ def _parameters(call: ModelCall) -> dict[str, ParameterValue]:
     if call.timeout_microseconds:
         parameters["timeout"] = call.timeout_microseconds
     return parameters
-
-
-def _sequence(call: ModelCall) -> SequenceTag | None:
-    if not call.correlation_id and not call.flags:
-        return None
-    return SequenceTag(sequence_id(call.correlation_id), bool(call.flags & START_FLAG), bool(call.flags & END_FLAG))

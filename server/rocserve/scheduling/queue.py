@@ -168,20 +168,15 @@ class RequestQueue:
             return
         if self._level_count:
             entry.level = plan.priority if 1 <= plan.priority <= self._level_count else self._default_level
-        timeout = self._timeout_microseconds(entry)
+        timeout = asked = plan.timeout_microseconds
+        if self._has_policy:
+            policy = self._policy(entry.level)
+            timeout = policy.default_timeout_microseconds
+            if policy.allow_timeout_override and asked and (timeout == 0 or asked < timeout):
+                timeout = asked
         if timeout:
             limit = now + timeout / 1e6
             entry.expires_at = limit if entry.expires_at is None else min(entry.expires_at, limit)
-
-    def _timeout_microseconds(self, entry: InferRequest) -> int:
-        asked = entry.plan.timeout_microseconds
-        if not self._has_policy:
-            return asked
-        policy = self._policy(entry.level)
-        default = policy.default_timeout_microseconds
-        if policy.allow_timeout_override and asked and (default == 0 or asked < default):
-            return asked
-        return default
 
     def push(self, entry: InferRequest) -> None:
         """Take a request in. Raises: QueueFull: its level, or the whole queue, is full."""
@@ -194,7 +189,6 @@ class RequestQueue:
         if limit and len(level) >= limit:
             raise QueueFull(entry.id)
         (level.dated if entry.dated else level.waiting).append(entry)
-        # As `_add`, without a call: it is done for every request.
         entry.waiting = True
         self.count += 1
         self._nbytes += entry.nbytes
@@ -205,7 +199,10 @@ class RequestQueue:
         """Put requests that were taken but not run back to the front, in their order."""
         for entry in reversed(entries):
             (self._levels[entry.level] if entry.level in self._levels else self._open(entry.level)).push_back(entry)
-            self._add(entry)
+            entry.waiting = True
+            self.count += 1
+            self._nbytes += entry.nbytes
+            self.deadline_count += entry.deadline is not None
 
     def take(self, count: int) -> list[InferRequest]:
         """The next `count` requests in order of priority and arrival, at most as many as there are."""
@@ -257,9 +254,6 @@ class RequestQueue:
             self._levels[entry.level].has_lost = True
         return self.remove(entry)
 
-    def clear(self) -> list[InferRequest]:
-        return self.take(self.count)
-
     def __iter__(self) -> Iterator[InferRequest]:
         """In the order in which they would run."""
         return chain.from_iterable(map(self._levels.__getitem__, self._order))
@@ -285,10 +279,3 @@ class RequestQueue:
         if not self._levels[number]:
             del self._levels[number]
             del self._order[bisect_left(self._order, number)]
-
-    def _add(self, entry: InferRequest) -> None:
-        entry.waiting = True
-        self.count += 1
-        self._nbytes += entry.nbytes
-        if entry.deadline is not None:
-            self.deadline_count += 1

@@ -49,13 +49,9 @@ class ResponseCache:
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
-        self._nbytes = 0
-        self._entries: OrderedDict[tuple[Hashable, bytes], CachedResponse] = OrderedDict()
-
-    @property
-    def nbytes(self) -> int:
+        self.nbytes = 0
         """How much it holds."""
-        return self._nbytes
+        self._entries: OrderedDict[tuple[Hashable, bytes], CachedResponse] = OrderedDict()
 
     def get(self, owner: Hashable, key: bytes) -> CachedResponse | None:
         """The answer that `owner` has kept under `key`."""
@@ -70,18 +66,18 @@ class ResponseCache:
             return False
         replaced = self._entries.pop((owner, key), None)
         if replaced is not None:
-            self._nbytes -= replaced.nbytes
+            self.nbytes -= replaced.nbytes
         self._entries[owner, key] = response
-        self._nbytes += response.nbytes
-        while self._nbytes > self._size_bytes:
+        self.nbytes += response.nbytes
+        while self.nbytes > self._size_bytes:
             _, dropped = self._entries.popitem(last=False)
-            self._nbytes -= dropped.nbytes
+            self.nbytes -= dropped.nbytes
         return True
 
     def forget(self, owner: Hashable) -> None:
         """Let go of all that `owner` has kept."""
         for key in [key for key in self._entries if key[0] == owner]:
-            self._nbytes -= self._entries.pop(key).nbytes
+            self.nbytes -= self._entries.pop(key).nbytes
 
 
 class CachedAnswers:
@@ -126,25 +122,24 @@ class CachedAnswers:
         """Keep the answer to a request that was not in the cache."""
         started_ns = time.monotonic_ns()
         nbytes = sum(map(len, response.data))
-        if nbytes > LARGEST_CACHED or not self._cache.put(self._owner, key, copied_response(response)):
-            self._say_too_large(nbytes, response.id)
+        is_kept = False
+        if nbytes <= LARGEST_CACHED:
+            is_kept = self._cache.put(self._owner, key, copied_response(response))
+        if not is_kept and not self._said_too_large:
+            self._said_too_large = True
+            self._log.warning(
+                "%smodel '%s': a response of %d bytes does not fit into the response cache; --cache-config=local,size=N"
+                " makes it larger, and one response has %d bytes at most",
+                request_prefix([response.id]),
+                self._name,
+                nbytes,
+                LARGEST_CACHED,
+            )
         self._statistics.record_cache_miss(lookup_ns + time.monotonic_ns() - started_ns)
 
     def close(self) -> None:
         """The version is gone."""
         self._cache.forget(self._owner)
-
-    def _say_too_large(self, nbytes: int, request_id: str) -> None:
-        if not self._said_too_large:
-            self._said_too_large = True
-            self._log.warning(
-                "%smodel '%s': a response of %d bytes does not fit into the response cache; --cache-config=local,size=N"
-                " makes it larger, and one response has %d bytes at most",
-                request_prefix([request_id]),
-                self._name,
-                nbytes,
-                LARGEST_CACHED,
-            )
 
 
 class _Keeper(ForwardingResponder):

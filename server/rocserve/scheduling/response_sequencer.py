@@ -49,28 +49,23 @@ class ResponseSequencer:
 class Ticket:
     """The place in the order of the responses to one request."""
 
-    __slots__ = ("_sequencer", "has_ended", "waiting")
+    __slots__ = ("has_ended", "sequencer", "waiting")
 
     def __init__(self, sequencer: ResponseSequencer) -> None:
-        self._sequencer = sequencer
+        self.sequencer = sequencer
         self.waiting: deque[Callable[[], None]] = deque()
         self.has_ended = False
-
-    @property
-    def is_next(self) -> bool:
-        """Whether `send` would call back at once."""
-        return self._sequencer.is_next(self)
 
     def send(self, send: Callable[[], None], final: bool = True) -> None:
         """Call `send` now, or when all earlier tickets have ended. `final`: this one ends with it."""
         self.waiting.append(send)
         self.has_ended = final
-        self._sequencer.send_due()
+        self.sequencer.send_due()
 
     def end(self) -> None:
         """No response comes: nobody waits for this one any more."""
         self.has_ended = True
-        self._sequencer.send_due()
+        self.sequencer.send_due()
 
 
 class OrderedResponder(ForwardingResponder):
@@ -81,7 +76,7 @@ class OrderedResponder(ForwardingResponder):
         self._ticket = ticket
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        if isinstance(answer, InferResponse) and not self._ticket.is_next:
+        if isinstance(answer, InferResponse) and not self._ticket.sequencer.is_next(self._ticket):
             # The tensors are views on memory that is used again when this call returns.
             answer.data = [bytes(data) for data in answer.data]
         self._ticket.send(lambda: self._responder.send(answer, final), final)

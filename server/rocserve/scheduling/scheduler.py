@@ -198,7 +198,12 @@ class Scheduler(ABC):
         self._is_marked = False
         self._start_work()
         if self._expiring:
-            self._note_expiring()
+            # What runs by now is not stopped any more.
+            expiring, self._expiring = self._expiring, []
+            for entry in expiring:
+                when = entry.expires_at
+                if when is not None and self._may_expire(entry) and self._deadlines.add(when, entry, self._expire):
+                    self._deadlines.keep_only(self._waiting_requests())
         if self._refused:
             refused = self._refused.copy()
             self._refused.clear()
@@ -219,7 +224,9 @@ class Scheduler(ABC):
         except WorkerGone as gone:
             self._lose(instance, batch, gone)
         except Exception as error:
-            failure = not_handed_over(batch, error, self._config.name, self._log)
+            prefix = request_prefix([entry.id for entry in batch.undropped])
+            self._log.exception("%sa batch of model '%s' could not be handed to its worker", prefix, self._config.name)
+            failure = internal(f"the batch could not be handed to the worker: {error}")
             self._answerer.forget(batch)
             self._drain.running -= 1
             self._pool.end(instance, batch)
@@ -259,14 +266,6 @@ class Scheduler(ABC):
             self._mark()
 
     # Time, and clients that leave
-
-    def _note_expiring(self) -> None:
-        """What runs by now is not stopped any more."""
-        expiring, self._expiring = self._expiring, []
-        for entry in expiring:
-            when = entry.expires_at
-            if when is not None and self._may_expire(entry) and self._deadlines.add(when, entry, self._expire):
-                self._deadlines.keep_only(self._waiting_requests())
 
     @abstractmethod
     def _may_expire(self, entry: InferRequest) -> bool:
@@ -420,14 +419,6 @@ def cancelled() -> ServeError:
     return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")
 
 
-def not_handed_over(batch: FormedBatch, error: Exception, model_name: str, log: logging.Logger) -> ServeError:
-    """What the requests of a batch are told that could not be given to its worker. Called while the error is being
-    handled, which the log gets whole."""
-    prefix = request_prefix([entry.id for entry in batch.undropped])
-    log.exception("%sa batch of model '%s' could not be handed to its worker", prefix, model_name)
-    return internal(f"the batch could not be handed to the worker: {error}")
-
-
 class ModelScheduler(Scheduler):
     """Of models whose requests are independent of each other: one queue before all instances; batches are formed as the
     model's batch policy says."""
@@ -485,7 +476,7 @@ class ModelScheduler(Scheduler):
 
     def fail_queue(self, outage: ServeError) -> None:
         self._outage = outage
-        self._refused += [(entry, outage) for entry in self._queue.clear()]
+        self._refused += [(entry, outage) for entry in self._queue.take(self._queue.count)]
         self._mark()
 
     # Work

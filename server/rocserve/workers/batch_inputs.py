@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
@@ -25,13 +24,8 @@ _VALUES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64)
 it, is none of these."""
 
 
-@dataclass(slots=True, eq=False)
-class _Gathered:
-    """A batch of a number of requests of one form, whose inputs are copied to the same memory each time."""
-
-    batch: Batch
-    columns: Sequence[memoryview]
-    """The memory of each input."""
+_Gathered = tuple[Batch, Sequence[memoryview]]
+"""A batch of a number of requests of one form, whose inputs are copied to the same memory each time, that of each."""
 
 
 def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -> list[memoryview]:
@@ -43,11 +37,6 @@ def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -
         bounds, size = places.of(source.view(request.place, places.table_bytes))
     view = source.view(request.place, size)
     return [view[begin:end] for begin, end in bounds]
-
-
-def details_of(request: ReceivedRequest, heap: HeapReader) -> bytes:
-    """What the request says of itself alone, as `write_details` writes it."""
-    return bytes(heap.view(request.details_place, request.details_bytes)) if request.details_bytes else b""
 
 
 class BatchGatherer:
@@ -85,12 +74,13 @@ class BatchGatherer:
             return self._alone(requests[0])
         if gathered is None:
             gathered = self._gathered.keep(key, self._room(form, len(requests)))
+        batch, columns = gathered
         for index, request in enumerate(requests):
             block = self._files[request.file].view(request.place, form.places.end)
-            for (begin, end), column in zip(form.places.bounds, gathered.columns, strict=True):
+            for (begin, end), column in zip(form.places.bounds, columns, strict=True):
                 size = end - begin
                 column[index * size : (index + 1) * size] = block[begin:end]
-        return gathered.batch
+        return batch
 
     def _alone(self, request: ReceivedRequest) -> Batch:
         key = (request.form, request.place)
@@ -124,7 +114,7 @@ class BatchGatherer:
             columns.append(lent[head.name][:nbytes] if lent else memoryview(bytearray(nbytes)))
             inputs[head.name] = Tensor(head.name, head.datatype, shape, columns[-1].toreadonly())
         batch = Batch(inputs, layout.requested_outputs, (layout.rows,) * count, may_stay=layout.may_stay)
-        return _Gathered(batch, columns)
+        return batch, columns
 
     def _lent(self, form: RequestForm, count: int) -> Mapping[str, memoryview]:
         """The engine's memory for a number of requests."""
@@ -153,8 +143,13 @@ class BatchGatherer:
         may_stay = requests[0].form.layout.may_stay
         if any(one.form.layout.may_stay != may_stay for one in requests):
             may_stay = ()
+        # All outputs that any of them wants.
+        requested = requests[0].form.layout.requested_outputs
+        wanted = {name for request in requests for name in request.form.layout.requested_outputs}
+        if len(wanted) != len(requested):
+            requested = tuple(name for name in self._output_order if name in wanted)
         rows = tuple([one.form.layout.rows for one in requests])
-        return Batch(inputs, self._requested(requests), rows, cuts, may_stay)
+        return Batch(inputs, requested, rows, cuts, may_stay)
 
     def _shape(self, name: str, shapes: Sequence[Shape]) -> Shape:
         if name in self._ragged.inputs:
@@ -162,14 +157,6 @@ class BatchGatherer:
         if self._batching:
             return (sum(shape[0] for shape in shapes), *shapes[0][1:])
         return shapes[0]
-
-    def _requested(self, requests: Sequence[ReceivedRequest]) -> tuple[str, ...]:
-        """All that any of them wants."""
-        first = requests[0].form.layout.requested_outputs
-        wanted = {name for request in requests for name in request.form.layout.requested_outputs}
-        if len(wanted) == len(first):
-            return first
-        return tuple(name for name in self._output_order if name in wanted)
 
 
 def separate(batch: Batch) -> list[dict[str, Tensor]]:

@@ -22,16 +22,6 @@ def _import_rocserve_from(folder: Path) -> None:
     spec.loader.exec_module(package)
 
 
-def _check_interpreter() -> None:
-    """Say what an interpreter that a model brings lacks, before an import fails in some module of ours."""
-    if sys.version_info < (3, 11):  # noqa: UP036, any Python may have been named.
-        sys.exit(f"{sys.executable} is Python {sys.version.split()[0]}, a worker needs at least 3.11")
-    if importlib.util.find_spec("numpy") is None:
-        sys.exit(
-            f"{sys.executable} has no numpy, which a worker needs; install it: {sys.executable} -m pip install numpy"
-        )
-
-
 if __name__ == "__mp_main__":
     # A child that a model has spawned by multiprocessing runs the parent's main file under this name. It needs rocserve
     # for what the model's file imports.
@@ -41,6 +31,12 @@ if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     # Python puts a script's own folder first; its modules' names are no top-level names.
     sys.path[:] = [entry for entry in sys.path if entry != str(here)]
-    _check_interpreter()
+    # What an interpreter that a model brings lacks is said before an import fails in some module of ours.
+    if sys.version_info < (3, 11):  # noqa: UP036, any Python may have been named.
+        sys.exit(f"{sys.executable} is Python {sys.version.split()[0]}, a worker needs at least 3.11")
+    if importlib.util.find_spec("numpy") is None:
+        sys.exit(
+            f"{sys.executable} has no numpy, which a worker needs; install it: {sys.executable} -m pip install numpy"
+        )
     _import_rocserve_from(here.parent)
     sys.exit(importlib.import_module(sys.argv[1]).main(sys.argv[2:]))

@@ -117,7 +117,11 @@ def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
     """Move this process, which is to have no children yet, and its supervisor to where workers' cgroups can be made
     beside them. Raises: NotDelegated: its cgroup is not left to it; nothing has changed."""
     folder = _own_folder(processes)
-    if not _is_marked(folder):
+    for name in _DELEGATION_MARKS:
+        with suppress(OSError):
+            if os.getxattr(folder, name) == b"1":
+                break
+    else:
         raise NotDelegated("the server's cgroup is not delegated to it")
     try:
         lacking = _CONTROLLERS.difference((folder / "cgroup.controllers").read_text().split())
@@ -160,14 +164,6 @@ def _own_folder(processes: Path) -> Path:
             if folder.is_dir():
                 return folder
     raise NotDelegated("no cgroup of version 2 is to be seen here")
-
-
-def _is_marked(folder: Path) -> bool:
-    for name in _DELEGATION_MARKS:
-        with suppress(OSError):
-            if os.getxattr(folder, name) == b"1":
-                return True
-    return False
 
 
 def _write(file: Path, text: str) -> None:

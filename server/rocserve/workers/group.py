@@ -198,9 +198,10 @@ class WorkerGroup:
     def worker_progress(self, index: int, text: str) -> None:
         """What a worker's engine is at now."""
         before = self._progress_line()
-        phases = {_phase(line) for line in self._progress.values()}
+        # The log has a line for each thing that goes on, not for each second of it.
+        phases = {_MEASURE.sub("", line) for line in self._progress.values()}
         self._progress[index] = text
-        if text and _phase(text) not in phases and self._log_allowance.take():
+        if text and _MEASURE.sub("", text) not in phases and self._log_allowance.take():
             self.log.info("%s: %s", self.name, text)
         line = self._progress_line()
         if line != before:
@@ -226,18 +227,12 @@ class WorkerGroup:
                 by_text.setdefault(text, []).append(index + 1)
         if self._count == 1:
             return next(iter(by_text), "")
-        parts = [f"{_workers(numbers)} of {self._count}: {text}" for text, numbers in by_text.items()]
+        parts = [
+            f"worker{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} of {self._count}: {text}"
+            for text, numbers in by_text.items()
+        ]
         more = f"; {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
         return "; ".join(parts[:_MOST_PARTS]) + more
-
-
-def _phase(text: str) -> str:
-    """What stays the same while one thing goes on: the log has a line for each, not for each second of it."""
-    return _MEASURE.sub("", text)
-
-
-def _workers(numbers: Sequence[int]) -> str:
-    return f"worker {numbers[0]}" if len(numbers) == 1 else f"workers {', '.join(map(str, numbers))}"
 
 
 _TAKE_OVER_SECONDS = 10.0
@@ -296,7 +291,13 @@ class WorkerSupervisor:
         self._load = dataclasses.replace(load, plan=plan, model_file=plan.model_file or load.model_file)
         # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
         self._options = options if plan.device is None else options.on_gpu(plan.device)
-        self._key = _key(self._load, self._options, group.content) if group.content else ""
+        self._key = ""
+        """Two workers with the same key have loaded the same in the same way; "" = it is not kept."""
+        if group.content:
+            # What the log takes may change at any time.
+            same = dataclasses.replace(self._load, verbose=False)
+            parts = (to_json(same), to_json(self._options), group.content.encode())
+            self._key = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
         self._launcher = group.launcher
         self._events = group.events
         self._load_limit = LoadLimit(group.limits.load_seconds)
@@ -337,7 +338,18 @@ class WorkerSupervisor:
         self._load_limit = LoadLimit(self._group.limits.load_seconds)
         try:
             for _ in range(self._load.plan.instance_count):
-                instances.append(self._new_instance())
+                instances.append(
+                    Instance(
+                        self._load.model_name,
+                        self._group.mail,
+                        self._group.inputs,
+                        self._instance_broken,
+                        self._log,
+                        self._group.start_call,
+                        self._load.plan.device,
+                        self._load.plan.rate_limiter,
+                    )
+                )
             if process is not None:
                 self._worker = await WorkerSession.open(process, instances)
             else:
@@ -371,18 +383,6 @@ class WorkerSupervisor:
         self._group.worker_progress(self._index, progress.text)
         if progress.properties:
             self._events.described(progress.properties)
-
-    def _new_instance(self) -> Instance:
-        return Instance(
-            self._load.model_name,
-            self._group.mail,
-            self._group.inputs,
-            self._instance_broken,
-            self._log,
-            self._group.start_call,
-            self._load.plan.device,
-            self._load.plan.rate_limiter,
-        )
 
     async def warm_up(self, message: WarmUp) -> None:
         """Warm the model up; from then on the worker serves, and is restarted when it ends. Raises: ServeError: the
@@ -460,7 +460,7 @@ class WorkerSupervisor:
                 functools.partial(self._hangs, worker),
             )
             try:
-                await worker.wait()
+                await worker.ended.wait()
             finally:
                 watch.stop()
             has_answered = any(instance.has_answered for instance in worker.instances)
@@ -513,16 +513,10 @@ class WorkerSupervisor:
 
     def _instance_broken(self, instance: Instance, reason: str) -> None:
         """On the data plane's thread."""
-        self._loop.call_soon_threadsafe(self._report_broken, instance, reason)
 
-    def _report_broken(self, instance: Instance, reason: str) -> None:
-        worker = self._worker
-        if worker is not None and instance in worker.instances:
-            worker.instance_broken(reason)
+        def report() -> None:
+            worker = self._worker
+            if worker is not None and instance in worker.instances:
+                worker.instance_broken(reason)
 
-
-def _key(load: Load, options: LaunchOptions, content: str) -> str:
-    """Two workers with the same key have loaded the same in the same way."""
-    # What the log takes may change at any time.
-    parts = (to_json(dataclasses.replace(load, verbose=False)), to_json(options), content.encode())
-    return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
+        self._loop.call_soon_threadsafe(report)

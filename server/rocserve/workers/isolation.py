@@ -144,17 +144,12 @@ def find_user(text: str) -> Identity:
                 raise KeyError(group)
         except KeyError:
             raise ValueError(f"there is no group '{group}'") from None
-    own = {gid, *os.getgrouplist(entry.pw_name, gid)}
-    return Identity(user, entry.pw_uid, gid, tuple(sorted(own | _gpu_groups())), entry.pw_dir)
-
-
-def _gpu_groups() -> set[int]:
-    """The groups that GPUs belong to (render and video on most systems), but for root's own."""
-    groups: set[int] = set()
+    gpu_groups: set[int] = set()  # render and video on most systems
     for device in _gpu_files():
         with suppress(OSError):
-            groups.add(device.stat().st_gid)
-    return groups - {_ROOT}
+            gpu_groups.add(device.stat().st_gid)
+    groups = {gid, *os.getgrouplist(entry.pw_name, gid)} | gpu_groups - {_ROOT}
+    return Identity(user, entry.pw_uid, gid, tuple(sorted(groups)), entry.pw_dir)
 
 
 def gpu_devices() -> tuple[str, ...]:
@@ -185,13 +180,24 @@ def choose(
     # Found as root, who sees all files.
     needs = [_need(path, os.R_OK) for path in map(Path, program) if path.exists()]
     for path in map(Path, readable):
-        needs += [_need(entry, os.R_OK) for entry in _tree(path)]
-    needs += [_need(_existing(Path(path)), os.R_OK | os.W_OK) for path in writable]
+        entries = [Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files)]
+        # Links may lead nowhere.
+        needs += [_need(entry, os.R_OK) for entry in (path, *entries) if entry.exists()]
+    for path in map(Path, writable):
+        # The nearest folder that is there, in which it would be made.
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        needs.append(_need(path, os.R_OK | os.W_OK))
     problems: list[str] = []
     for identity in confinement.candidates:
         try:
             with _acting_as(identity):
-                problem = "" if identity.keeps_capabilities else _access_problem(needs)
+                lacking = (
+                    f"{'write to' if mode & os.W_OK else 'read'} {path}"
+                    for path, mode in ([] if identity.keeps_capabilities else needs)
+                    if not os.access(path, mode, effective_ids=True)
+                )
+                problem = next(lacking, "")
         except OSError as error:
             problem = f"be had here ({error.strerror})"
         if not problem:
@@ -206,42 +212,19 @@ def _titled(identity: Identity) -> str:
     return "root with its capabilities" if identity.keeps_capabilities else "root"
 
 
-def _tree(path: Path) -> Iterator[Path]:
-    """The path and all that is in it, but for links that lead nowhere."""
-    if path.exists():
-        yield path
-    for folder, folders, files in os.walk(path):
-        yield from filter(Path.exists, (Path(folder, name) for name in (*folders, *files)))
-
-
-def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there, in which it would be made."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
-
-
 def _need(path: Path, mode: int) -> tuple[Path, int]:
     """Rights that are needed; a folder that may be read and not entered is as good as none."""
     return path, mode | os.X_OK if path.is_dir() else mode
 
 
-def _access_problem(needs: Sequence[tuple[Path, int]]) -> str:
-    """What the effective user cannot do, "read /models/m/1/model.onnx"; "" = nothing."""
-    for path, mode in needs:
-        if not os.access(path, mode, effective_ids=True):
-            return f"{'write to' if mode & os.W_OK else 'read'} {path}"
-    return ""
-
-
 @contextmanager
 def _acting_as(identity: Identity) -> Iterator[None]:
     """Access is decided as for this user meanwhile. For root, in a process with one thread."""
-    groups, own = os.getgroups(), _capabilities()
+    groups, (effective, permitted) = os.getgroups(), _capabilities()
     try:
         if identity.uid == _ROOT:
             if not identity.keeps_capabilities:
-                _set_capabilities(0, own.permitted)
+                _set_capabilities(0, permitted)
         else:
             os.setgroups(identity.groups)
             os.setegid(identity.gid)
@@ -249,7 +232,7 @@ def _acting_as(identity: Identity) -> Iterator[None]:
         yield
     finally:
         if identity.uid == _ROOT:
-            _set_capabilities(own.effective, own.permitted)
+            _set_capabilities(effective, permitted)
         else:
             os.seteuid(_ROOT)
             os.setegid(os.getgid())
@@ -269,11 +252,18 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if confinement.largest_file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (confinement.largest_file_bytes,) * 2)
-    soft, hard = (_bounded(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (
+        _MOST_OPEN_FILES if each == resource.RLIM_INFINITY else min(each, _MOST_OPEN_FILES) for each in limits
+    )
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     keeps = identity is not None and identity.keeps_capabilities
     if not keeps:
-        _empty_bounding_set()
+        # No program that is started later brings them back. That needs one itself, without which there is nothing to be
+        # brought back but for programs of root.
+        for number in range(_MOST_CAPABILITIES):
+            if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
+                break
     if identity is not None and identity.uid != _ROOT:
         os.setgroups(identity.groups)
         os.setresgid(identity.gid, identity.gid, identity.gid)
@@ -295,34 +285,15 @@ def hide_memory() -> None:
         _prctl(_PR_SET_DUMPABLE, 0)
 
 
-def _bounded(limit: int) -> int:
-    return _MOST_OPEN_FILES if limit == resource.RLIM_INFINITY else min(limit, _MOST_OPEN_FILES)
-
-
-def _empty_bounding_set() -> None:
-    """No program that is started later brings capabilities back. Needs a capability itself, without which there is
-    nothing to be brought back but for programs of root."""
-    for number in range(_MOST_CAPABILITIES):
-        if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
-            return
-
-
 def _prctl(option: int, value: int) -> None:
     _check(_libc.prctl(option, value, 0, 0, 0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Capabilities:
-    """Sets of a process, as bits."""
-
-    effective: int
-    permitted: int
-
-
-def _capabilities() -> _Capabilities:
+def _capabilities() -> tuple[int, int]:
+    """The effective ones of this process and those that it is permitted, as bits."""
     data = (ctypes.c_uint32 * 6)()
     _check(_libc.capget((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), data))
-    return _Capabilities(data[0] | data[3] << 32, data[1] | data[4] << 32)
+    return data[0] | data[3] << 32, data[1] | data[4] << 32
 
 
 def _set_capabilities(effective: int, permitted: int) -> None:

@@ -13,8 +13,8 @@ import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.instance import Instance
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
 from rocserve.workers.messages import (
+    LEFT_END,
     EndLeft,
     Exited,
     Keep,
@@ -51,14 +52,14 @@ _FULL_SECONDS = 0.05
 """Between two attempts to send to a zygote that takes no further messages."""
 
 
+@dataclass(frozen=True, slots=True)
 class ZygoteProcess:
     """As servers see it: the one that started it, and those that come after that."""
 
-    def __init__(self, pid: int, connection: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
-        """`process`: None: another server has started it."""
-        self.pid = pid
-        self.connection = connection
-        self._process = process
+    pid: int
+    connection: socket.socket
+    process: subprocess.Popen[bytes] | None = None
+    """None: another server has started it."""
 
     @classmethod
     def start(cls, preload: Sequence[str], parent_pipe: int, environment: Mapping[str, str]) -> ZygoteProcess:
@@ -77,26 +78,18 @@ class ZygoteProcess:
             )
         return cls(process.pid, connection, process)
 
-    @property
-    def is_own(self) -> bool:
-        """This server has started it."""
-        return self._process is not None
-
     def end(self) -> str:
         """Kill it; how it has ended."""
-        if self._process is not None:
-            self._process.kill()
-        elif not _has_closed(self.connection):
-            # Its number is still its own: nobody else has the other end.
-            os.kill(self.pid, signal.SIGKILL)
-        self.connection.close()
-        return f"exit status {self._process.wait()}" if self._process is not None else "its exit status is not known"
-
-
-def _has_closed(connection: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(connection, 0)
-    return bool(poll.poll(0))
+        with self.connection:
+            if self.process is not None:
+                self.process.kill()
+                return f"exit status {self.process.wait()}"
+            poll = select.poll()
+            poll.register(self.connection, 0)
+            if not poll.poll(0):
+                # Its number is still its own: nobody else has the other end.
+                os.kill(self.pid, signal.SIGKILL)
+        return "its exit status is not known"
 
 
 TakeReply = Callable[[Spawned, Sequence[int]], WorkerProcess]
@@ -126,7 +119,7 @@ class ZygoteLink:
         self._environment = environment
         self._answer_seconds = answer_seconds
         self._parent_pipe = parent_pipe
-        self._zygote = zygote
+        self.zygote = zygote
         self._on_zygote = on_zygote
         self._on_exited = on_exited
         self._on_gone = on_gone
@@ -138,21 +131,17 @@ class ZygoteLink:
         self._is_in_turn = zygote is None
         """What comes is for this server, no longer for the one before."""
 
-    @property
-    def has_zygote(self) -> bool:
-        return self._zygote is not None
-
     def start(self) -> None:
         """Start a zygote. It imports the modules on its own; messages wait for it meanwhile."""
         self._started_at, self._heard_at = time.monotonic(), 0.0
-        self._zygote = ZygoteProcess.start(self._preload, self._parent_pipe, self._environment)
-        self._on_zygote(self._zygote)
+        self.zygote = ZygoteProcess.start(self._preload, self._parent_pipe, self._environment)
+        self._on_zygote(self.zygote)
 
     def send(self, message: Any) -> None:
         """Lost where there is no zygote, or it takes nothing now."""
-        if self._zygote is not None:
+        if self.zygote is not None:
             with suppress(OSError):
-                self._zygote.connection.send(encode_message(message), socket.MSG_DONTWAIT)
+                self.zygote.connection.send(encode_message(message), socket.MSG_DONTWAIT)
 
     async def ask(self, message: Any, descriptors: Sequence[int], take: TakeReply) -> WorkerProcess:
         """The worker that `take` makes of the reply, as soon as that has come: the next message may be that it has
@@ -192,10 +181,10 @@ class ZygoteLink:
 
     def _attach(self) -> socket.socket:
         """The connection to a zygote, watched by the running loop."""
-        if self._zygote is None:
+        if self.zygote is None:
             self.start()
-        assert self._zygote is not None
-        connection = self._zygote.connection
+        assert self.zygote is not None
+        connection = self.zygote.connection
         if not self._attached:
             self._attached = True
             asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
@@ -214,7 +203,7 @@ class ZygoteLink:
 
     def end(self) -> str:
         """Kill it; how it has ended."""
-        zygote, self._zygote = self._zygote, None
+        zygote, self.zygote = self.zygote, None
         if zygote is None:
             return ""
         if self._attached:
@@ -240,8 +229,8 @@ class ZygoteLink:
                 self._take_reply(reply, descriptors)
 
     def _take_reply(self, reply: Spawned | SpawnFailed, descriptors: Sequence[int]) -> None:
-        answer, take = self._asked.popleft() if self._is_in_turn else (None, None)
-        if answer is not None and take is not None and not answer.done():
+        if self._is_in_turn and not (asked := self._asked.popleft())[0].done():
+            answer, take = asked
             if isinstance(reply, Spawned):
                 answer.set_result(take(reply, descriptors))
             else:
@@ -259,9 +248,9 @@ class ZygoteLink:
             self._preload = ()
 
     def _gone(self) -> None:
-        if self._zygote is None:
+        if self.zygote is None:
             return
-        is_own = self._zygote.is_own
+        is_own = self.zygote.process is not None
         end = self.end()
         self._log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
         if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
@@ -277,10 +266,6 @@ _LAUNCH_ATTEMPTS = 3
 _ANSWER_SECONDS = 60.0
 """How long the zygote may say nothing while a worker is waited for. It takes milliseconds for one; its imports, which
 come first, take seconds, many on a machine that has much else to do."""
-
-
-def _nothing(zygote: object) -> None:
-    """Where the zygote ends with this process."""
 
 
 class WorkerLauncher:
@@ -302,7 +287,7 @@ class WorkerLauncher:
         answer_seconds: float = _ANSWER_SECONDS,
         parent_pipe: int | None = None,
         zygote: ZygoteProcess | None = None,
-        on_zygote: Callable[[ZygoteProcess], None] = _nothing,
+        on_zygote: Callable[[ZygoteProcess], None] = lambda zygote: None,
     ) -> None:
         """`preload`: the modules that the zygote imports ahead, where they are installed. `settings`: None = workers
         run as this process' own user. `groups`: None = this process may make no cgroups. `parent_pipe`: all end when
@@ -347,7 +332,7 @@ class WorkerLauncher:
 
     def start(self) -> None:
         """Start the zygote, unless there is one. It imports the modules on its own; a launch meanwhile waits for it."""
-        if self._link.has_zygote:
+        if self._link.zygote is not None:
             self._link.send(NewServer())
         else:
             self._link.start()
@@ -359,14 +344,19 @@ class WorkerLauncher:
         have kept it; what the process writes goes to `log`. `key`: as of WorkerSession.open. Raises: ServeError:
         INTERNAL, it cannot be started; OSError: no descriptor, or no cgroup, can be had for it."""
         name = options.shared_worker
-        if not name:
-            return await _session(await self._start(options, log), instances, key)
-        async with self._starting[name]:
+        async with self._starting[name] if name else nullcontext():
             process = self._shared.get(name)
             if process is None or not process.takes_sessions:
-                process = await self.take_over(name, options, log) or await self._start(options, log)
-                self._shared[name] = process
-            return await _session(process, instances, key)
+                taken = await self.take_over(name, options, log) if name else None
+                process = taken or await self._start(options, log)
+                if name:
+                    self._shared[name] = process
+            try:
+                return await WorkerSession.open(process, instances, key)
+            except BaseException:
+                if not process.sessions:
+                    process.kill()
+                raise
 
     async def _start(self, options: LaunchOptions, log: logging.Logger) -> WorkerProcess:
         """A process without a session. Raises: as `launch`."""
@@ -381,8 +371,18 @@ class WorkerLauncher:
         def add(spawned: Spawned, pidfds: Sequence[int]) -> WorkerProcess:
             nonlocal process
             process = self._add(spawned.pid, reception, output_reader, pidfds, options, log, group)
-            if spawned.user_problem:
-                self._warn_of_user(options.model_name, spawned.user_problem)
+            if spawned.user_problem and options.model_name not in self._warned_of_user:
+                # "root: user 'nobody' cannot ..."; once with what to do, and then a line for each further model.
+                text = f"the workers of model '{options.model_name}' run as {spawned.user_problem}"
+                if self._warned_of_user:
+                    self._log.info("%s", text)
+                else:
+                    self._log.warning(
+                        "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root"
+                        " without this warning by --worker-user=root; each further model is reported as information",
+                        text,
+                    )
+                self._warned_of_user.add(options.model_name)
             return process
 
         try:
@@ -465,7 +465,8 @@ class WorkerLauncher:
         self._may_take_over = False
         self._link.send(EndLeft())
         for process in self._shared.values():
-            process.end_left()
+            with suppress(OSError):
+                process.reception.send(LEFT_END, socket.MSG_DONTWAIT)
         for group in self._groups.left() if self._groups is not None else ():
             if str(group.folder) not in self._taken_groups:
                 self._watch.add_grouped(group, None)
@@ -485,24 +486,8 @@ class WorkerLauncher:
             os.close(self._parent_pipe)
 
     def _on_exited(self, exited: Exited) -> None:
-        worker = self._workers.pop(exited.pid, None)
-        if worker is not None:
+        if (worker := self._workers.pop(exited.pid, None)) is not None:
             worker.has_exited(exited.wait_status)
-
-    def _warn_of_user(self, model_name: str, problem: str) -> None:
-        """Once with what to do, and then a line for each further model. `problem`: "root: user 'nobody' cannot ..."."""
-        if model_name in self._warned_of_user:
-            return
-        text = f"the workers of model '{model_name}' run as {problem}"
-        if self._warned_of_user:
-            self._log.info("%s", text)
-        else:
-            self._log.warning(
-                "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root without this"
-                " warning by --worker-user=root; each further model is reported as information",
-                text,
-            )
-        self._warned_of_user.add(model_name)
 
     def _zygote_gone(self) -> None:
         # Workers that it has held have noticed, and end.
@@ -510,13 +495,3 @@ class WorkerLauncher:
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.zygote_gone()
-
-
-async def _session(process: WorkerProcess, instances: Sequence[Instance], key: str) -> WorkerSession:
-    """Raises: as WorkerSession.open; nothing is left then."""
-    try:
-        return await WorkerSession.open(process, instances, key)
-    except BaseException:
-        if not process.sessions:
-            process.kill()
-        raise

@@ -126,7 +126,12 @@ class TensorReader:
         """LAYOUT. Raises: ValueError."""
         if len(self._places) >= 2 * REMEMBERED_LAYOUTS:
             del self._places[next(iter(self._places))]
-        self._places[number] = _read_layout(self.text(place, nbytes))
+        heads = from_json(tuple[TensorHead, ...], self.text(place, nbytes))
+        for head in heads:
+            element = 4 if head.datatype is DataType.BYTES else head.datatype.itemsize
+            if not can_hold(head.datatype, head.shape, math.prod(head.shape) * element):
+                raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)}")
+        self._places[number] = TensorPlaces(heads)
 
     def get(self, number: int) -> TensorPlaces:
         """Raises: ValueError."""
@@ -157,16 +162,6 @@ class TensorReader:
             return read_error(code, self.text(place, nbytes))
         outputs, details = self.read(number, place, nbytes)
         return ModelResponse(outputs, read_parameters(details))
-
-
-def _read_layout(text: bytes) -> TensorPlaces:
-    """Raises: ValueError."""
-    heads = from_json(tuple[TensorHead, ...], text)
-    for head in heads:
-        element = 4 if head.datatype is DataType.BYTES else head.datatype.itemsize
-        if not can_hold(head.datatype, head.shape, math.prod(head.shape) * element):
-            raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)}")
-    return TensorPlaces(heads)
 
 
 def bounds_of(places: TensorPlaces, table: memoryview) -> tuple[Bounds, int]:

@@ -23,9 +23,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import cast
@@ -80,7 +81,9 @@ def run(title: str, parent_pipe: int, reception: int) -> int:
     """Be a worker until the server says so, or is gone and no other comes; the exit status."""
     _become(title)
     kept = exit_with_parent(parent_pipe)
-    _open_output()
+    # Python's own standard streams lead to the server's log, line by line.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     _open_log()
     try:
         return Worker(socket.socket(fileno=reception), logging.getLogger("rocserve.worker")).run()
@@ -114,16 +117,12 @@ class Worker:
         _, most_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files, most_open_files))
         while True:
-            self._take(kind, sockets)
+            if kind == LEFT_END:
+                for session in list(self._sessions):
+                    session.end_if_left()
+            elif not any(session.renew(kind, sockets) for session in list(self._sessions)):
+                threading.Thread(target=self._run_shared, args=(kind, sockets), name="session", daemon=True).start()
             kind, sockets = self.receive()
-
-    def _take(self, kind: bytes, sockets: Sequence[socket.socket]) -> None:
-        """What comes to a process that is shared."""
-        if kind == LEFT_END:
-            for session in list(self._sessions):
-                session.end_if_left()
-        elif not any(session.renew(kind, sockets) for session in list(self._sessions)):
-            threading.Thread(target=self._run_shared, args=(kind, sockets), name="session", daemon=True).start()
 
     def _run_shared(self, kind: bytes, sockets: Sequence[socket.socket]) -> None:
         session = Session(self, sockets, kind)
@@ -178,6 +177,7 @@ class Session:
         self._control = ControlSocket(sockets[0])
         self._instances = sockets[1:]
         self._service: ModelService | None = None
+        self._reported: Progress | None = None
 
     def run(self) -> int:
         """The exit status of a process that has one session alone. Raises: EOFError, OSError: the server is gone, and
@@ -188,17 +188,21 @@ class Session:
         self._worker.set_verbose(load.verbose)
         if self._is_shared:
             begin_model(f"{load.model_name}:{load.version}: ")
-        reports = Reports(self._control)
         try:
             if load.plan.cores:
                 # Before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.plan.cores)
-            service = self._service = self._load(load, reports)
+            service = self._service = (
+                RequestService(
+                    load, self._instances[0], self._report, self._send_metrics, self._log, self._worker.guard
+                )
+                if load.answers_requests
+                else TensorService(load, self._instances, self._report, self._log, self._worker.guard)
+            )
             loaded = Loaded(service.signature, dict(service.properties), service.batches_at_once)
         except BaseException as error:
             return self._fail("load", error, load)
         self._control.send(loaded)
-        reports.describe = lambda: service.properties
         request = self._receive()
         if isinstance(request, WarmUp):
             try:
@@ -207,14 +211,20 @@ class Session:
                 return self._fail("warm up", error, load)
             while not service.serve(lambda: self._control.send(WarmedUp()), self._wait) and self._kind != SHARED:
                 self._wait_for_server(service, loaded)
-                reports.repeat()
+                if self._reported is not None:
+                    # For a server that has not heard it.
+                    self._control.send_later(self._reported)
         return 0
 
-    def _load(self, load: Load, reports: Reports) -> ModelService:
-        if load.answers_requests:
-            connection = self._instances[0]
-            return RequestService(load, connection, reports.report, self._send_metrics, self._log, self._worker.guard)
-        return TensorService(load, self._instances, reports.report, self._log, self._worker.guard)
+    def _report(self, text: str) -> None:
+        """What the engine says while it works, on its way to the server; see backends.base.ModelSource."""
+        line = " ".join(text.split())
+        if len(line) > _LONGEST_REPORT:
+            line = f"{line[: _LONGEST_REPORT - 3]}..."
+        progress = Progress(line, dict(self._service.properties) if self._service is not None else {})
+        if progress != self._reported:
+            self._reported = progress
+            self._control.send_later(progress)
 
     def close(self) -> None:
         """Let go of the model, and close the sockets, by which the server knows."""
@@ -249,19 +259,17 @@ class Session:
             self._waits = False
             self._handed.put(())
 
-    def _next_sockets(self) -> Sequence[socket.socket]:
-        """Those of the next server. Raises: EOFError, OSError."""
-        if not self._is_shared:
-            return self._worker.receive()[1]
-        self._waits = True
-        if not (sockets := self._handed.get()):
-            raise EOFError("no server wants the model any more")
-        return sockets
-
     def _wait_for_server(self, service: ModelService, loaded: Loaded) -> None:
         """Take what a new server shares with its workers, and report to it as to the one before. Raises: EOFError,
         OSError."""
-        control, *instances = self._next_sockets()
+        if self._is_shared:
+            self._waits = True
+            sockets = self._handed.get()
+            if not sockets:
+                raise EOFError("no server wants the model any more")
+        else:
+            sockets = self._worker.receive()[1]
+        control, *instances = sockets
         self._control.renew(control)
         load = self._receive()
         assert isinstance(load, Load)
@@ -288,7 +296,13 @@ class Session:
         return message
 
     def _fail(self, action: str, error: BaseException, load: Load) -> int:
-        error = _file_fault(error, load.model_folder) or error
+        if (
+            isinstance(error, OSError)
+            and isinstance(error.filename, str)
+            and Path(error.filename).is_relative_to(load.model_folder)
+        ):
+            # That a file goes while it is loaded is no fault of the engine's code.
+            error = invalid_argument(f"{error.filename} cannot be read: {error.strerror}")
         if isinstance(error, ServeError):
             # Its text is the reason, which the server logs. Where an exception of the engine's or the model's led to
             # it, that has the places.
@@ -367,39 +381,6 @@ class ControlSocket:
         return bytes(data)
 
 
-class Reports:
-    """What an engine says while it works, on its way to the server."""
-
-    def __init__(self, control: ControlSocket) -> None:
-        self._control = control
-        self._last: Progress | None = None
-        self.describe: Callable[[], Mapping[str, str]] = dict
-        """The properties of the loaded model."""
-
-    def report(self, text: str) -> None:
-        line = " ".join(text.split())
-        if len(line) > _LONGEST_REPORT:
-            line = f"{line[: _LONGEST_REPORT - 3]}..."
-        progress = Progress(line, dict(self.describe()))
-        if progress != self._last:
-            self._last = progress
-            self._control.send_later(progress)
-
-    def repeat(self) -> None:
-        """For a server that has not heard it."""
-        if self._last is not None:
-            self._control.send_later(self._last)
-
-
-def _file_fault(error: BaseException, model_folder: str) -> ServeError | None:
-    """Why a file of the model could not be read: that it goes while it is loaded is no fault of the engine's code."""
-    if not isinstance(error, OSError) or not isinstance(error.filename, str):
-        return None
-    if not Path(error.filename).is_relative_to(model_folder):
-        return None
-    return invalid_argument(f"{error.filename} cannot be read: {error.strerror}")
-
-
 def end_group() -> None:
     """The server is gone. The broken pipe ends this group, with all that a model has started; but who leaves it before
     the signal comes would leave the others behind."""
@@ -414,9 +395,13 @@ def _become(title: str) -> None:
         signal.signal(number, _pass_over)
         signal.siginterrupt(number, False)
     # Held back in a fork, so that none is lost before the child takes them.
-    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_take_signals)
-    _write("/proc/self/comm", title)
-    _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
+    hold, release = (
+        partial(signal.pthread_sigmask, how, _PASSED_OVER) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
+    )
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=_take_signals)
+    for path, text in (("/proc/self/comm", title), ("/proc/self/oom_score_adj", str(_OOM_SCORE))):
+        with suppress(OSError):  # Neither the name nor the score is needed to serve.
+            Path(path).write_text(text)
     hide_memory()
 
 
@@ -429,22 +414,7 @@ def _take_signals() -> None:
     for number in _PASSED_OVER:
         if signal.getsignal(number) is _pass_over:
             signal.signal(number, signal.SIG_DFL)
-    _release_signals()
-
-
-def _hold_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_OVER)
-
-
-def _release_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_OVER)
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text)
-    except OSError:
-        pass  # Neither the name nor the score is needed to serve.
 
 
 def _open_log() -> None:
@@ -461,9 +431,3 @@ def _open_log() -> None:
     log.handlers = [handler]
     log.propagate = False
     log.setLevel(logging.INFO)
-
-
-def _open_output() -> None:
-    """Python's own standard streams on descriptors 1 and 2, which lead to the server's log; written line by line."""
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115

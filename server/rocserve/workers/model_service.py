@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
@@ -40,7 +40,7 @@ from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 from rocserve.plane.guarded_mapping import FaultGuard
-from rocserve.workers.batch_inputs import BatchGatherer, details_of, request_inputs, separate
+from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, separate
 from rocserve.workers.entries import NO_DETAILS, read_details
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.result_writer import NO_ROOM, ResultWriter, answer_results
@@ -207,7 +207,15 @@ class TensorExecutor:
                 if batch.is_grouped:
                     while self._running:
                         self._finish_first()
-                    self._run_each(batch)
+                    results: list[OutgoingResult] = []
+                    kept: list[object] = []
+                    for request in batch.requests:
+                        # Each for itself: one that fails leaves the others alone.
+                        try:
+                            kept += self._free[0].run_one(request, results)
+                        except BaseException as error:
+                            results.append(error_result(serve_error(error, self._log)))
+                    self._end.finish(batch, (batch.taken_ns, time.monotonic_ns()), results, kept)
                     continue
                 lane = self._free.popleft()
                 self._running.append(lane)
@@ -230,17 +238,6 @@ class TensorExecutor:
         lane = self._running.popleft()
         self._free.append(lane)
         self._engine_free_ns = lane.finish(self._engine_free_ns)
-
-    def _run_each(self, received: ReceivedBatch) -> None:
-        """Each request for itself: one that fails leaves the others alone."""
-        results: list[OutgoingResult] = []
-        kept: list[object] = []
-        for request in received.requests:
-            try:
-                kept += self._free[0].run_one(request, results)
-            except BaseException as error:
-                results.append(error_result(serve_error(error, self._log)))
-        self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results, kept)
 
 
 class BatchLane:
@@ -349,9 +346,16 @@ class RequestService(ModelService):
     def warm_up(self, message: WarmUp) -> None:
         self._model.initialize(message.config, message.config_json)
         for batch in warm_up_batches(message.config, self._model_folder):
-            for answer in self._run_sample(batch):
-                if isinstance(answer, ServeError):
-                    raise answer
+            responders = [_SampleResponder() for _ in batch.request_sizes]
+            requests = [
+                ModelRequest(inputs, batch.requested_outputs, responder)
+                for inputs, responder in zip(separate(batch), responders, strict=True)
+            ]
+            # The last answer to each counts; one that is wanted again has run for once.
+            for answer, responder in zip(self._model.execute(requests), responders, strict=True):
+                last = answer if answer is not None else responder.wait()
+                if isinstance(last, ServeError):
+                    raise last
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         is_wanted = True
@@ -375,17 +379,6 @@ class RequestService(ModelService):
         self._end = WorkerEnd(instances[0], self._guard)
         self._back.renew(self._end)
         self._back.start()
-
-    def _run_sample(self, batch: Batch) -> Iterator[Result | None]:
-        """The last answer to each request of a sample; one that is wanted again has run for once."""
-        responders = [_SampleResponder() for _ in batch.request_sizes]
-        requests = [
-            ModelRequest(inputs, batch.requested_outputs, responder)
-            for inputs, responder in zip(separate(batch), responders, strict=True)
-        ]
-        answers = self._model.execute(requests)
-        for answer, responder in zip(answers, responders, strict=True):
-            yield answer if answer is not None else responder.wait()
 
     def _run_batches(self) -> None:
         for batch in self._end.batches():
@@ -422,7 +415,9 @@ class RequestService(ModelService):
         }
         for head in layout.references:
             inputs[head.name] = Tensor(*head, References(inputs[head.name].data))
-        details = read_details(details_of(received, heap)) if received.details_bytes else NO_DETAILS
+        details = NO_DETAILS
+        if received.details_bytes:
+            details = read_details(bytes(heap.view(received.details_place, received.details_bytes)))
         return ModelRequest(
             inputs,
             layout.requested_outputs,

@@ -20,7 +20,6 @@ from rocserve.workers.instance import Instance
 from rocserve.workers.messages import (
     ALONE,
     FRAME_LENGTH,
-    LEFT_END,
     LONGEST_FRAME,
     LONGEST_TEXT,
     MOST_SOCKETS,
@@ -67,7 +66,7 @@ class WorkerProcess:
         self._group = group
         self._output = output
         self._loop = asyncio.get_running_loop()
-        self._exited = asyncio.Event()
+        self.exited = asyncio.Event()
         self._is_killed = False
         self._end = ""
         self._broken = ""
@@ -98,24 +97,16 @@ class WorkerProcess:
 
     @property
     def has_ended(self) -> bool:
-        return self._exited.is_set()
+        return self.exited.is_set()
 
     @property
     def takes_sessions(self) -> bool:
         """Whether it goes on."""
-        return not self._is_killed and not self._exited.is_set()
-
-    async def wait_killed(self) -> None:
-        """Until it has ended, after `kill`."""
-        try:
-            async with asyncio.timeout(_STATUS_WAIT_SECONDS):
-                await self._exited.wait()
-        except TimeoutError:
-            self.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
+        return not self._is_killed and not self.exited.is_set()
 
     def kill(self) -> None:
         """SIGKILL, unless it has ended."""
-        if self._exited.is_set():
+        if self.exited.is_set():
             return
         self._is_killed = True
         kill(self.pid, self._pidfd)
@@ -125,11 +116,6 @@ class WorkerProcess:
         self._fault = reason
         self.break_off(reason)
 
-    def end_left(self) -> None:
-        """Sessions of the server before that this one has not gone on with are to end, in a process that is shared."""
-        with contextlib.suppress(OSError):
-            self.reception.send(LEFT_END, socket.MSG_DONTWAIT)
-
     def break_off(self, reason: str) -> None:
         """It talks nonsense, or not at all: kill it."""
         self._broken = reason
@@ -138,7 +124,7 @@ class WorkerProcess:
 
     def zygote_gone(self) -> None:
         """Nobody will report its end any more, nor end what it leaves behind: watch for it."""
-        if self._exited.is_set():
+        if self.exited.is_set():
             return
         if self._pidfd is None:
             self.kill()
@@ -155,11 +141,19 @@ class WorkerProcess:
 
     def has_exited(self, wait_status: int | None) -> None:
         """It is gone; None = nobody knows how."""
-        if self._exited.is_set():
+        if self.exited.is_set():
             return
-        self._end = _describe(wait_status)
+        code = 0 if wait_status is None else os.waitstatus_to_exitcode(wait_status)
+        self._end = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        if wait_status is None:
+            self._end = "its exit status is not known"
         if self._group is not None:
-            self._end_group(self._group)
+            # What the kernel has ended it for; and what it leaves behind ends.
+            if not self._fault and (excess := self._group.excess()):
+                self._fault = self._broken = excess
+            elif not self._fault and self._group.was_refused_tasks():
+                self._end += f"; it was refused more than {self._group.tasks} tasks"
+            self._group.kill()
         if self._status_timer is not None:
             self._status_timer.cancel()
         if self._pidfd is not None:
@@ -168,17 +162,9 @@ class WorkerProcess:
             self._pidfd = None
         self.reception.close()
         self._output.close()
-        self._exited.set()
+        self.exited.set()
         for session in list(self.sessions):
             session.end()
-
-    def _end_group(self, group: ControlGroup) -> None:
-        """Note what the kernel has ended it for, and end what it leaves behind."""
-        if not self._fault and (excess := group.excess()):
-            self._fault = self._broken = excess
-        elif not self._fault and group.was_refused_tasks():
-            self._end += f"; it was refused more than {group.tasks} tasks"
-        group.kill()
 
 
 def kill(pid: int, pidfd: int | None) -> None:
@@ -188,13 +174,6 @@ def kill(pid: int, pidfd: int | None) -> None:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         else:
             os.kill(pid, signal.SIGKILL)
-
-
-def _describe(wait_status: int | None) -> str:
-    if wait_status is None:
-        return "its exit status is not known"
-    code = os.waitstatus_to_exitcode(wait_status)
-    return f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
 
 
 _TURN_SECONDS = 0.005
@@ -221,7 +200,7 @@ class WorkerSession:
         self.instances = instances
         self._writer = writer
         self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
+        self.ended = asyncio.Event()
         self._on_progress: Callable[[Progress | MetricChanges], None] | None = None
         self._reply: asyncio.Future[ControlMessage] | None = None
         """Of the message that is under way."""
@@ -282,19 +261,23 @@ class WorkerSession:
         self._send(Unload())
         try:
             async with asyncio.timeout(grace_seconds):
-                await self._ended.wait()
+                await self.ended.wait()
         except TimeoutError:
             pass
         finally:
             self.kill()
         if not self.process.takes_sessions:
-            await self.process.wait_killed()
+            try:
+                async with asyncio.timeout(_STATUS_WAIT_SECONDS):
+                    await self.process.exited.wait()
+            except TimeoutError:
+                self.process.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
 
     async def _ask(self, message: ControlMessage, doing: str, expected: type[_Reply]) -> _Reply:
         """The worker's reply to a message. Raises: ServeError: INTERNAL, it ended without one; or its reason why it
         failed."""
         reply = self._reply = self._loop.create_future()
-        ended = asyncio.ensure_future(self._ended.wait())
+        ended = asyncio.ensure_future(self.ended.wait())
         try:
             self._send(message)
             await asyncio.wait((reply, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -350,29 +333,18 @@ class WorkerSession:
         """Raises: ValueError: it is none of a worker's."""
         match message:
             case Progress(text, properties):
-                self._report(Progress(text[:LONGEST_TEXT], properties))
-            case MetricChanges():
-                self._report(message)
+                message = Progress(text[:LONGEST_TEXT], properties)
             case LoadFailed(code, reason):
-                self._take_reply(LoadFailed(code, reason[:LONGEST_TEXT]))
-            case Loaded() | WarmedUp():
-                self._take_reply(message)
+                message = LoadFailed(code, reason[:LONGEST_TEXT])
+            case MetricChanges() | Loaded() | WarmedUp():
+                pass
             case _:
                 raise ValueError(f"a {type(message).__name__}, which only the server says")
-
-    def _report(self, progress: Progress | MetricChanges) -> None:
-        if self._on_progress is not None:
-            self._on_progress(progress)
-
-    def _take_reply(self, reply: ControlMessage) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(reply)
-
-    # Its end
-
-    async def wait(self) -> None:
-        """Until it has ended."""
-        await self._ended.wait()
+        if isinstance(message, Progress | MetricChanges):
+            if self._on_progress is not None:
+                self._on_progress(message)
+        elif self._reply is not None and not self._reply.done():
+            self._reply.set_result(message)
 
     def kill(self) -> None:
         """End it at once. A process that others share goes on, and lets go of the model when it is done with the batch
@@ -386,14 +358,14 @@ class WorkerSession:
 
     def instance_broken(self, reason: str) -> None:
         """An instance has ended without the worker's end being known (yet)."""
-        if not self._ended.is_set() and not self._is_unloading and self._kill_timer is None:
+        if not self.ended.is_set() and not self._is_unloading and self._kill_timer is None:
             self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.process.break_off, reason)
 
     def end(self) -> None:
         """Its process has ended, or nobody wants it any more."""
-        if self._ended.is_set():
+        if self.ended.is_set():
             return
-        self._ended.set()
+        self.ended.set()
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         self.process.sessions.remove(self)

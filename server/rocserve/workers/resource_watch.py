@@ -124,7 +124,7 @@ class ResourceWatch:
         worker = watched.worker
         if worker.has_ended and not watched.is_over:
             return False
-        own = _note_own(watched, processes)
+        own = _own(watched, processes)
         if not watched.is_over and (excess := _excess(watched, own)):
             _stop(watched)
             worker.end_for(excess)
@@ -161,7 +161,7 @@ def _stop(watched: _Watched) -> None:
         for pid, _ in new:
             _signal(pid, signal.SIGSTOP)
         stopped |= new
-        _note_own(watched, read_processes())
+        _own(watched, read_processes())
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -169,14 +169,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _note_own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
-    own = _own(watched, processes)
-    watched.known = {(process.pid, process.started) for process in own if not process.is_zombie}
-    return own
-
-
 def _own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
-    """The worker's processes: itself, its group, what it was seen to have, and all that these have started."""
+    """Note the worker's processes: itself, its group, what it was seen to have, and all that these have started."""
     children: Mapping[int, list[Process]] = defaultdict(list)
     for process in processes:
         children[process.parent].append(process)
@@ -192,6 +186,7 @@ def _own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
         if process.pid not in own:
             own[process.pid] = process
             waiting += children.get(process.pid, ())
+    watched.known = {(process.pid, process.started) for process in own.values() if not process.is_zombie}
     return list(own.values())
 
 
@@ -239,19 +234,15 @@ def read_processes() -> Sequence[Process]:
         for name in (entry.name for entry in entries if entry.name.isdecimal()):
             # It may have ended meanwhile, or be none of ours to see.
             with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                found.append(_read_process(name))
+                # Not by pathlib: there may be thousands.
+                descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    line = os.read(descriptor, _LONGEST_STAT)
+                finally:
+                    os.close(descriptor)
+                # Behind the bracket that ends the name, which may hold anything, stand proc(5)'s fields from the third.
+                state, parent, group, *rest = line[line.rindex(b")") + 1 :].split()
+                found.append(
+                    Process(int(name), int(parent), int(group), int(rest[14]), int(rest[16]), is_zombie=state == b"Z")
+                )
     return found
-
-
-def _read_process(name: str) -> Process:
-    # Not by pathlib: there may be thousands.
-    descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        line = os.read(descriptor, _LONGEST_STAT)
-    finally:
-        os.close(descriptor)
-    # Behind the bracket that ends the name, which may hold anything, stand proc(5)'s fields from the third.
-    fields = line[line.rindex(b")") + 1 :].split()
-    return Process(
-        int(name), int(fields[1]), int(fields[2]), int(fields[17]), int(fields[19]), is_zombie=fields[0] == b"Z"
-    )

@@ -176,7 +176,18 @@ class ResultWriter:
         key: object | None,
     ) -> None:
         sizes = batch.request_sizes
-        _check_shapes(values, batch.cuts, sum(sizes) if self._batching else None)
+        for name, value in values.items():
+            if (shapes := batch.cuts.get(name)) is not None:
+                count, wanted = math.prod(value.shape), sum(map(math.prod, shapes))
+                if count != wanted:
+                    raise internal(
+                        f"output '{name}' has {count} elements, expected the {wanted} of the requests' shapes"
+                        f" {[list(shape) for shape in shapes]}"
+                    )
+            elif self._batching and (not value.shape or value.shape[0] != sum(sizes)):
+                raise internal(
+                    f"output '{name}' has the shape {list(value.shape)}, expected the batch's {sum(sizes)} rows"
+                )
         # The server cuts by rows of one size; all else is cut here.
         is_text = any(self._datatype(name, value) is DataType.BYTES for name, value in values.items())
         if failures or (len(sizes) > 1 and (is_text or batch.cuts)):
@@ -251,17 +262,3 @@ def _ends(tensor: Tensor, counts: Sequence[int]) -> list[int]:
         ) from None
     ends = (0, *accumulate(4 + len(element) for element in elements))
     return [ends[count] for count in counts]
-
-
-def _check_shapes(values: Mapping[str, Array | Tensor], cuts: Mapping[str, Sequence[Shape]], rows: int | None) -> None:
-    """`rows`: of the batch, for a model that batches. Raises: ServeError: INTERNAL, an output is of another shape."""
-    for name, value in values.items():
-        if name in cuts:
-            count, wanted = math.prod(value.shape), sum(map(math.prod, cuts[name]))
-            if count != wanted:
-                raise internal(
-                    f"output '{name}' has {count} elements, expected the {wanted} of the requests' shapes"
-                    f" {[list(shape) for shape in cuts[name]]}"
-                )
-        elif rows is not None and (not value.shape or value.shape[0] != rows):
-            raise internal(f"output '{name}' has the shape {list(value.shape)}, expected the batch's {rows} rows")

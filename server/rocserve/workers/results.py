@@ -77,15 +77,6 @@ class BatchOutcome:
         start, (heads, slices) = self.parts[request_index]
         return heads, list(map(self._view[start:].__getitem__, slices))
 
-    def add_open(self, count: int) -> None:
-        """Requests that are open."""
-        self.open.update(range(len(self.parts), len(self.parts) + count))
-        self.parts += [(0, _NO_PART)] * count
-
-    def add_failure(self, error: ServeError) -> None:
-        self.failures[len(self.parts)] = error
-        self.parts.append((0, _NO_PART))
-
 
 class ResultReader:
     """Reads the results of one instance. All that raises ValueError does so because what the worker sent does not make
@@ -115,13 +106,15 @@ class ResultReader:
             if kind != RESULT or not (0 < count <= left or is_whole) or (flags & OPEN and not may_open):
                 raise ValueError(f"a message of kind {kind} among the results of {len(sizes)} requests")
             if flags & OPEN:
-                outcome.add_open(count)
+                outcome.open.update(range(len(parts), len(parts) + count))
+                parts += [(0, _NO_PART)] * count
             elif flags & ERROR:
                 error = read_error(code, _text(view, start, details))
                 if is_whole:
                     outcome.error = error
                     return outcome
-                outcome.add_failure(error)
+                outcome.failures[len(parts)] = error
+                parts.append((0, _NO_PART))
             else:
                 places = self.layouts.get(number)
                 bounds, end = places.bounds, places.end

@@ -116,9 +116,15 @@ class Spawner:
     def _start(self, spawn: Spawn, descriptors: list[int]) -> None:
         held = _Held(descriptors.pop(), descriptors.pop(), spawn.confinement.control_group)
         try:
-            identity, problem = choose(
-                spawn.confinement, spawn.options.readable, spawn.options.writable, _program_files(spawn.options)
-            )
+            options = spawn.options
+            # What the worker's Python reads: its interpreter, its loader, and where it imports from.
+            program = [shutil.which(options.interpreter or sys.executable) or "", str(Path(__file__).parent)]
+            for word in options.loader:
+                program += word.split(":")
+            if not options.interpreter:
+                program += sys.path
+            program = [file for file in program if file.startswith("/")]
+            identity, problem = choose(spawn.confinement, options.readable, options.writable, program)
             pid = self._spawn(spawn, identity, descriptors, held)
         except OSError as error:
             held.close()
@@ -142,7 +148,10 @@ class Spawner:
         options = spawn.options
         forked = options.forked and self._single_threaded
         if not forked:
-            _check_command(options)
+            if shutil.which(options.interpreter or sys.executable) is None:
+                raise FileNotFoundError(f"there is no Python interpreter '{options.interpreter}'")
+            if options.loader and shutil.which(options.loader[0]) is None:
+                raise FileNotFoundError(f"there is no '{options.loader[0]}', which is to start the worker's Python")
         pid = os.fork()
         if pid:
             return pid
@@ -157,12 +166,17 @@ class Spawner:
             confine(identity, spawn.confinement)
             if not forked:
                 self._execute(options, reception)
-            _reseed()
+            if (numpy := sys.modules.get("numpy")) is not None:
+                # Workers must not all draw the zygote's random numbers; Python's own module sees to itself.
+                numpy.random.seed()
             status = worker.run(options.title, self._parent_pipe, reception)
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())
         finally:
-            _flush_output()
+            for stream in (sys.stdout, sys.stderr):
+                # A model may have closed or replaced them.
+                with suppress(Exception):
+                    stream.flush()
             # Not sys.exit: what the zygote's modules have registered for its end is not the worker's.
             os._exit(status)
 
@@ -221,39 +235,7 @@ class Spawner:
         self._connection.send(encode_message(message))
 
 
-def _program_files(options: LaunchOptions) -> list[str]:
-    """What the worker's Python reads: its interpreter, its loader, and where it imports from."""
-    files = [shutil.which(options.interpreter or sys.executable) or "", str(Path(__file__).parent)]
-    for word in options.loader:
-        files += word.split(":")
-    if not options.interpreter:
-        files += sys.path
-    return [file for file in files if file.startswith("/")]
-
-
-def _check_command(options: LaunchOptions) -> None:
-    """Raises: FileNotFoundError: what the command begins with is not there."""
-    if shutil.which(options.interpreter or sys.executable) is None:
-        raise FileNotFoundError(f"there is no Python interpreter '{options.interpreter}'")
-    if options.loader and shutil.which(options.loader[0]) is None:
-        raise FileNotFoundError(f"there is no '{options.loader[0]}', which is to start the worker's Python")
-
-
 def _end_group(leader: int) -> None:
     """End what a worker has started and left behind."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # A model may have closed or replaced them.
-        with suppress(Exception):
-            stream.flush()
-
-
-def _reseed() -> None:
-    """Workers must not all draw the zygote's random numbers; Python's own module sees to itself."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()

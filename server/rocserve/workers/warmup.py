@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
-from rocserve.core.model_config import ModelConfig, WarmupInput, WarmupSample, control_inputs, state_inputs
+from rocserve.core.model_config import ModelConfig, WarmupInput, control_inputs, state_inputs
 from rocserve.core.ragged import ragged_batching, ragged_parts
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 
@@ -28,8 +29,17 @@ def warm_up_batches(config: ModelConfig, model_folder: Path) -> list[Batch]:
 
 def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[str, Batch]]:
     """The same with the names of the samples. Raises: ServeError, as above."""
+    added: dict[str, WarmupInput] = {}
+    if (batching := config.sequence_batching) is not None:
+        # What the server gives beside the requests' inputs, as zeros where a sample does not have it.
+        for tensor in (*control_inputs(batching), *state_inputs(batching)):
+            dims = tuple(1 if size == -1 else size for size in tensor.dims)
+            added[tensor.name] = WarmupInput(tensor.datatype, dims, "zero")
     for sample in config.model_warmup:
-        for batch in _batches(sample, config, model_folder):
+        rows = max(sample.batch_size, 1) if config.max_batch_size > 0 else 0
+        inputs = {name: _tensor(name, entry, rows, model_folder) for name, entry in {**added, **sample.inputs}.items()}
+        batch = Batch(inputs, tuple(output.name for output in config.outputs), (1,) * max(rows, 1))
+        for _ in range(max(sample.count, 1)):
             yield sample.name, batch
 
 
@@ -43,34 +53,13 @@ def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
         name: [(1, *tensor.shape[1:])] * len(batch.request_sizes) if batching else [tensor.shape]
         for name, tensor in batch.inputs.items()
     }
-    inputs = {name: _flat(tensor) if name in ragged.inputs else tensor for name, tensor in batch.inputs.items()}
+    inputs = {
+        name: replace(tensor, shape=(tensor.element_count,)) if name in ragged.inputs else tensor
+        for name, tensor in batch.inputs.items()
+    }
     made, cuts = ragged_parts(ragged, shapes)
     inputs.update((tensor.name, tensor) for tensor in made)
     return Batch(inputs, batch.requested_outputs, batch.request_sizes, cuts)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return Tensor(tensor.name, tensor.datatype, (tensor.element_count,), tensor.data)
-
-
-def _batches(sample: WarmupSample, config: ModelConfig, model_folder: Path) -> Iterator[Batch]:
-    rows = max(sample.batch_size, 1) if config.max_batch_size > 0 else 0
-    samples = {**_sequence_tensors(config), **sample.inputs}
-    inputs = {name: _tensor(name, entry, rows, model_folder) for name, entry in samples.items()}
-    batch = Batch(inputs, tuple(output.name for output in config.outputs), (1,) * max(rows, 1))
-    for _ in range(max(sample.count, 1)):
-        yield batch
-
-
-def _sequence_tensors(config: ModelConfig) -> dict[str, WarmupInput]:
-    """What the server gives a sequence model beside its requests' inputs, as zeros where a sample does not have it."""
-    batching = config.sequence_batching
-    if batching is None:
-        return {}
-    return {
-        tensor.name: WarmupInput(tensor.datatype, tuple(1 if size == -1 else size for size in tensor.dims), "zero")
-        for tensor in (*control_inputs(batching), *state_inputs(batching))
-    }
 
 
 def _tensor(name: str, entry: WarmupInput, rows: int, model_folder: Path) -> Tensor:

@@ -211,14 +211,11 @@ class WorkerEnd:
         is_worth_trimming = idle_seconds < 3 * _TRIM_SECONDS
         is_open = self._sleeper.sleep(_TRIM_SECONDS if is_worth_trimming else None, self._work.has_mail)
         if is_worth_trimming and idle_seconds > _TRIM_SECONDS / 2 and not self._work.has_mail():
-            self._trim()
+            with self._lock:
+                self._take_returns()
+                while self._heap.trim():
+                    pass
         return is_open
-
-    def _trim(self) -> None:
-        with self._lock:
-            self._take_returns()
-            while self._heap.trim():
-                pass
 
     def _requests(self, place: int, count: int) -> list[ReceivedRequest]:
         requests: list[ReceivedRequest] = []

@@ -107,7 +107,16 @@ class WorkerOutput:
                     self._take_line(line)
                 self._cutting = False
         if b"\n" in rest:
-            rest = self._skip_lines(rest, is_begun=not lines)
+            # Of lines that came too fast only the last is read, and the beginning of the next one.
+            skipped, _, rest = rest.rpartition(b"\n")
+            before, crash, _ = skipped.partition(b"\n" + _CRASH)
+            if not self._crashed and (last := before.rpartition(b"\n")[2]).strip():
+                self._last = last
+            self._crashed = self._crashed or bool(crash)
+            self._drop(skipped.count(b"\n") + 1)
+            if not lines:
+                # They go on with a line that was begun before.
+                self._begun, self._cutting = b"", False
         if not self._cutting:
             self._begun += rest
             if len(self._begun) > _LONGEST_LINE:
@@ -129,19 +138,6 @@ class WorkerOutput:
             self._drop(1)
             return
         self._log.log(level, "%s%s", self._prefix, text)
-
-    def _skip_lines(self, data: bytes, is_begun: bool) -> bytes:
-        """Of lines that came too fast only the last is read; the beginning of the next one is returned. `is_begun`:
-        `data` goes on with a line that was begun before."""
-        lines, _, rest = data.rpartition(b"\n")
-        before, crash, _ = lines.partition(b"\n" + _CRASH)
-        if not self._crashed and (last := before.rpartition(b"\n")[2]).strip():
-            self._last = last
-        self._crashed = self._crashed or bool(crash)
-        self._drop(lines.count(b"\n") + 1)
-        if is_begun:
-            self._begun, self._cutting = b"", False
-        return rest
 
     def _drop(self, lines: int) -> None:
         self._dropped += lines

@@ -44,20 +44,16 @@ def main(arguments: Sequence[str]) -> int:
     # Only now, for it brings numpy, which counts its threads when it is imported.
     from rocserve.workers.spawner import Spawner
 
-    _preload(preload)
-    os.environ.clear()
-    os.environ.update(own_environment)
-    gc.collect()
-    gc.freeze()  # Collections in the workers then leave the shared pages as they are.
-    Spawner(socket.socket(fileno=int(connection)), int(parent_pipe), kept).run()
-    return 0
-
-
-def _preload(modules: Sequence[str]) -> None:
-    for name in modules:
+    for name in preload:
         try:
             importlib.import_module(name)
         except ImportError:
             continue  # A backend whose engine is not installed says so when a model wants it.
         except Exception as error:
             print(f"the zygote could not import {name} ahead: {error!r}", file=sys.stderr)
+    os.environ.clear()
+    os.environ.update(own_environment)
+    gc.collect()
+    gc.freeze()  # Collections in the workers then leave the shared pages as they are.
+    Spawner(socket.socket(fileno=int(connection)), int(parent_pipe), kept).run()
+    return 0

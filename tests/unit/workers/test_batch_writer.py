@@ -20,7 +20,7 @@ from rocserve.core.tensor_places import PlacedTensors, padded
 from rocserve.core.tensors import TensorHead
 from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.workers.batch_inputs import details_of, request_inputs
+from rocserve.workers.batch_inputs import request_inputs
 from rocserve.workers.entries import ENTRY, REMEMBERED_LAYOUTS, RESULTS
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.worker_end import ReceivedBatch
@@ -110,7 +110,8 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_named_and_kept_until_the_wor
     for request in batch.requests:
         a, b = request_inputs(request, peer.end_of_worker.inputs)
         assert [bytes(a), bytes(b)] == [bytes(data) for data in members_of(add_sub_inputs(), ("SUM",), (1,))[0][1]]
-        assert details_of(request, peer.end_of_worker.inputs) == b"details"
+        heap = peer.end_of_worker.inputs
+        assert heap.view(request.details_place, request.details_bytes) == b"details"
     del members, placed, share, shares
     gc.collect()
     assert held() is not None

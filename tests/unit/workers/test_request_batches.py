@@ -22,7 +22,7 @@ from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.workers.batch_inputs import details_of, request_inputs, separate
+from rocserve.workers.batch_inputs import request_inputs, separate
 from rocserve.workers.entries import NO_DETAILS, read_details, write_details
 from rocserve.workers.instance import Instance
 from rocserve.workers.result_writer import answer_results
@@ -148,7 +148,7 @@ def test_inputs_and_details_of_requests_side_by_side(both: Both) -> None:
     heap = both.end.inputs
     for request, (data, name) in zip(batch.requests, expected, strict=True):
         assert [bytes(part) for part in request_inputs(request, heap)] == data
-        assert read_details(details_of(request, heap)).request_id == name
+        assert read_details(bytes(heap.view(request.details_place, request.details_bytes))).request_id == name
     assert [request.number for request in batch.requests] == [0, 1]
 
 

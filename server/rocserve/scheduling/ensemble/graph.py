@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocserve.core.memo import MOST_REMEMBERED, Memo
-from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InputHead, Parameters, ParameterValue, RequestedOutput, RequestHead
-from rocserve.core.serving import ServedVersion, ServingTable
+from rocserve.core.serving import ServingTable
 
 _DEEPEST = 32
 """Ensembles within ensembles."""
@@ -64,13 +64,12 @@ class EnsembleGraph:
             steps=steps,
             readers={tensor: tuple(indices) for tensor, indices in readers.items()},
             reads={index: frozenset(self._steps[index].input_map.values()) for index in steps},
-            wanted_from={index: _wanted(self._steps[index], counts) for index in steps},
+            wanted_from={
+                index: tuple(output for output, tensor in self._steps[index].output_map.items() if counts[tensor])
+                for index in steps
+            },
             reader_counts=dict(counts),
         )
-
-
-def _wanted(step: EnsembleStep, counts: Counter[str]) -> tuple[str, ...]:
-    return tuple(output for output, tensor in step.output_map.items() if counts[tensor])
 
 
 def step_head(
@@ -118,13 +117,8 @@ def labels_of(config: ModelConfig, output: str, table: ServingTable, depth: int 
     for step in config.ensemble_steps:
         for member_output, tensor in step.output_map.items():
             if tensor == output:
-                member = _member(step, table)
+                if (model := table.models.get(step.member)) is None:
+                    return ()
+                member = model.latest if step.model_version < 0 else model.versions.get(step.model_version)
                 return () if member is None else labels_of(member.config, member_output, table, depth + 1)
     return ()
-
-
-def _member(step: EnsembleStep, table: ServingTable) -> ServedVersion | None:
-    model = table.models.get(step.member)
-    if model is None:
-        return None
-    return model.latest if step.model_version < 0 else model.versions.get(step.model_version)

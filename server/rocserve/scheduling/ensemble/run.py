@@ -21,11 +21,11 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References, device_of, may_be_references, referred
 from rocserve.core.dispatch import Dispatcher, dispatch_traced
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
-from rocserve.core.model_config import EnsembleStep, ModelConfig, OutputConfig
+from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.phases import PhaseTotals
 from rocserve.core.request_memory import Holding, MemoryFull, RequestMemory
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse
+from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters
 from rocserve.core.sequences import (
     SEQUENCE_END,
     SEQUENCE_ID,
@@ -93,7 +93,8 @@ class StepRequest:
         if isinstance(answer, InferResponse):
             self._run.step_sent(self, answer, final)
         elif answer is None and self.is_decoupled:
-            self._run.step_ended()
+            # It has given its last answer before.
+            self._run.advance(0, {}, is_step_over=True)
         else:
             self._run.step_failed(answer or internal(f"model '{self.step.model_name}' sent no response"))
 
@@ -170,7 +171,7 @@ class EnsembleRun:
         for entry in self._config.inputs:
             if entry.optional:
                 given.setdefault(entry.name, _Held(None, sequence))
-        self._advance(0, given, is_step_over=False)
+        self.advance(0, given, is_step_over=False)
 
     # From the steps
 
@@ -182,7 +183,11 @@ class EnsembleRun:
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """A member's answer; its tensors are copied where their memory is the worker's."""
         step = request.step
-        iteration = self._iteration_of(request)
+        iteration = request.iteration
+        if request.is_decoupled:
+            # Each answer opens one.
+            iteration = self._iterations.get(request.index, 0)
+            self._iterations[request.index] = iteration + 1
         outputs = [tensor for tensor in response.outputs if tensor.name in step.output_map]
         try:
             self._hold(iteration, sum(len(tensor.data) for tensor in outputs), request if is_last else None)
@@ -203,11 +208,7 @@ class EnsembleRun:
             made[name] = _Held(held, sequence, len(data), slot)
         for output in self._graph.wanted_from[request.index]:
             made.setdefault(step.output_map[output], _Held(None, sequence))
-        self._advance(iteration, made, is_step_over=is_last)
-
-    def step_ended(self) -> None:
-        """A decoupled member has given its last answer before."""
-        self._advance(0, {}, is_step_over=True)
+        self.advance(iteration, made, is_step_over=is_last)
 
     def step_failed(self, error: ServeError) -> None:
         if self.ended:
@@ -236,14 +237,6 @@ class EnsembleRun:
 
     # The way of the tensors
 
-    def _iteration_of(self, request: StepRequest) -> int:
-        """That of the step's own tensors, or a new one for each answer of a decoupled member."""
-        if not request.is_decoupled:
-            return request.iteration
-        count = self._iterations.get(request.index, 0)
-        self._iterations[request.index] = count + 1
-        return count
-
     def _hold(self, iteration: int, nbytes: int, over: StepRequest | None) -> None:
         """So many bytes more, in the place of what a request had that is over. Raises: MemoryFull."""
         if self.ended:
@@ -258,13 +251,20 @@ class EnsembleRun:
                 memory.release_step(read, over.last_read_bytes)
         memory.admit_step(holding, nbytes)
 
-    def _advance(self, iteration: int, made: Mapping[str, _Held], is_step_over: bool) -> None:
+    def advance(self, iteration: int, made: Mapping[str, _Held], is_step_over: bool) -> None:
         """Take new tensors in, start the steps that waited for nothing else, send the answers that are complete."""
         if self.ended:
             return
         try:
-            self._take_in(iteration, made)
-            requests = self._runnable(iteration, made)
+            for name, held in made.items():
+                if readers := self._graph.reader_counts.get(name, 0):
+                    self._held[name, iteration] = held
+                    self._readers_left[name, iteration] = readers
+            # The members whose last missing tensor is among the new ones.
+            steps = dict.fromkeys(index for name in made for index in self._graph.readers.get(name, ()))
+            reads = self._graph.reads
+            ready = [index for index in steps if all((name, iteration) in self._held for name in reads[index])]
+            requests = [self._step_request(index, iteration) for index in ready]
             self._steps_running += len(requests) - is_step_over
             answer = self._answer(iteration, made)
         except ServeError as error:
@@ -276,21 +276,12 @@ class EnsembleRun:
         elif answer is not None:
             self._answers[iteration] = answer
         self._send_answers()
+        limits = self.ensemble.limits
         for request in requests:
-            self._start(request)
-
-    def _take_in(self, iteration: int, made: Mapping[str, _Held]) -> None:
-        for name, held in made.items():
-            readers = self._graph.reader_counts.get(name, 0)
-            if readers:
-                self._held[name, iteration] = held
-                self._readers_left[name, iteration] = readers
-
-    def _runnable(self, iteration: int, made: Mapping[str, _Held]) -> list[StepRequest]:
-        """The requests to the members whose last missing tensor is among the new ones."""
-        steps = dict.fromkeys(index for name in made for index in self._graph.readers.get(name, ()))
-        ready = [index for index in steps if all((name, iteration) in self._held for name in self._graph.reads[index])]
-        return [self._step_request(index, iteration) for index in ready]
+            if not limits:
+                self.dispatch(request)
+            elif not limits[request.index].begin(request.begin):
+                self.watch_cancellation(lambda: self.step_failed(cancelled()))
 
     def _step_request(self, index: int, iteration: int) -> StepRequest:
         """The request to the step's member; the tensors that it read last are let go."""
@@ -366,16 +357,6 @@ class EnsembleRun:
         del self._readers_left[place]
         return self._held.pop(place).noted_bytes
 
-    def _start(self, request: StepRequest) -> None:
-        limits = self.ensemble.limits
-        if not limits:
-            self.dispatch(request)
-        elif not limits[request.index].begin(request.begin):
-            self.watch_cancellation(self._cancelled_while_waiting)
-
-    def _cancelled_while_waiting(self) -> None:
-        self.step_failed(cancelled())
-
     # The answer
 
     def _answer(self, iteration: int, made: Mapping[str, _Held]) -> InferResponse | ServeError | None:
@@ -391,7 +372,10 @@ class EnsembleRun:
         except ServeError as error:
             return error
         sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
-        parameters = _sequence_parameters(sequence) if outputs else NO_PARAMETERS
+        parameters: Parameters = NO_PARAMETERS
+        if outputs:
+            # Triton says in the answer of every ensemble which sequence the request was of; 0: of none.
+            parameters = {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
         answer = InferResponse.of(self._config.name, str(self.ensemble.version), self._request.id, outputs, parameters)
         answer.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
         # What came with the request may be among them.
@@ -424,7 +408,9 @@ class EnsembleRun:
             shape = reshaped
         whole = Tensor(name, tensor.datatype, shape, tensor.data)
         count = self._plan.classifications.get(name, 0)
-        return classify(whole, count, self.ensemble.labels_of(config), batching) if count else whole
+        # The ensemble's own, or those of the member's output that it comes from.
+        labels = labels_of(self._config, name, self.ensemble.dispatcher.tables.table) if count else ()
+        return classify(whole, count, labels, batching) if count else whole
 
     def _send_answers(self) -> None:
         """Send those whose turn it is, in the order of the iterations, and then the end."""
@@ -484,11 +470,6 @@ class EnsembleRun:
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
         self.ensemble.run_ended()
-
-
-def _sequence_parameters(sequence: SequenceTag) -> dict[str, bool | int | float | str]:
-    """Triton says in the answer of every ensemble which sequence the request was of; 0: of none."""
-    return {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
 
 
 def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) -> tuple[int, ...]:
@@ -604,7 +585,3 @@ class EnsembleVersion:
         """A request has been answered."""
         self._drain.running -= 1
         self._drain.report()
-
-    def labels_of(self, output: OutputConfig) -> tuple[str, ...]:
-        """The labels of an output: the ensemble's own, or those of the member's output that it comes from."""
-        return labels_of(self.config, output.name, self.dispatcher.tables.table)

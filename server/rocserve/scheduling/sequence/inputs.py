@@ -105,7 +105,12 @@ class ControlTensors:
             for place, control in enumerate(self._controls)
             if control.kind is ControlKind.CORRELATION_ID
         ]
-        self.absent: Sequence[Buffer] = [_absent_value(control) for control in self._controls]
+        self.absent: Sequence[Buffer] = [
+            bytes(control.datatype.itemsize or 4)
+            if control.kind is ControlKind.CORRELATION_ID
+            else np.array(control.no, control.datatype.numpy_dtype).tobytes()
+            for control in self._controls
+        ]
         """For a row that is of no request."""
 
     @property
@@ -126,12 +131,6 @@ def _value(control: SequenceControl, starts: bool, ends: bool) -> Buffer:
         return b""
     is_set = {ControlKind.START: starts, ControlKind.END: ends, ControlKind.READY: True}[control.kind]
     return np.array(control.yes if is_set else control.no, control.datatype.numpy_dtype).tobytes()
-
-
-def _absent_value(control: SequenceControl) -> Buffer:
-    if control.kind is ControlKind.CORRELATION_ID:
-        return bytes(control.datatype.itemsize or 4)
-    return np.array(control.no, control.datatype.numpy_dtype).tobytes()
 
 
 def _identity(sequence: SequenceId, datatype: DataType) -> Buffer:
@@ -199,10 +198,11 @@ class SequenceInputs:
         return memoryview(self._zero_bytes)[:nbytes]
 
     def _make(self, plan: RequestPlan, shapes: tuple[tuple[int, ...], ...]) -> RequestPlan:
-        states = tuple(
-            _state_plan(state.input_name, state.datatype, shape)
-            for state, shape in zip(self._keeper.states, shapes, strict=True)
-        )
+        states: list[InputPlan] = []
+        for state, shape in zip(self._keeper.states, shapes, strict=True):
+            count, itemsize = math.prod(shape), state.datatype.itemsize
+            nbytes = count * itemsize if itemsize else -1
+            states.append(InputPlan(state.input_name, state.datatype, shape, count, nbytes))
         kept = tuple(state.output_name for state in self._keeper.states if state.output_name not in plan.outputs)
         added = (*self._controls.inputs, *states)
         return replace(
@@ -211,11 +211,6 @@ class SequenceInputs:
             batch_key=(*plan.batch_key, *((entry.name, entry.datatype, entry.shape[self._lead :]) for entry in added)),
             outputs=(*plan.outputs, *kept),
         )
-
-
-def _state_plan(name: str, datatype: DataType, shape: tuple[int, ...]) -> InputPlan:
-    count = math.prod(shape)
-    return InputPlan(name, datatype, shape, count, count * datatype.itemsize if datatype.itemsize else -1)
 
 
 class _Nobody:
@@ -252,24 +247,25 @@ class SequenceResponder(ForwardingResponder):
 
     def send(self, answer: Answer, final: bool = True) -> None:
         request = self.request
-        if request is not None and isinstance(answer, InferResponse):
-            answer = self._without_states(answer, request)
+        bare = request.bare if request is not None else None
+        if (
+            request is not None
+            and request.states is not None
+            and bare is not None
+            and self._keeper.states
+            and isinstance(answer, InferResponse)
+        ):
+            # The states that are among its outputs are kept, and the client gets the others.
+            try:
+                self._keeper.take(answer.outputs, request.states)
+            except ServeError as error:
+                answer = error
+            else:
+                head, outputs = answer.head, [each for each in answer.outputs if each.name in bare[1].outputs]
+                answer = InferResponse.of(head.model_name, head.model_version, answer.id, outputs, answer.parameters)
         if final:
             # The request knows this: such a ring would keep the client's data until the next collection.
             self.request = None
             if request is not None:
                 self._on_ended(request)
         self._responder.send(answer, final)
-
-    def _without_states(self, response: InferResponse, request: SequenceRequest) -> InferResponse | ServeError:
-        """Keep the states that are among a response's outputs; the response as the client gets it."""
-        if not self._keeper.states or request.states is None or request.bare is None:
-            return response
-        try:
-            self._keeper.take(response.outputs, request.states)
-        except ServeError as error:
-            return error
-        wanted = request.bare[1].outputs
-        outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
-        head = response.head
-        return InferResponse.of(head.model_name, head.model_version, response.id, outputs, response.parameters)

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from copy import copy
-from typing import Protocol
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, deadline_exceeded, invalid_argument, repeated
@@ -15,7 +14,6 @@ from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.serving import Responder
-from rocserve.core.validation import InputPlan
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
 from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
@@ -29,36 +27,9 @@ from rocserve.workers.results import BatchOutcome
 _DEFAULT_CANDIDATES = 1
 
 
-class Strategy(Protocol):
-    """One model's."""
-
-    slot_count: int
-    """Of each instance."""
-
-    def prepare(self, instance: SequenceInstance) -> None:
-        """A new one."""
-
-    def feed(self, slot: Slot, now: float) -> None:
-        """A slot that is not busy may have got a request, or be done with one."""
-
-    def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
-        """When it has a batch to run, by time.monotonic_ns(): now at the latest, or later; None = nothing is there."""
-
-    def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
-        """The batch, once it is ready, with the controls and states; a row of no request has the responder NOBODY."""
-
-
-def strategy_of(
-    config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
-) -> Strategy:
-    """What a model's configuration asks for."""
-    if batching.oldest is not None:
-        return OldestStrategy(config, batching, table, inputs)
-    return DirectStrategy(config, batching, table, inputs)
-
-
 class DirectStrategy:
-    """Each sequence keeps its row of the batch: the rows between of those that have nothing to run are no requests."""
+    """How requests of several sequences become batches of an instance, as Triton has it. Of this kind each sequence
+    keeps its row of the batch: the rows between of those that have nothing to run are no requests."""
 
     def __init__(
         self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
@@ -71,12 +42,13 @@ class DirectStrategy:
         self._inputs = inputs
 
     def prepare(self, instance: SequenceInstance) -> None:
-        """See Strategy."""
+        """A new one."""
 
     def feed(self, slot: Slot, now: float) -> None:
-        """See Strategy."""
+        """A slot that is not busy may have got a request, or be done with one."""
 
     def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
+        """When it has a batch to run, by time.monotonic_ns(): now at the latest, or later; None = nothing is there."""
         fronts = [slot.queue[0] for slot in self._waiting(instance)]
         if not fronts:
             return None
@@ -86,7 +58,8 @@ class DirectStrategy:
         return min(request.queue_start_ns for request in fronts) + self._delay_ns
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
-        """See Strategy. The request that has waited longest says what the others must be like."""
+        """The batch, once it is ready, with the controls and states; a row of no request has the responder NOBODY. The
+        request that has waited longest says what the others must be like."""
         waiting = self._waiting(instance)
         for slot in waiting:
             self._inputs.begin(slot.queue[0], slot)
@@ -106,7 +79,7 @@ class DirectStrategy:
 
 
 class OldestStrategy:
-    """Each slot hands one request at a time to its instance's dynamic batcher."""
+    """As DirectStrategy; each slot hands one request at a time to its instance's dynamic batcher."""
 
     def __init__(
         self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
@@ -115,12 +88,9 @@ class OldestStrategy:
         assert oldest is not None, "the other strategy"
         self.slot_count = oldest.max_candidate_sequences or max(config.max_batch_size, _DEFAULT_CANDIDATES)
         self._policy: BatchPolicy = NoBatching(None)
-        if config.max_batch_size > 0:
-            self._policy = DynamicBatcher(
-                config.max_batch_size,
-                oldest.preferred_batch_sizes or (config.max_batch_size,),
-                oldest.max_queue_delay_microseconds * 1000,
-            )
+        if rows := config.max_batch_size:
+            delay_ns = oldest.max_queue_delay_microseconds * 1000
+            self._policy = DynamicBatcher(rows, oldest.preferred_batch_sizes or (rows,), delay_ns)
         self._table = table
         self._inputs = inputs
 
@@ -152,62 +122,6 @@ class OldestStrategy:
         return [request for request in queue.take(count) if isinstance(request, SequenceRequest)]
 
 
-class Admission:
-    """One model's."""
-
-    def __init__(self, config: ModelConfig, correlation_id: InputPlan | None) -> None:
-        """`correlation_id`: the input with the sequence's id, where the model has one."""
-        batching = config.sequence_batching
-        self._model = config.name
-        self._correlation_id = correlation_id
-        self._iterative = batching is not None and batching.iterative
-        self._numbers = itertools.count(1)
-
-    def tag(self, request: InferRequest) -> SequenceTag:
-        """Raises: ServeError: INVALID_ARGUMENT."""
-        tag = request.sequence or NO_SEQUENCE
-        if request.plan.batch_size > 1:
-            raise invalid_argument(
-                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence"
-                " batcher"
-            )
-        if tag.id:
-            self._check_type(tag.id, request.id)
-            return tag
-        if self._iterative:
-            # Each request is a sequence of its own.
-            return SequenceTag(next(self._numbers), starts=True)
-        raise invalid_argument(
-            f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
-        )
-
-    def unknown(self, sequence: SequenceId) -> ServeError:
-        """The error for a request that goes on with a sequence that never was, or has ended."""
-        return invalid_argument(
-            f"inference request for sequence {sequence} to model '{self._model}' must specify the START flag on the"
-            " first request of the sequence"
-        )
-
-    def conflict(self, sequence: SequenceId, request_id: str) -> str:
-        """What the log says of a request that starts a sequence which has not ended."""
-        return (
-            f"{request_prefix([request_id])}sequence {sequence} for model '{self._model}' has a conflict. The previous"
-            " sequence did not end before this sequence start. Previous sequence will be terminated early."
-        )
-
-    def _check_type(self, sequence: SequenceId, request_id: str) -> None:
-        control = self._correlation_id
-        if control is None:
-            return
-        given = "BYTES" if isinstance(sequence, str) else "UINT64"
-        if (control.datatype is DataType.BYTES) is not isinstance(sequence, str):
-            raise invalid_argument(
-                f"{request_prefix([request_id])}sequence batching control '{control.name}' data-type is"
-                f" '{given}', but model '{self._model}' expects '{control.datatype.value}'"
-            )
-
-
-_WORKER_ENDED = "the worker has ended"
 _DEFAULT_IDLE_MICROSECONDS = 1_000_000
 """Triton's."""
 
@@ -222,13 +136,16 @@ class SequenceScheduler(Scheduler):
         assert batching is not None, "a model without sequences"
         self._router = parts.router
         controls = ControlTensors(batching, config.max_batch_size > 0)
-        self._admission = Admission(config, controls.correlation_id)
+        self._correlation_id = controls.correlation_id
+        self._numbers = itertools.count(1)
+        """Of sequences of models whose requests are each one of its own."""
         self._keeper = StateKeeper(config, parts.initial_states)
         self._table = SequenceTable(
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )
         inputs = SequenceInputs(controls, self._keeper, config.max_batch_size > 0)
-        self._strategy = strategy_of(config, batching, self._table, inputs)
+        kind = DirectStrategy if batching.oldest is None else OldestStrategy
+        self._strategy: DirectStrategy | OldestStrategy = kind(config, batching, self._table, inputs)
         self._instances: dict[Instance, SequenceInstance] = {}
         self._instance_count = 0
         """Of all that there ever were."""
@@ -243,12 +160,12 @@ class SequenceScheduler(Scheduler):
 
     def submit(self, request: InferRequest, responder: Responder) -> None:
         """See Scheduler. What goes on with a sequence of another version is handed to that one."""
-        tag = self._admission.tag(request)
+        tag = self._tag(request)
         is_known = tag.id in self._table
         if not is_known and not tag.starts:
             owner = self._router.find(tag.id, request.head.model_version, self)
             if owner is None:
-                raise self._table.loss(tag.id) or self._admission.unknown(tag.id)
+                raise self._table.loss(tag.id) or self._unknown(tag.id)
             owner.adopt(request, responder)
             return
         if self._outage is not None:
@@ -261,8 +178,44 @@ class SequenceScheduler(Scheduler):
             entry.on_again = self._again
         self._place(entry, now_ns / 1e9)
         if is_known and tag.starts:
-            self._log.warning("%s", self._admission.conflict(tag.id, request.id))
+            self._log.warning(
+                "%ssequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence"
+                " start. Previous sequence will be terminated early.",
+                request_prefix([request.id]),
+                tag.id,
+                self._config.name,
+            )
         self._mark()
+
+    def _tag(self, request: InferRequest) -> SequenceTag:
+        """Raises: ServeError: INVALID_ARGUMENT."""
+        tag, model = request.sequence or NO_SEQUENCE, self._config.name
+        if request.plan.batch_size > 1:
+            raise invalid_argument(
+                f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence"
+                " batcher"
+            )
+        if not tag.id:
+            if not self._iterative:
+                raise invalid_argument(
+                    f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+                )
+            # Each request is a sequence of its own.
+            return SequenceTag(next(self._numbers), starts=True)
+        control, is_text = self._correlation_id, isinstance(tag.id, str)
+        if control is not None and (control.datatype is DataType.BYTES) is not is_text:
+            raise invalid_argument(
+                f"{request_prefix([request.id])}sequence batching control '{control.name}' data-type is"
+                f" '{'BYTES' if is_text else 'UINT64'}', but model '{model}' expects '{control.datatype.value}'"
+            )
+        return tag
+
+    def _unknown(self, sequence: SequenceId) -> ServeError:
+        """The error for a request that goes on with a sequence that never was, or has ended."""
+        return invalid_argument(
+            f"inference request for sequence {sequence} to model '{self._config.name}' must specify the START flag on"
+            " the first request of the sequence"
+        )
 
     def _place(self, entry: SequenceRequest, now: float) -> None:
         try:
@@ -337,7 +290,7 @@ class SequenceScheduler(Scheduler):
 
     def detach(self, worker: Instance) -> None:
         """See Scheduler. Its sequences are lost: what the model knew of them, the worker knew."""
-        self._lose_instance(worker, _WORKER_ENDED)
+        self._lose_instance(worker, "the worker has ended")
         self._mark()
 
     def _lose_instance(self, worker: Instance, reason: str) -> None:
@@ -347,7 +300,7 @@ class SequenceScheduler(Scheduler):
         if instance is None:
             return
         self._table.remove_instance(instance, reason)
-        for entry in instance.candidates.clear() if instance.candidates is not None else ():
+        for entry in instance.candidates.take(instance.candidates.count) if instance.candidates is not None else ():
             if isinstance(entry, SequenceRequest):
                 self._refused.append((entry, self._table.loss_of(entry.tag.id, reason)))
 
@@ -470,7 +423,7 @@ class SequenceScheduler(Scheduler):
         again.queue_start_ns, again.tag, again.watched = now_ns, SequenceTag(entry.tag.id), False
         answers.request = again
         if not self._table.take_again(again, slot, now_ns / 1e9):
-            error = self._table.loss(again.tag.id) or self._admission.unknown(again.tag.id)
+            error = self._table.loss(again.tag.id) or self._unknown(again.tag.id)
             self._refused.append((again, error))
         self._feed_slot(slot, now_ns / 1e9)
         self._mark()

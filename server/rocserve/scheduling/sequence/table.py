@@ -164,7 +164,18 @@ class SequenceTable:
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
             raise QueueFull(request.id)
         sequence = request.tag.id
-        place = self._places.get(sequence) or self._new_place(sequence, now)
+        place = self._places.get(sequence)
+        if place is None:
+            self._lost.pop(sequence, None)
+            if self._ready:
+                place = heapq.heappop(self._ready)[2]
+                place.sequence = sequence
+                if place is place.instance.slots[-1]:
+                    self._open_slot(place.instance, now)
+            else:
+                place = Backlog(sequence)
+                self._backlog.append(place)
+            self._places[sequence] = place
         place.queue.append(request)
         self._add(request)
         if request.tag.ends:
@@ -172,20 +183,6 @@ class SequenceTable:
         elif isinstance(place, Slot):
             self._use(sequence, now)
         return place if isinstance(place, Slot) else None
-
-    def _new_place(self, sequence: SequenceId, now: float) -> Place:
-        self._lost.pop(sequence, None)
-        place: Place
-        if self._ready:
-            place = heapq.heappop(self._ready)[2]
-            place.sequence = sequence
-            if place is place.instance.slots[-1]:
-                self._open_slot(place.instance, now)
-        else:
-            place = Backlog(sequence)
-            self._backlog.append(place)
-        self._places[sequence] = place
-        return place
 
     def end(self, slot: Slot, sequence: SequenceId) -> None:
         """No more requests of a sequence come; its slot is free once those that are there have run."""
