@@ -6,11 +6,11 @@ What can be had at the cost of its use alone (priority levels, slots of sequence
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelSequenceBatching
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
 MOST_CONFIG_BYTES = 1 << 20
 """Of a configuration's text: ensembles of hundreds of steps take a tenth of it, and reading it takes seconds."""
@@ -45,7 +45,11 @@ def check_bounds(message: ModelConfig) -> None:
             _check_tensor(f"{what} '{tensor.name}' of model '{name}' has", tensor)
     _check_warmup(message)
     for state in message.sequence_batching.state:
-        _check_state(state, name)
+        who = f"state '{state.input_name}' of model '{name}' has"
+        initial = ((each.dims, each.data_type) for each in state.initial_state)
+        for dims, data_type in ((state.dims, state.data_type), *initial):
+            _check_number(who, len(dims), "dims", MOST_DIMS)
+            _check_number(who, _nbytes(dims, data_type), "bytes", MOST_SAMPLE_BYTES)
 
 
 def check_config_size(nbytes: int, source: str) -> None:
@@ -64,7 +68,8 @@ def _check_tensor(who: str, tensor: ModelInput | ModelOutput) -> None:
         _check_number(who, len(dims), "dims", MOST_DIMS)
         size = _nbytes(dims, tensor.data_type)
         if size > MOST_TENSOR_BYTES:
-            raise _passed(who, f"dims [{_listed(dims)}], which are {size}", "bytes", MOST_TENSOR_BYTES)
+            listed = ",".join(map(str, dims))
+            raise _passed(who, f"dims [{listed}], which are {size}", "bytes", MOST_TENSOR_BYTES)
 
 
 def _check_warmup(message: ModelConfig) -> None:
@@ -77,14 +82,6 @@ def _check_warmup(message: ModelConfig) -> None:
             _check_number(who, len(tensor.dims), "dims", MOST_DIMS)
             total += _nbytes(tensor.dims, tensor.data_type) * max(sample.batch_size, 1)
     _check_number(f"the warm-up samples of model '{message.name}' have", total, "bytes", MOST_SAMPLE_BYTES)
-
-
-def _check_state(state: ModelSequenceBatching.State, model: str) -> None:
-    who = f"state '{state.input_name}' of model '{model}' has"
-    dims_of = [(state.dims, state.data_type), *((initial.dims, initial.data_type) for initial in state.initial_state)]
-    for dims, data_type in dims_of:
-        _check_number(who, len(dims), "dims", MOST_DIMS)
-        _check_number(who, _nbytes(dims, data_type), "bytes", MOST_SAMPLE_BYTES)
 
 
 def _nbytes(dims: Iterable[int], data_type: int) -> int:
@@ -100,7 +97,3 @@ def _check_number(who: str, number: int, what: str, most: int) -> None:
 
 def _passed(who: str, asked: str, what: str, most: int) -> ServeError:
     return invalid_argument(f"{who} {asked} {what}, at most {most} are possible")
-
-
-def _listed(dims: Sequence[int]) -> str:
-    return ",".join(map(str, dims))

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.datatypes import type_number
-from rocserve.config.ragged_checks import batch_input_targets
 from rocserve.config.sequence_validation import sequence_tensor_names
-from rocserve.config.signature_checks import tensor_fits
+from rocserve.config.signature_checks import batch_input_targets, tensor_fits
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature, TensorSpec
@@ -43,21 +42,17 @@ def normalise(
         sizes = message.dynamic_batching.preferred_batch_size
         sizes.extend([] if sizes else [message.max_batch_size])
     if message.HasField("sequence_batching"):
-        _normalise_sequences(message)
+        batching = message.sequence_batching
+        batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or _SEQUENCE_IDLE_MICROSECONDS
+        if batching.HasField("oldest") and message.max_batch_size > 0:
+            sizes = batching.oldest.preferred_batch_size
+            sizes.extend([] if sizes else [message.max_batch_size])
     if not message.instance_group:
         message.instance_group.add(name=message.name, kind=ModelInstanceGroup.Kind.Value(default_kind.value))
     for index, group in enumerate(message.instance_group):
         group.name = group.name or f"{message.name}_{index}"
         if group.count < 1:
             group.count = _default_count(message, group, backend)
-
-
-def _normalise_sequences(message: ModelConfig) -> None:
-    batching = message.sequence_batching
-    batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or _SEQUENCE_IDLE_MICROSECONDS
-    if batching.HasField("oldest") and message.max_batch_size > 0:
-        sizes = batching.oldest.preferred_batch_size
-        sizes.extend([] if sizes else [message.max_batch_size])
 
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
@@ -76,8 +71,13 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
         if message.max_batch_size == 0:
             most = default_max_batch_size if signature.max_batch_size is None else signature.max_batch_size
             message.max_batch_size = max(min(default_max_batch_size, most), 0)
-            warnings = (_batch_size_note(message),)
-        _enable_batching(message)
+            warnings = (
+                f"autofilled max_batch_size to {message.max_batch_size} for model '{message.name}' since batching is"
+                " supported but no max_batch_size is specified in model configuration; specify max_batch_size for"
+                " larger batches",
+            )
+        if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
+            message.dynamic_batching.SetInParent()
     _fill_tensors(message, signature)
     return warnings
 
@@ -128,18 +128,6 @@ def _default_count(message: ModelConfig, group: ModelInstanceGroup, backend: Bac
     wanted = message.parameters["engine"].string_value if "engine" in message.parameters else ""
     engine = next((engine for engine in backend.engines if engine.name == wanted), backend.engines[0])
     return _CPU_INSTANCES if engine.thread_safe else 1
-
-
-def _batch_size_note(message: ModelConfig) -> str:
-    return (
-        f"autofilled max_batch_size to {message.max_batch_size} for model '{message.name}' since batching is supported"
-        " but no max_batch_size is specified in model configuration; specify max_batch_size for larger batches"
-    )
-
-
-def _enable_batching(message: ModelConfig) -> None:
-    if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
-        message.dynamic_batching.SetInParent()
 
 
 def _fill_tensors(message: ModelConfig, signature: Signature) -> None:

@@ -30,18 +30,6 @@ class _Node:
 
 def check_ensemble_scheduling(message: ModelConfig) -> None:
     """Raises: ServeError INVALID_ARGUMENT with the first fault of the ensemble's own configuration."""
-    _check_other_fields(message)
-    tensors = _build_graph(message)
-    _mark_ready(message, tensors)
-    for output in message.output:
-        _check_output(output.name, message, tensors)
-    outputs = {output.name for output in message.output}
-    for name, tensor in tensors.items():
-        if name not in outputs and (not tensor.ready or not tensor.feeds):
-            raise invalid_argument(f"ensemble tensor '{name}' is unused in ensemble '{message.name}'")
-
-
-def _check_other_fields(message: ModelConfig) -> None:
     name = message.name
     if message.instance_group:
         raise invalid_argument(f"instance group should not be specified for ensemble '{name}'")
@@ -49,6 +37,14 @@ def _check_other_fields(message: ModelConfig) -> None:
         raise invalid_argument(f"optimization should not be specified for ensemble '{name}'")
     if not message.ensemble_scheduling.step:
         raise invalid_argument(f"must specify 'step' for ensemble '{name}'")
+    tensors = _build_graph(message)
+    _mark_ready(message, tensors)
+    for output in message.output:
+        _check_output(output.name, message, tensors)
+    outputs = {output.name for output in message.output}
+    for tensor_name, tensor in tensors.items():
+        if tensor_name not in outputs and (not tensor.ready or not tensor.feeds):
+            raise invalid_argument(f"ensemble tensor '{tensor_name}' is unused in ensemble '{name}'")
 
 
 def _build_graph(message: ModelConfig) -> dict[str, _Node]:
@@ -142,7 +138,11 @@ def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None
         ServeError: INVALID_ARGUMENT with the first fault, in Triton's words.
     """
     check_members_available(config, members)
-    tensors = _ensemble_ends(config)
+    tensors: dict[str, _Tensor] = {}
+    ends: tuple[InputConfig | OutputConfig, ...] = (*config.inputs, *config.outputs)
+    for tensor in ends:
+        dims = tensor.dims if tensor.reshape is None else tensor.reshape
+        tensors.setdefault(tensor.name, _Tensor(config.name, tensor.datatype, dims, config.max_batch_size > 0))
     for step in config.ensemble_steps:
         member = members[step.member]
         assert member is not None
@@ -151,8 +151,16 @@ def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model"
                 f" {step.model_name} which only allows maximum batch size to be {member.max_batch_size}"
             )
-        _check_inputs(config.name, step, member, tensors)
-        _check_outputs(config.name, step, member, tensors)
+        inputs = {entry.name: entry for entry in member.inputs}
+        _check_mapped(config.name, step, step.input_map, "mapping to non-existing input", inputs, member, tensors)
+        for name, entry in inputs.items():
+            if name not in step.input_map and not entry.optional:
+                raise invalid_argument(
+                    f"in ensemble {config.name}, input {name} in model {step.model_name} is not mapped to any ensemble"
+                    " tensors"
+                )
+        outputs = {entry.name: entry for entry in member.outputs}
+        _check_mapped(config.name, step, step.output_map, "mapped from non-existing output", outputs, member, tensors)
     return _check_streams(config, {name for name, member in members.items() if member is not None and member.decoupled})
 
 
@@ -206,66 +214,37 @@ def check_no_cycle(name: str, ensembles: Mapping[str, PlainConfig]) -> None:
     visit(name)
 
 
-def _ensemble_ends(config: PlainConfig) -> dict[str, _Tensor]:
-    batches = config.max_batch_size > 0
-    ends: dict[str, _Tensor] = {}
-    tensors: tuple[InputConfig | OutputConfig, ...] = (*config.inputs, *config.outputs)
-    for tensor in tensors:
-        dims = tensor.dims if tensor.reshape is None else tensor.reshape
-        ends.setdefault(tensor.name, _Tensor(config.name, tensor.datatype, dims, batches))
-    return ends
-
-
-def _check_inputs(ensemble: str, step: EnsembleStep, member: PlainConfig, tensors: dict[str, _Tensor]) -> None:
-    inputs = {tensor.name: tensor for tensor in member.inputs}
-    for name, tensor in step.input_map.items():
-        if name not in inputs:
-            raise invalid_argument(
-                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model"
-                f" {step.model_name}"
-            )
-        _merge(ensemble, tensor, inputs[name], step.model_name, member, tensors)
-    for name, spec in inputs.items():
-        if name not in step.input_map and not spec.optional:
-            raise invalid_argument(
-                f"in ensemble {ensemble}, input {name} in model {step.model_name} is not mapped to any ensemble tensors"
-            )
-
-
-def _check_outputs(ensemble: str, step: EnsembleStep, member: PlainConfig, tensors: dict[str, _Tensor]) -> None:
-    outputs = {tensor.name: tensor for tensor in member.outputs}
-    for name, tensor in step.output_map.items():
-        if name not in outputs:
-            raise invalid_argument(
-                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model"
-                f" {step.model_name}"
-            )
-        _merge(ensemble, tensor, outputs[name], step.model_name, member, tensors)
-
-
-def _merge(
+def _check_mapped(
     ensemble: str,
-    tensor: str,
-    spec: InputConfig | OutputConfig,
-    model: str,
+    step: EnsembleStep,
+    mapped: Mapping[str, str],
+    missing: str,
+    specs: Mapping[str, InputConfig] | Mapping[str, OutputConfig],
     member: PlainConfig,
     tensors: dict[str, _Tensor],
 ) -> None:
-    """Remember what the member declares of the tensor, or compare it with what was declared before."""
-    declared = _Tensor(model, spec.datatype, spec.dims, member.max_batch_size > 0)
-    known = tensors.setdefault(tensor, declared)
-    where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
-    if known.datatype is not declared.datatype:
-        raise invalid_argument(
-            f"{where}inconsistent data type: {type_name(known.datatype)} is inferred from model {known.model} while"
-            f" {type_name(declared.datatype)} is inferred from model {declared.model}"
-        )
-    # A member that does not batch may stand in an ensemble that does: then its first dimension is the batch.
-    if not _agree(known.dims, declared.dims) and not _agree(known.shape, declared.shape):
-        raise invalid_argument(
-            f"{where}inconsistent shape: {format_shape(known.shape)} is inferred from model {known.model} while"
-            f" {format_shape(declared.shape)} is inferred from model {declared.model}"
-        )
+    """Remember what the member declares of the tensors, or compare it with what was declared before. `missing`: in the
+    error of a tensor that is mapped where the member has none."""
+    model = step.model_name
+    for name, tensor in mapped.items():
+        if name not in specs:
+            raise invalid_argument(
+                f"in ensemble {ensemble}, ensemble tensor {tensor} is {missing} {name} in model {model}"
+            )
+        declared = _Tensor(model, specs[name].datatype, specs[name].dims, member.max_batch_size > 0)
+        known = tensors.setdefault(tensor, declared)
+        where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
+        if known.datatype is not declared.datatype:
+            raise invalid_argument(
+                f"{where}inconsistent data type: {type_name(known.datatype)} is inferred from model {known.model} while"
+                f" {type_name(declared.datatype)} is inferred from model {declared.model}"
+            )
+        # A member that does not batch may stand in an ensemble that does: then its first dimension is the batch.
+        if not _agree(known.dims, declared.dims) and not _agree(known.shape, declared.shape):
+            raise invalid_argument(
+                f"{where}inconsistent shape: {format_shape(known.shape)} is inferred from model {known.model} while"
+                f" {format_shape(declared.shape)} is inferred from model {declared.model}"
+            )
 
 
 def _agree(left: Sequence[int], right: Sequence[int]) -> bool:

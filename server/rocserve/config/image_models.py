@@ -195,26 +195,14 @@ def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelCo
     _add(message.input, _ENCODED, DataType.BYTES, [1])
     for output in post.message.output:
         _add(message.output, output.name, None, output.dims).data_type = output.data_type
-    steps = message.ensemble_scheduling.step
-    steps.add(
-        model_name=f"{config.name}_preprocess",
-        model_version=-1,
-        input_map={_ENCODED: _ENCODED},
-        output_map={_IMAGE: _IMAGE, **({_SIZE: _SIZE} if post.is_detector else {})},
-    )
-    steps.add(
-        model_name=config.name,
-        model_version=-1,
-        input_map={entry.name: _IMAGE},
-        output_map=post.inputs,
-    )
-    own = [output.name for output in post.message.output]
-    steps.add(
-        model_name=post.message.name,
-        model_version=-1,
-        input_map={entry.name: entry.name for entry in post.message.input},
-        output_map=dict(zip(own, own, strict=True)),
-    )
+    own = {output.name: output.name for output in post.message.output}
+    sizes = {_SIZE: _SIZE} if post.is_detector else {}
+    for name, inputs, outputs in (
+        (f"{config.name}_preprocess", {_ENCODED: _ENCODED}, {_IMAGE: _IMAGE, **sizes}),
+        (config.name, {entry.name: _IMAGE}, post.inputs),
+        (post.message.name, {entry.name: entry.name for entry in post.message.input}, own),
+    ):
+        message.ensemble_scheduling.step.add(model_name=name, model_version=-1, input_map=inputs, output_map=outputs)
     return message
 
 

@@ -211,25 +211,21 @@ class _Check:
             if rule is Rule.REPOSITORY:
                 raise _refused(self.model, where, "it is the repository's alone")
             if rule is Rule.PARAMETERS:
-                self._check_parameters(value, where, self.own.parameters if not path else {})
+                own = {} if path else self.own.parameters
+                for name, given in value.items():
+                    if name not in self.parameters and (name not in own or own[name] != given):
+                        why = "it may say which code runs, or name a file"
+                        raise _refused(self.model, f"{where}['{name}']", why)
             elif rule is Rule.PATH or (rule is Rule.LABELS and self.labels is None):
                 for text in value.values() if entry.name == "cc_model_filenames" else (value,):
-                    self._check_path(text, where)
+                    pure = PurePosixPath(text)
+                    if pure.is_absolute() or ".." in pure.parts or "\0" in text:
+                        raise _refused(self.model, where, f"'{text}' leads out of the model's folder")
             elif rule is Rule.LABELS and self.labels is not None and value not in self.labels:
                 raise _refused(self.model, where, "clients could read that file")
             else:
                 for part in _messages(entry, value):
                     self.check(part, f"{where}.")
-
-    def _check_parameters(self, given: Mapping[str, Any], where: str, own: Mapping[str, Any]) -> None:
-        for name, value in given.items():
-            if name not in self.parameters and (name not in own or own[name] != value):
-                raise _refused(self.model, f"{where}['{name}']", "it may say which code runs, or name a file")
-
-    def _check_path(self, text: str, where: str) -> None:
-        pure = PurePosixPath(text)
-        if pure.is_absolute() or ".." in pure.parts or "\0" in text:
-            raise _refused(self.model, where, f"'{text}' leads out of the model's folder")
 
 
 def _messages(entry: Any, value: Any) -> Iterable[Any]:

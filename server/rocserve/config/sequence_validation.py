@@ -34,7 +34,17 @@ def check_sequence_batching(message: ModelConfig) -> None:
         for control in _only_one(batching, kind, message.name):
             _check_lists(control, message.name)
     for control in _only_one(batching, _CORRELATION_ID, message.name):
-        _check_correlation_id(control, message.name)
+        where = f"{_kind_name(control.kind)} for {message.name}"
+        if any(len(getattr(control, name)) for name in _LISTS):
+            raise invalid_argument(
+                "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
+                f" for {where}"
+            )
+        if control.data_type not in _CORRELATION_ID_TYPES:
+            raise invalid_argument(
+                f"unexpected data type for control {where}. Allowed data types are TYPE_UINT64, TYPE_INT64,"
+                " TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
+            )
     _check_strategy(batching, message)
     for state in batching.state:
         _check_state(state, message.name)
@@ -82,20 +92,6 @@ def _check_lists(control: _Control, model: str) -> None:
         )
     if len(getattr(control, given[0])) != 2:
         raise invalid_argument(f"sequence batching control '{given[0]}' must have exactly 2 entries {where}")
-
-
-def _check_correlation_id(control: _Control, model: str) -> None:
-    kind = _kind_name(control.kind)
-    if any(len(getattr(control, name)) for name in _LISTS):
-        raise invalid_argument(
-            "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
-            f" for {kind} for {model}"
-        )
-    if control.data_type not in _CORRELATION_ID_TYPES:
-        raise invalid_argument(
-            f"unexpected data type for control {kind} for {model}. Allowed data types are TYPE_UINT64, TYPE_INT64,"
-            " TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
-        )
 
 
 def _check_strategy(batching: ModelSequenceBatching, message: ModelConfig) -> None:

@@ -1,5 +1,6 @@
-"""What a ModelConfig must fulfil before a model is loaded, in Triton's rules and words (its model_config_utils); and
-the parts of it that a backend does not serve: refused where answers would change, else named once."""
+"""What a ModelConfig must fulfil before a model is loaded, in Triton's rules and words (its model_config_utils); the
+parts of it that a backend does not serve: refused where answers would change, else named once; and its `model_warmup`,
+of which each sample must be a request that the model could get."""
 
 from __future__ import annotations
 
@@ -10,12 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.bounds import check_bounds, check_step_count
+from rocserve.config.datatypes import datatype_of_number
 from rocserve.config.ensemble_checks import check_ensemble_scheduling
-from rocserve.config.ragged_checks import check_batch_tensors
-from rocserve.config.sequence_validation import check_sequence_batching
-from rocserve.core.errors import invalid_argument, unimplemented
+from rocserve.config.model_folder import ModelFolder
+from rocserve.config.sequence_validation import check_sequence_batching, sequence_tensor_names
+from rocserve.config.signature_checks import check_batch_tensors
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unimplemented
+from rocserve.core.hints import names_hint
 from rocserve.core.latencies import DEFAULT_BUCKETS
+from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.printable import printable
+from rocserve.core.request_prefix import request_prefix
+from rocserve.core.requests import InputHead, RequestHead
+from rocserve.core.validation import RequestValidator
 from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import (
     ModelConfig,
@@ -24,6 +32,7 @@ from rocserve.protocol.model_config_pb2 import (
     ModelInstanceGroup,
     ModelOutput,
     ModelQueuePolicy,
+    ModelWarmup,
 )
 
 _VARIABLE = -1
@@ -67,7 +76,14 @@ def check_readable(message: ModelConfig) -> None:
 def check_loadable(message: ModelConfig) -> None:
     """What Triton checks when it loads a version: tensors and instance groups. Raises: ServeError: INVALID_ARGUMENT
     with the first fault."""
-    check_tensors(message)
+    for tensor in message.input:
+        _check_tensor(tensor, "model input ", message)
+        if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
+            raise invalid_argument(f"model input NHWC/NCHW require 3 dims for {message.name}")
+    for output in message.output:
+        _check_tensor(output, "model output ", message)
+    _check_unique("model input", [tensor.name for tensor in message.input], message.name)
+    _check_unique("model output", [tensor.name for tensor in message.output], message.name)
     check_batch_tensors(message)
     check_bounds(message)
     _check_instance_groups(message)
@@ -90,18 +106,6 @@ def check_platform(message: ModelConfig) -> None:
         )
     if not message.platform and not message.backend:
         raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")
-
-
-def check_tensors(message: ModelConfig) -> None:
-    """Inputs and outputs: names, datatypes, dims, reshapes and formats."""
-    for tensor in message.input:
-        _check_tensor(tensor, "model input ", message)
-        if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
-            raise invalid_argument(f"model input NHWC/NCHW require 3 dims for {message.name}")
-    for output in message.output:
-        _check_tensor(output, "model output ", message)
-    _check_unique("model input", [tensor.name for tensor in message.input], message.name)
-    _check_unique("model output", [tensor.name for tensor in message.output], message.name)
 
 
 def _check_unique(what: str, names: Iterable[str], model: str) -> None:
@@ -132,18 +136,13 @@ def _tensor_fault(tensor: ModelInput | ModelOutput, max_batch_size: int) -> str:
         return f"dimension must be integer >= 1, or {_VARIABLE} to indicate a variable-size dimension"
     if not tensor.HasField("reshape"):
         return ""
-    return _reshape_fault(list(tensor.dims), list(tensor.reshape.shape), max_batch_size)
-
-
-def _reshape_fault(dims: list[int], shape: list[int], max_batch_size: int) -> str:
+    shape = tensor.reshape.shape
     if not shape and max_batch_size == 0:
         return "cannot have empty reshape for non-batching model as scalar tensors are not supported"
     if not all(_is_dimension(dim) for dim in shape):
         return f"reshape dimensions must be integer >= 1, or {_VARIABLE} to indicate a variable-size dimension"
-    trunks, reshaped = _trunk_sizes(dims), _trunk_sizes(shape)
-    if (len(trunks) == 1) != (len(reshaped) == 1):
-        return "has different size for dims and reshape"
-    if len(trunks) != len(reshaped):
+    trunks, reshaped = _trunk_sizes(tensor.dims), _trunk_sizes(shape)
+    if len(trunks) != len(reshaped) and min(len(trunks), len(reshaped)) > 1:
         return "has different number of variable-size dimensions for dims and reshape"
     return "has different size for dims and reshape" if trunks != reshaped else ""
 
@@ -176,12 +175,9 @@ def _check_dynamic_batching(batching: ModelDynamicBatching, message: ModelConfig
             raise invalid_argument(f"default priority level must be in range [1, {levels}] for {name}")
         if not all(1 <= level <= levels for level in batching.priority_queue_policy):
             raise invalid_argument(f"priority queue policy must have priority level in range [1, {levels}] for {name}")
-    if batching.preserve_ordering:
-        _check_order_can_be_kept(batching, name)
-
-
-def _check_order_can_be_kept(batching: ModelDynamicBatching, name: str) -> None:
-    if batching.priority_levels > 1:
+    if not batching.preserve_ordering:
+        return
+    if levels > 1:
         raise invalid_argument(f"Only one priority level is allowed when 'preserve_ordering' is true for {name}")
     for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values()):
         if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
@@ -196,18 +192,13 @@ def _check_instance_groups(message: ModelConfig) -> None:
     if not message.instance_group:
         raise invalid_argument(f"must specify one or more 'instance group's for {message.name}")
     for group in message.instance_group:
-        fault = _instance_group_fault(group)
-        if fault:
-            raise invalid_argument(f"instance group {group.name} of model {message.name} {fault}")
-
-
-def _instance_group_fault(group: ModelInstanceGroup) -> str:
-    kind = ModelInstanceGroup.Kind.Name(group.kind)
-    if kind in ("KIND_MODEL", "KIND_CPU") and group.gpus:
-        return f"has kind {kind} but specifies one or more GPUs"
-    if any(gpu < 0 for gpu in group.gpus):
-        return f"specifies invalid or unsupported gpu id {min(group.gpus)}; expected the numbers of GPUs, from 0"
-    return ""
+        who, kind = f"instance group {group.name} of model {message.name}", ModelInstanceGroup.Kind.Name(group.kind)
+        if kind in ("KIND_MODEL", "KIND_CPU") and group.gpus:
+            raise invalid_argument(f"{who} has kind {kind} but specifies one or more GPUs")
+        if any(gpu < 0 for gpu in group.gpus):
+            raise invalid_argument(
+                f"{who} specifies invalid or unsupported gpu id {min(group.gpus)}; expected the numbers of GPUs, from 0"
+            )
 
 
 def _check_model_metrics(message: ModelConfig) -> None:
@@ -254,21 +245,14 @@ def _refused(message: ModelConfig, backend: BackendSpec | None) -> Iterator[tupl
                 "only models of the backend 'onnx' can have custom operators (on ONNX Runtime)",
             )
         if not backend.takes_ragged_batches:
-            for setting in _ragged(message):
+            settings = [setting for setting in ("batch_input", "batch_output") if getattr(message, setting)]
+            ragged = (tensor.name for tensor in message.input if tensor.allow_ragged_batch)
+            for setting in (*settings, *(f"allow_ragged_batch of input '{name}'" for name in ragged)):
                 yield (
                     setting,
                     "requests of different shapes can share a batch only on the backends 'onnx' (ONNX Runtime) and"
                     " 'python'",
                 )
-
-
-def _ragged(message: ModelConfig) -> Iterator[str]:
-    for setting in ("batch_input", "batch_output"):
-        if getattr(message, setting):
-            yield setting
-    for tensor in message.input:
-        if tensor.allow_ragged_batch:
-            yield f"allow_ragged_batch of input '{tensor.name}'"
 
 
 def _ignored(message: ModelConfig, backend: BackendSpec | None) -> Iterator[str]:
@@ -290,3 +274,78 @@ def _ignored(message: ModelConfig, backend: BackendSpec | None) -> Iterator[str]
     for control in message.model_metrics.metric_control:
         if control.metric_identifier.family not in DEFAULT_BUCKETS:
             yield f"model_metrics of '{control.metric_identifier.family}'"
+
+
+WARMUP_FOLDER = "warmup"
+"""The folder in the model's folder that holds the files of samples (Triton's name)."""
+_REQUEST = request_prefix([""])
+
+
+def check_warmup(message: ModelConfig, folder: ModelFolder) -> None:
+    """What a sample says of itself, and that its files are there. Raises: ServeError: INVALID_ARGUMENT with the first
+    fault; INTERNAL where a file cannot be found."""
+    inputs = {tensor.name: tensor for tensor in message.input}
+    for sample in message.model_warmup:
+        if sample.batch_size == 0:
+            continue
+        for name, tensor in sample.inputs.items():
+            _check_sample_input(name, tensor, inputs.get(name), sample.name, message.name)
+            if tensor.WhichOneof("input_data_type") == "input_data_file":
+                what = f"warmup file of input '{name}' of model '{message.name}'"
+                file = folder.resolve(tensor.input_data_file, what, WARMUP_FOLDER)
+                if not file.is_file():
+                    raise _fault(
+                        sample.name,
+                        f"failed to open text file for read {file}: No such file or directory",
+                        StatusCode.INTERNAL,
+                    )
+
+
+def check_warmup_fits(message: ModelConfig, config: PlainConfig) -> None:
+    """Samples against the completed inputs and batch size, as the requests that they are. `config`: the message as
+    plain data. Raises: ServeError INVALID_ARGUMENT."""
+    given, _ = sequence_tensor_names(message)
+    names = {tensor.name for tensor in config.inputs}
+    most, validator = max(config.max_batch_size, 1), RequestValidator(config)
+    rows = (1,) if config.max_batch_size > 0 else ()
+    for sample in config.model_warmup:
+        if sample.batch_size > most:
+            raise invalid_argument(
+                f"failed to run warmup sample '{sample.name}': batch size {sample.batch_size} for '{message.name}', max"
+                f" allowed is {most}"
+            )
+        for name in sample.inputs:
+            if name not in names and name not in given:
+                raise _fault(
+                    sample.name,
+                    f"unexpected inference input '{name}' for model '{message.name}'"
+                    f"{names_hint('its inputs are', name, names)}",
+                )
+        # Of several faults a request's last is told.
+        inputs = [(name, tensor) for name, tensor in reversed([*sample.inputs.items()]) if name not in given]
+        heads = (InputHead(name, tensor.datatype.value, (*rows, *tensor.dims)) for name, tensor in inputs)
+        try:
+            validator.plan(RequestHead(message.name, "", tuple(heads)), _REQUEST)
+        except ServeError as error:
+            raise _fault(sample.name, error.text.rstrip()) from None
+
+
+def _check_sample_input(
+    name: str, tensor: ModelWarmup.Input, expected: ModelInput | None, sample: str, model: str
+) -> None:
+    if tensor.data_type == model_config_pb2.TYPE_INVALID:
+        if expected is not None:
+            raise _fault(
+                sample,
+                f"{_REQUEST}inference input '{name}' data-type is '<invalid>', but model '{model}' expects"
+                f" '{datatype_of_number(expected.data_type).value}'",
+            )
+        raise _fault(sample, f"{_REQUEST}inference input '{name}' of model '{model}' has no data-type")
+    if any(dim < 0 for dim in tensor.dims):
+        raise _fault(sample, f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
+    if tensor.WhichOneof("input_data_type") is None:
+        raise _fault(sample, f"{_REQUEST}warmup setting expects input '{name}' to have input_data_type set")
+
+
+def _fault(sample: str, text: str, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> ServeError:
+    return ServeError(code, f"{text} (warm-up sample '{sample}')")

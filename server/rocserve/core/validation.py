@@ -117,7 +117,7 @@ class RequestValidator:
         """Give a request its plan, which its data fits. Raises: ServeError: INVALID_ARGUMENT with Triton's text."""
         plan = self._plans.get(request.head)
         if plan is None:
-            plan = self._plans.keep(request.head, self._plan(request.head, request_prefix([request.id])))
+            plan = self._plans.keep(request.head, self.plan(request.head, request_prefix([request.id])))
         contents = request.data
         # Not isinstance(): of an abstract class it takes longer than all else here.
         if type(contents) is PlacedTensors or type(contents) is PackedTensors:
@@ -145,7 +145,8 @@ class RequestValidator:
             where = f"inference input '{entry.name}' for model '{self._config.name}'"
             raise invalid_argument(prefix + fault.format(where=where))
 
-    def _plan(self, head: RequestHead, prefix: str) -> RequestPlan:
+    def plan(self, head: RequestHead, prefix: str) -> RequestPlan:
+        """That of any request with this head. `prefix`: begins errors. Raises: ServeError, as `validate`."""
         check_request_parameters(head.parameters)
         outputs, classifications = self._plan_outputs(head)
         self._check_input_names(head, prefix)

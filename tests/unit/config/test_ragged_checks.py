@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocserve.config.pbtxt import parse_model_config
-from rocserve.config.ragged_checks import check_batch_tensors
-from rocserve.config.signature_checks import check_signature
+from rocserve.config.signature_checks import check_batch_tensors, check_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import Signature, TensorSpec
