@@ -11,7 +11,7 @@ import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rocserve.core.distributions import HistogramReading
+from rocserve.core.latencies import HistogramReading
 
 METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -117,7 +117,10 @@ class CustomMetrics:
                     left_out[change.family] = _OTHER_KIND
                     continue
                 family.series[key] = series
-                _add(series, change)
+                series.value = change.value if change.is_set else series.value + change.value
+                if change.counts:
+                    counts = series.counts or [0] * len(change.counts)
+                    series.counts = [old + new for old, new in zip(counts, change.counts, strict=False)]
                 if owner not in series.owners:
                     series.owners.add(owner)
                     self._counts[owner] = self._counts.get(owner, 0) + 1
@@ -159,28 +162,28 @@ class CustomMetrics:
             ]
 
 
+@dataclass(eq=False)
 class OwnedMetrics:
     """The share of one model version in them."""
 
-    def __init__(self, metrics: CustomMetrics, owner_name: str, log: logging.Logger) -> None:
-        self._metrics = metrics
-        self._owner_name = owner_name
-        self._log = log
-        self._has_left = False
-        self._warned: set[str] = set()
+    metrics: CustomMetrics
+    owner_name: str
+    log: logging.Logger
+    _has_left: bool = False
+    _warned: set[str] = field(default_factory=set)
 
     def apply(self, changes: MetricChanges) -> None:
         if self._has_left:
             return
-        for name, problem in self._metrics.apply(self, changes).items():
+        for name, problem in self.metrics.apply(self, changes).items():
             if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
                 self._warned.add(name)
-                self._log.warning("%s: its metric '%s' is left out, for %s", self._owner_name, name, problem)
+                self.log.warning("%s: its metric '%s' is left out, for %s", self.owner_name, name, problem)
 
     def forget(self) -> None:
         """The version is gone."""
         self._has_left = True
-        self._metrics.forget(self)
+        self.metrics.forget(self)
 
 
 def _problem(change: MetricChange) -> str:
@@ -199,10 +202,3 @@ def _problem(change: MetricChange) -> str:
     if len(bounds) > _MOST_BUCKETS or (is_histogram and not counted) or (change.counts and not is_histogram):
         return f"its counts do not go with its buckets, or these are more than {_MOST_BUCKETS}"
     return ""
-
-
-def _add(series: _Series, change: MetricChange) -> None:
-    series.value = change.value if change.is_set else series.value + change.value
-    if change.counts:
-        counts = series.counts or [0] * len(change.counts)
-        series.counts = [old + new for old, new in zip(counts, change.counts, strict=False)]

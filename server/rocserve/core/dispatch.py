@@ -48,10 +48,13 @@ class Dispatcher:
                 responder.send(error)
             return
         sequence = request.sequence
-        key = None if sequence is None else (request.head.model_name, sequence.id)
+        key = None if sequence is None else (head.model_name, sequence.id)
         if key in self._unprepared:
             self._unprepared[key].append((request, responder, copying))
-        elif copying or _has_many_strings(request):
+        elif copying or any(
+            entry.datatype == DataType.BYTES.value and len(data) > _COUNTED_APART
+            for entry, data in zip(head.inputs, request.data, strict=True)
+        ):
             if key is not None:
                 self._unprepared[key] = []
             self.work_off(self._prepare(request, responder, copying, key))
@@ -92,13 +95,6 @@ def _count(request: InferRequest) -> Generator[None, None, list[str]]:
         is_counted = entry.datatype == DataType.BYTES.value
         faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
     return faults
-
-
-def _has_many_strings(request: InferRequest) -> bool:
-    return any(
-        entry.datatype == DataType.BYTES.value and len(data) > _COUNTED_APART
-        for entry, data in zip(request.head.inputs, request.data, strict=True)
-    )
 
 
 def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Responder, parent: Trace | None) -> None:

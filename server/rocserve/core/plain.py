@@ -65,12 +65,16 @@ def _reader(key: Hashable) -> _Reader:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint
     if origin is tuple:
-        return _tuple_reader(arguments)
+        if len(arguments) != 2 or arguments[1] is not Ellipsis:
+            raise TypeError(f"only tuple[X, ...] can be read, not tuple{list(arguments)}")
+        element = _reader(arguments[0])
+        return lambda plain: tuple([element(entry) for entry in _expect(list, plain)])
     if origin is frozenset:
         element = _reader(arguments[0])
         return lambda plain: frozenset(element(entry) for entry in _expect(list, plain))
     if origin is Mapping:
-        return _mapping_reader(*arguments)
+        key_kind, value = arguments[0], _reader(arguments[1])
+        return lambda plain: {key_kind(encodable(name)): value(each) for name, each in _expect(dict, plain).items()}
     if origin in (typing.Union, types.UnionType):
         return _union_reader(arguments)
     if hint is types.NoneType:
@@ -114,18 +118,6 @@ def _named_tuple_reader(kind: type[Any]) -> _Reader:
         return kind(*[reader(entry) for reader, entry in zip(readers, plain, strict=True)])
 
     return read
-
-
-def _tuple_reader(arguments: tuple[Any, ...]) -> _Reader:
-    if len(arguments) != 2 or arguments[1] is not Ellipsis:
-        raise TypeError(f"only tuple[X, ...] can be read, not tuple{list(arguments)}")
-    element = _reader(arguments[0])
-    return lambda plain: tuple([element(entry) for entry in _expect(list, plain)])
-
-
-def _mapping_reader(key: type, value: Any) -> _Reader:
-    element = _reader(value)
-    return lambda plain: {key(encodable(name)): element(entry) for name, entry in _expect(dict, plain).items()}
 
 
 def _union_reader(arguments: tuple[Any, ...]) -> _Reader:

@@ -7,13 +7,10 @@ import os
 
 def printable(text: str) -> str:
     """Text that cannot move a terminal's cursor or fake a line of the log: files and engines say what they like."""
-    return text if text.isprintable() else "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    if character == "\t" or character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+    if text.isprintable():
+        return text
+    escaped = (each if each == "\t" or each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(escaped)
 
 
 def printable_name(name: str) -> str:

@@ -27,10 +27,6 @@ class Scatter:
     dims: Shape
     """-1 where the size is that of the same dimension of the input."""
 
-    def shape_of(self, source_shape: Shape) -> Shape:
-        """One request's."""
-        return tuple(source_shape[place] if size == -1 else size for place, size in enumerate(self.dims))
-
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatching:
@@ -74,7 +70,10 @@ def ragged_parts(
         for name in entry.target_names
     ]
     cuts: dict[str, Sequence[Shape]] = {
-        name: [scatter.shape_of(shape) for shape in shapes[scatter.source]]
+        name: [
+            tuple(shape[place] if size == -1 else size for place, size in enumerate(scatter.dims))
+            for shape in shapes[scatter.source]
+        ]
         for name, scatter in ragged.scattered.items()
     }
     return made, cuts

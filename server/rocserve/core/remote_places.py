@@ -69,7 +69,15 @@ def parse_remote(text: str) -> RemotePlace:
     """Raises: ValueError: it is none of the forms; the text says which there are."""
     scheme, _, rest = text.partition("://")
     if scheme in ("http", "https"):
-        return _archive(text)
+        address = urlsplit(text)
+        if not address.hostname or not _ARCHIVE.search(address.path):
+            raise ValueError(f"expected {_FORMS[StoreKind.ARCHIVE]}, got '{text.partition('?')[0]}'")
+        if "@" in address.netloc:
+            # Not the text itself: everybody who lists processes sees it.
+            raise ValueError(
+                "a URL with a password in it is not taken; have its server allow this machine, or sign the URL"
+            )
+        return RemotePlace(StoreKind.ARCHIVE, f"{address.scheme}://{address.netloc}{address.path}", text)
     kinds = {kind.value: kind for kind in StoreKind}
     if scheme not in kinds:
         raise ValueError(
@@ -93,15 +101,3 @@ def parse_remote(text: str) -> RemotePlace:
         model, _, revision = parts[1].partition("@")
         return RemotePlace(kind, url, f"{parts[0]}/{model}", prefix, revision=revision or "main")
     return RemotePlace(kind, url, parts[0], prefix, endpoint)
-
-
-def _archive(text: str) -> RemotePlace:
-    parts = urlsplit(text)
-    if not parts.hostname or not _ARCHIVE.search(parts.path):
-        raise ValueError(f"expected {_FORMS[StoreKind.ARCHIVE]}, got '{text.partition('?')[0]}'")
-    if "@" in parts.netloc:
-        # Not the text itself: everybody who lists processes sees it.
-        raise ValueError(
-            "a URL with a password in it is not taken; have its server allow this machine, or sign the URL"
-        )
-    return RemotePlace(StoreKind.ARCHIVE, f"{parts.scheme}://{parts.netloc}{parts.path}", text)

@@ -40,7 +40,10 @@ def check_request_parameters(parameters: Mapping[str, bool | int | float | str])
     """Types and values of a request's parameters. Raises: ServeError: INVALID_ARGUMENT."""
     for name, value in parameters.items():
         if name in ("priority", "timeout"):
-            _check_number(name, value)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
+            if value < 0:
+                raise invalid_argument(f"invalid value for '{name}', expected value >= 0.")
         elif name == _ALLOWED:
             if not isinstance(value, bool):
                 raise invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
@@ -64,10 +67,3 @@ def class_count(parameters: Mapping[str, bool | int | float | str]) -> int:
     if value <= 0:
         raise invalid_argument("invalid value for 'classification' parameter, expected >= 0")
     return value
-
-
-def _check_number(name: str, value: bool | int | float | str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
-    if value < 0:
-        raise invalid_argument(f"invalid value for '{name}', expected value >= 0.")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.phases import PhaseTotals
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Buffer, Tensor, TensorHead, heads_of
 from rocserve.core.trace import Trace
 
 if TYPE_CHECKING:
     from rocserve.core.serving import Responder
+    from rocserve.core.statistics import PhaseTotals
     from rocserve.core.validation import RequestPlan
 
 ParameterValue = bool | int | float | str

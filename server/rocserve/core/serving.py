@@ -156,33 +156,28 @@ class ServingTable:
         number = parse_version(version) if version else None
         model = self.models.get(name)
         if model is None:
-            raise self._unknown(name)
+            if name in self.ambiguous:
+                raise invalid_argument(
+                    f"There are {self.ambiguous[name]} identifiers of model '{name}' in global map, model namespace"
+                    " must be provided to resolve ambiguity."
+                )
+            models = self.models.items() if len(self.models) <= _MOST_HINTED else ()
+            served = [known for known, each in models if each.latest is not None]
+            hint = names_hint("served are", name, served)
+            raise self._missing(f"Request for unknown model: '{name}' is not found{hint}")
         if number is None:
             if model.latest is None:
                 raise self._missing(f"Request for unknown model: '{name}' has no available versions")
             return model.latest
-        served = model.versions.get(number)
-        if served is not None:
-            return served
+        version_there = model.versions.get(number)
+        if version_there is not None:
+            return version_there
         if number in model.unready:
             raise unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
         raise self._missing(f"Request for unknown model: '{name}' version {number} is not found")
 
     def _missing(self, text: str) -> ServeError:
         return unavailable(text) if self.is_returning else not_found(text)
-
-    def _unknown(self, name: str) -> ServeError:
-        count = self.ambiguous.get(name)
-        if count is None:
-            models = self.models.items() if len(self.models) <= _MOST_HINTED else ()
-            served = [known for known, model in models if model.latest is not None]
-            return self._missing(
-                f"Request for unknown model: '{name}' is not found{names_hint('served are', name, served)}"
-            )
-        return invalid_argument(
-            f"There are {count} identifiers of model '{name}' in global map, model namespace must be provided to"
-            " resolve ambiguity."
-        )
 
 
 def parse_version(text: str) -> int:

@@ -13,9 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
-from rocserve.core.distributions import WINDOW_NS, SlidingSummary, SummaryReading
-from rocserve.core.latencies import LatencyDistributions, LatencyReadings
-from rocserve.core.phases import PhaseTotals
+from rocserve.core.latencies import (
+    BATCH_SIZE_HISTOGRAM,
+    CACHE_HIT_SUMMARY,
+    CACHE_MISS_SUMMARY,
+    FIRST_RESPONSE_HISTOGRAM,
+    REQUEST_HISTOGRAM,
+    REQUEST_SUMMARY,
+    WINDOW_NS,
+    LatencyDistributions,
+    LatencyReadings,
+    SlidingSummary,
+    SummaryReading,
+)
 
 _COUNTED_AT_ONCE = 256
 _FAILURES_KEPT = 20
@@ -28,6 +38,28 @@ class FailureNote:
     time_ms: int
     """Since the epoch."""
     text: str
+
+
+@dataclass(slots=True, eq=False)
+class PhaseTotals:
+    """What the parts of a request took together, in nanoseconds: the steps of an ensemble, each in its member."""
+
+    compute_input: int = 0
+    compute_infer: int = 0
+    compute_output: int = 0
+
+    def add_run(self, times: tuple[int, int, int, int]) -> None:
+        """One execution: when it began, the engine began, the engine ended, the outputs were there."""
+        begin, input_end, output_start, end = times
+        self.compute_input += input_end - begin
+        self.compute_infer += output_start - input_end
+        self.compute_output += end - output_start
+
+    def add_all(self, others: PhaseTotals) -> None:
+        """All of an ensemble that is a member of another one."""
+        self.compute_input += others.compute_input
+        self.compute_infer += others.compute_infer
+        self.compute_output += others.compute_output
 
 
 @dataclass(slots=True)
@@ -220,7 +252,9 @@ class ModelStatistics:
             self._numbers.compute_output.add(phases.compute_output)
             self._add_batch(batch_size, (phases.compute_input, phases.compute_infer, phases.compute_output))
             if self._latencies is not None:
-                self._latencies.note_ensemble(ended_ns - started_ns, ended_ns, batch_size)
+                self._latencies.summarise(REQUEST_SUMMARY, ended_ns - started_ns, ended_ns)
+                self._latencies.observe(REQUEST_HISTOGRAM, (ended_ns - started_ns) / 1e6)
+                self._latencies.observe(BATCH_SIZE_HISTOGRAM, batch_size)
             self._watch(ended_ns - started_ns, ended_ns)
 
     def record_cache_hit(self, started_ns: int, ended_ns: int) -> None:
@@ -230,7 +264,8 @@ class ModelStatistics:
             self._numbers.queue.add(0)
             self._numbers.cache_hit.add(ended_ns - started_ns)
             if self._latencies is not None:
-                self._latencies.note_cache_hit(ended_ns - started_ns, ended_ns)
+                self._latencies.note_request(ended_ns - started_ns, 0, ended_ns)
+                self._latencies.summarise(CACHE_HIT_SUMMARY, ended_ns - started_ns, ended_ns)
             self._watch(ended_ns - started_ns, ended_ns)
 
     def record_cache_miss(self, ns: int) -> None:
@@ -239,7 +274,7 @@ class ModelStatistics:
             self._numbers.success.add(ns, count=0)
             self._numbers.cache_miss.add(ns)
             if self._latencies is not None:
-                self._latencies.note_cache_miss(ns, time.monotonic_ns())
+                self._latencies.summarise(CACHE_MISS_SUMMARY, ns, time.monotonic_ns())
 
     def record_response(self, index: int, started_ns: int, made_ns: int, sent_ns: int, failed: bool = False) -> None:
         """A response of a decoupled model.
@@ -275,7 +310,7 @@ class ModelStatistics:
         """How long a request to a decoupled model waited for its first response."""
         if self._latencies is not None:
             with self._lock:
-                self._latencies.note_first_response(ns)
+                self._latencies.observe(FIRST_RESPONSE_HISTOGRAM, ns / 1e6)
 
     def record_failure(self, started_ns: int, ended_ns: int, by_backend: bool = False) -> None:
         """`by_backend`: the model, its engine or its worker failed; else the request was not for it."""

@@ -148,38 +148,6 @@ class RequestValidator:
     def plan(self, head: RequestHead, prefix: str) -> RequestPlan:
         """That of any request with this head. `prefix`: begins errors. Raises: ServeError, as `validate`."""
         check_request_parameters(head.parameters)
-        outputs, classifications = self._plan_outputs(head)
-        self._check_input_names(head, prefix)
-        batch_size = self._batch_size(head, prefix)
-        inputs = tuple(
-            self._plan_input(entry, prefix, entry.name in head.references) for entry in reversed(head.inputs)
-        )[::-1]
-        return RequestPlan(
-            batch_size=batch_size,
-            inputs=inputs,
-            batch_key=tuple(
-                sorted(
-                    ((entry.name, entry.head.datatype, self._shape_to_share(entry)) for entry in inputs),
-                    key=lambda key: key[0],
-                )
-            ),
-            outputs=outputs,
-            classifications=classifications,
-            priority=int(head.parameters.get("priority", 0)),
-            timeout_microseconds=int(head.parameters.get("timeout", 0)),
-            parameters=client_parameters(head) if self._sees_requests else NO_PARAMETERS,
-            may_stay=tuple(name for name in outputs if name in head.may_stay),
-        )
-
-    def _shape_to_share(self, entry: InputPlan) -> tuple[int, ...]:
-        """What must be equal for requests to share a batch."""
-        if self._inputs[entry.name].allow_ragged_batch:
-            return ()
-        return entry.shape[1:] if self._config.max_batch_size > 0 else entry.shape
-
-    def _plan_outputs(self, head: RequestHead) -> tuple[tuple[str, ...], dict[str, int]]:
-        if not head.outputs:
-            return self._outputs, {}
         classifications: dict[str, int] = {}
         for output in head.outputs:
             if output.name not in self._outputs:
@@ -190,7 +158,28 @@ class RequestValidator:
             if count := class_count(output.parameters):
                 # Of an output that is asked for twice the first count holds.
                 classifications.setdefault(output.name, count)
-        return tuple(dict.fromkeys(output.name for output in head.outputs)), classifications
+        outputs = tuple(dict.fromkeys(output.name for output in head.outputs)) or self._outputs
+        self._check_input_names(head, prefix)
+        batch_size = self._batch_size(head, prefix)
+        inputs = tuple(
+            self._plan_input(entry, prefix, entry.name in head.references) for entry in reversed(head.inputs)
+        )[::-1]
+        rows = int(self._config.max_batch_size > 0)
+        shared = (
+            (entry.name, entry.head.datatype, () if self._inputs[entry.name].allow_ragged_batch else entry.shape[rows:])
+            for entry in inputs
+        )
+        return RequestPlan(
+            batch_size=batch_size,
+            inputs=inputs,
+            batch_key=tuple(sorted(shared, key=lambda key: key[0])),
+            outputs=outputs,
+            classifications=classifications,
+            priority=int(head.parameters.get("priority", 0)),
+            timeout_microseconds=int(head.parameters.get("timeout", 0)),
+            parameters=client_parameters(head) if self._sees_requests else NO_PARAMETERS,
+            may_stay=tuple(name for name in outputs if name in head.may_stay),
+        )
 
     def _check_input_names(self, head: RequestHead, prefix: str) -> None:
         names = [entry.name for entry in head.inputs]

@@ -76,7 +76,14 @@ def field_spans(data: Buffer) -> Iterator[FieldSpan]:
                 raise WireError(f"byte {start} begins no field (number {number}, wire type {wire_type})")
             if wire_type == START_GROUP:
                 return
-            content, position = _value(data, position, wire_type)
+            content = position
+            if wire_type == VARINT:
+                position = read_varint(data, position, LONGEST_VARINT)[1]
+            elif wire_type == LENGTH_DELIMITED:
+                length, content = read_varint(data, position)
+                position = content + length
+            else:
+                position += 8 if wire_type == FIXED64 else 4
         except IndexError:
             raise WireError(f"the message ends within the field that begins at byte {start}") from None
         if position > end:
@@ -84,13 +91,3 @@ def field_spans(data: Buffer) -> Iterator[FieldSpan]:
                 f"field {number} at byte {start} runs {position - end} bytes past the end of the message ({end} bytes)"
             )
         yield FieldSpan(number, start, wire_type, content, position)
-
-
-def _value(data: Buffer, position: int, wire_type: int) -> tuple[int, int]:
-    """Where the content of a value begins and ends."""
-    if wire_type == VARINT:
-        return position, read_varint(data, position, LONGEST_VARINT)[1]
-    if wire_type == LENGTH_DELIMITED:
-        length, position = read_varint(data, position)
-        return position, position + length
-    return position, position + (8 if wire_type == FIXED64 else 4)

@@ -19,7 +19,7 @@ def plain_values(message: Message) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
-        if _is_map(field):
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
             element = field.message_type.fields_by_name["value"]
             entries[field.name] = {str(key): _value(element, value[key]) for key in sorted(value)}
         elif isinstance(value, MutableSequence):
@@ -27,10 +27,6 @@ def plain_values(message: Message) -> dict[str, Any]:
         elif not field.has_presence or message.HasField(field.name):
             entries[field.name] = _value(field, value)
     return entries
-
-
-def _is_map(field: Any) -> bool:
-    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
 
 
 def _value(field: Any, value: Any) -> Any:

@@ -28,22 +28,19 @@ def write_parameters(values: Parameters, parameters: MutableMapping[str, InferPa
     """Fill a parameter map of a message. Raises: ServeError: INTERNAL for an integer that neither int64 nor uint64
     holds, or a type that has no field."""
     for name, value in values.items():
-        field = _field_of(name, value)
         # Reading a missing key of a map of messages makes the entry.
-        setattr(parameters[name], field, value)
-
-
-def _field_of(name: str, value: ParameterValue) -> str:
-    if isinstance(value, bool):
-        return "bool_param"
-    if isinstance(value, int):
-        if -(1 << 63) <= value < 1 << 63:
-            return "int64_param"
-        if 0 <= value < 1 << 64:
-            return "uint64_param"
-        raise internal(f"parameter '{name}' is {value}, which 64 bits do not hold")
-    if isinstance(value, float):
-        return "double_param"
-    if isinstance(value, str):
-        return "string_param"
-    raise internal(f"parameter '{name}' is of type {type(value).__name__}; expected bool, int, float or str")
+        parameter = parameters[name]
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+            parameter.int64_param = value
+        elif isinstance(value, int) and 0 <= value < 1 << 64:
+            parameter.uint64_param = value
+        elif isinstance(value, int):
+            raise internal(f"parameter '{name}' is {value}, which 64 bits do not hold")
+        elif isinstance(value, float):
+            parameter.double_param = value
+        elif isinstance(value, str):
+            parameter.string_param = value
+        else:
+            raise internal(f"parameter '{name}' is of type {type(value).__name__}; expected bool, int, float or str")

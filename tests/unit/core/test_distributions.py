@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rocserve.core.distributions import WINDOW_NS, Histogram, SlidingSummary
+from rocserve.core.latencies import WINDOW_NS, Histogram, SlidingSummary
 
 SECOND = 10**9
 QUANTILES = (0.5, 0.9, 0.99)

@@ -22,8 +22,7 @@ from rocserve.core.latencies import (
     read_latency_options,
 )
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.phases import PhaseTotals
-from rocserve.core.statistics import Execution, ModelStatistics
+from rocserve.core.statistics import Execution, ModelStatistics, PhaseTotals
 
 CONFIG = ModelConfig(name="m")
 ALL = LatencyOptions(summaries=True, histograms=True, quantiles=(0.5,))

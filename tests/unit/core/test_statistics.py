@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rocserve.core.distributions import WINDOW_NS
+from rocserve.core.latencies import WINDOW_NS
 from rocserve.core.statistics import Execution, ModelStatistics
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rocserve.core.distributions import HistogramReading, SummaryReading
+from rocserve.core.latencies import HistogramReading, SummaryReading
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.core.custom_metrics import CustomMetrics
-from rocserve.core.distributions import HistogramReading
+from rocserve.core.latencies import HistogramReading
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples

@@ -22,7 +22,6 @@ from rocserve.core.device_references import References, device_of, may_be_refere
 from rocserve.core.dispatch import Dispatcher, dispatch_traced
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
-from rocserve.core.phases import PhaseTotals
 from rocserve.core.request_memory import Holding, MemoryFull, RequestMemory
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters
@@ -35,7 +34,7 @@ from rocserve.core.sequences import (
     take_sequence,
 )
 from rocserve.core.serving import Responder
-from rocserve.core.statistics import ModelStatistics
+from rocserve.core.statistics import ModelStatistics, PhaseTotals
 from rocserve.core.tensors import Tensor
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator, reshape_dims
