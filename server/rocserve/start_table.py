@@ -12,11 +12,11 @@ from urllib.parse import quote as quote_url
 from rich.box import SIMPLE_HEAD
 from rich.table import Column
 
-from rocserve.config.datatypes import format_shape
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.printable import printable
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTable
+from rocserve.core.validation import format_shape
 from rocserve.tools.printing import console_on, say, show_folded
 from rocserve.tools.printing import table as tabulated
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 from rocserve.core.datatypes import DataType
@@ -24,8 +23,3 @@ _BY_NUMBER = {int(type_number(datatype)): datatype for datatype in DataType}
 def datatype_of_number(number: int) -> DataType:
     """The datatype of a number of config.pbtxt's enumeration; KeyError for TYPE_INVALID."""
     return _BY_NUMBER[number]
-
-
-def format_shape(shape: Iterable[int]) -> str:
-    """A shape as Triton writes it in its messages: [-1,16]."""
-    return "[" + ",".join(str(size) for size in shape) + "]"

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from rocserve.config.datatypes import format_shape, type_name
+from rocserve.config.datatypes import type_name
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, OutputConfig
 from rocserve.core.model_config import ModelConfig as PlainConfig
+from rocserve.core.validation import format_shape
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 

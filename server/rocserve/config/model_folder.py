@@ -217,18 +217,14 @@ def run_agents(message: ModelConfig, folder: ModelFolder) -> None:
                 raise invalid_argument(f"failed to parse key: {key}; expected MD5:<path in the model's folder>")
             if algorithm.lower() != _MD5:
                 raise unimplemented(f"Unsupported checksum algorithm: {algorithm}; expected MD5")
-            found = _digest(name, folder)
+            path = folder.resolve(name, f"file of agent '{CHECKSUM}'")
+            try:
+                with path.open("rb") as file:
+                    found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            except OSError as error:
+                raise invalid_argument(f"failed to open text file for read {name}: {error.strerror}") from None
             if found != wanted:
                 raise invalid_argument(f"Mismatched MD5 hash for file {name}, expect: {wanted}, got: {found}")
-
-
-def _digest(name: str, folder: ModelFolder) -> str:
-    path = folder.resolve(name, f"file of agent '{CHECKSUM}'")
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    except OSError as error:
-        raise invalid_argument(f"failed to open text file for read {name}: {error.strerror}") from None
 
 
 INITIAL_STATE_FOLDER = "initial_state"

@@ -41,7 +41,11 @@ def parse_text(text: str, message: Message, source: str) -> None:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         line, column = error.GetLine() or 1, error.GetColumn() or 1
-        what = _explain(str(error), text, line, message) + _other_format(text)
+        what = _explain(str(error), text, line, message)
+        found = "JSON" if text.lstrip().startswith(("{", "[")) else "YAML" if _YAML.search(text) else ""
+        if found:
+            example = 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [4] }'
+            what += f"; this looks like {found}, but is to be protobuf's text format, e.g. {example}"
         raise invalid_argument(f"{source}:{line}:{column}: {what}") from None
     except ValueError as error:
         # Of numbers that stand for values of enumerations.
@@ -114,15 +118,6 @@ def _explain(error: str, text: str, line: int, message: Message) -> str:
         prefixed = [value for value in values if value.split("_", 1)[-1] == match["name"].upper()]
         return f"unknown value {match['name']} of {_short(match['type'])}{suggest(match['name'], prefixed or values)}"
     return reason[:1].lower() + reason[1:]
-
-
-def _other_format(text: str) -> str:
-    """The end of a sentence about text of another format."""
-    found = "JSON" if text.lstrip().startswith(("{", "[")) else "YAML" if _YAML.search(text) else ""
-    if not found:
-        return ""
-    example = 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [4] }'
-    return f"; this looks like {found}, but is to be protobuf's text format, e.g. {example}"
 
 
 def _short(type_name: str) -> str:

@@ -128,10 +128,6 @@ def _warmup_source(tensor: messages.ModelWarmup.Input) -> str:
     return {"zero_data": "zero", "random_data": "random"}.get(choice or "", f"file:{tensor.input_data_file}")
 
 
-def _direct(message: ModelSequenceBatching) -> plain.DirectStrategy | None:
-    return None if message.HasField("oldest") else _converter(plain.DirectStrategy)(message.direct)
-
-
 _NAMES = {
     "batch_inputs": "batch_input",
     "batch_outputs": "batch_output",
@@ -186,7 +182,9 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
     },
     (plain.WarmupSample, "count"): lambda sample: max(sample.count, 1),
     (plain.WarmupInput, "source"): _warmup_source,
-    (plain.SequenceBatching, "direct"): _direct,
+    (plain.SequenceBatching, "direct"): lambda batching: (
+        None if batching.HasField("oldest") else _converter(plain.DirectStrategy)(batching.direct)
+    ),
 }
 """From the message that has the field."""
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from rocserve.config.datatypes import datatype_of_number, format_shape, type_name
+from rocserve.config.datatypes import datatype_of_number, type_name
 from rocserve.config.plain import sequence_batching
 from rocserve.config.sequence_validation import sequence_tensor_names
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.model_config import control_inputs
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.core.validation import admits, format_shape
 from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 
@@ -126,10 +127,10 @@ def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mo
             " configuration when the model doesn't support batching. Model configuration provided:"
             f" {format_shape(dims)}."
         )
-    if _admits(shape, dims):
+    if admits(shape, dims):
         return ""
     advice = ""
-    if shape[0] == _VARIABLE and _admits(shape[1:], dims):
+    if shape[0] == _VARIABLE and admits(shape[1:], dims):
         advice = "; set max_batch_size above 0 to batch, or write the whole shape into dims"
     return (
         f"model '{message.name}', tensor '{tensor.name}': the model expects {len(shape)} dimensions (shape"
@@ -145,19 +146,12 @@ def _batching_shape_fault(dims: Sequence[int], shape: Sequence[int], prefix: str
             f" dimension must be -1; but shape expected by the model is {format_shape(shape)}"
         )
     full = [_VARIABLE, *dims]
-    if _admits(shape, full):
+    if admits(shape, full):
         return ""
     return (
         f"{prefix}the model expects {len(shape)} dimensions (shape {format_shape(shape)}) but the model configuration"
         f" specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 followed by the"
         f" explicit tensor shape, making complete shape {format_shape(full)})"
-    )
-
-
-def _admits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether the model's shape allows the configured one: equal where the model's is fixed."""
-    return len(shape) == len(dims) and all(
-        theirs in (_VARIABLE, ours) for theirs, ours in zip(shape, dims, strict=True)
     )
 
 

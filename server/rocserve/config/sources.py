@@ -56,20 +56,18 @@ def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
     """As Triton's parser takes it, where Python's would do otherwise: one element may stand for a list of one, and an
     empty list is no message."""
     by_name = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
-    return {name: _conforming_value(name, value, by_name.get(name)) for name, value in document.items()}
-
-
-def _conforming_value(name: str, value: Any, field: Any) -> Any:
-    if field is None or value is None or field.message_type is None or field.message_type.GetOptions().map_entry:
-        return value
-    if not field.is_repeated:
-        if isinstance(value, list):
+    conforming = dict(document)
+    for name, value in document.items():
+        field = by_name.get(name)
+        if field is None or (kind := field.message_type) is None or kind.GetOptions().map_entry:
+            continue
+        if isinstance(value, list) and not field.is_repeated:
             raise invalid_argument(f"Invalid config override: expected an object for '{name}', got a list")
-        return _conforming(value, field.message_type) if isinstance(value, dict) else value
-    elements = [value] if isinstance(value, dict) else value
-    if not isinstance(elements, list):
-        return elements
-    return [_conforming(entry, field.message_type) if isinstance(entry, dict) else entry for entry in elements]
+        if isinstance(value, dict):
+            conforming[name] = [_conforming(value, kind)] if field.is_repeated else _conforming(value, kind)
+        elif isinstance(value, list):
+            conforming[name] = [_conforming(each, kind) if isinstance(each, dict) else each for each in value]
+    return conforming
 
 
 def _explain(error: str, message: ModelConfig) -> str:

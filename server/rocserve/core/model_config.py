@@ -329,10 +329,6 @@ def state_inputs(batching: SequenceBatching) -> tuple[InputConfig, ...]:
     return tuple(InputConfig(state.input_name, state.datatype, state.dims) for state in batching.states)
 
 
-def state_outputs(batching: SequenceBatching) -> tuple[OutputConfig, ...]:
-    return tuple(OutputConfig(state.output_name, state.datatype, state.dims) for state in batching.states)
-
-
 def with_sequence_tensors(config: ModelConfig) -> ModelConfig:
     """The configuration as the model itself sees it: controls and states are inputs and outputs like all others.
 
@@ -343,5 +339,6 @@ def with_sequence_tensors(config: ModelConfig) -> ModelConfig:
         return config
     added = (*control_inputs(batching), *state_inputs(batching)) if config.inputs else ()
     named = {output.name for output in config.outputs}
-    kept = tuple(output for output in state_outputs(batching) if output.name not in named) if config.outputs else ()
+    states = batching.states if config.outputs else ()
+    kept = (OutputConfig(one.output_name, one.datatype, one.dims) for one in states if one.output_name not in named)
     return replace(config, inputs=(*config.inputs, *added), outputs=(*config.outputs, *kept))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -249,13 +249,13 @@ class RequestValidator:
         if len(dims) == len(expected.dims) and -1 in dims:
             raise invalid_argument(
                 f"{prefix}All input dimensions should be specified for input '{entry.name}' for model '{model}', got"
-                f" {_shape(entry.shape)}"
+                f" {format_shape(entry.shape)}"
             )
-        if not _fits(dims, expected.dims):
+        if not admits(expected.dims, dims) or any(size < 0 for size in dims):
             full = (-1, *expected.dims) if batching else expected.dims
             raise invalid_argument(
-                f"{prefix}unexpected shape for input '{entry.name}' for model '{model}'. Expected {_shape(full)}, got"
-                f" {_shape(entry.shape)}. " + (_BATCH_NOTE if batching else "")
+                f"{prefix}unexpected shape for input '{entry.name}' for model '{model}'. Expected {format_shape(full)},"
+                f" got {format_shape(entry.shape)}. " + (_BATCH_NOTE if batching else "")
             )
         seen = (*entry.shape[:1], *_reshaped(dims, expected)) if batching else _reshaped(dims, expected)
         if is_reference:
@@ -276,9 +276,10 @@ def _reshaped(dims: tuple[int, ...], expected: InputConfig) -> tuple[int, ...]:
     return dims if expected.reshape is None else reshape_dims(dims, expected.dims, expected.reshape)
 
 
-def _fits(dims: tuple[int, ...], pattern: tuple[int, ...]) -> bool:
-    return len(dims) == len(pattern) and all(
-        size >= 0 and expected in (-1, size) for size, expected in zip(dims, pattern, strict=True)
+def admits(pattern: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether dims fit a shape with -1 for what varies."""
+    return len(pattern) == len(dims) and all(
+        expected in (-1, size) for expected, size in zip(pattern, dims, strict=True)
     )
 
 
@@ -286,5 +287,6 @@ def _quoted(names: Sequence[str]) -> str:
     return ",".join(f"'{name}'" for name in names)
 
 
-def _shape(shape: Sequence[int]) -> str:
+def format_shape(shape: Iterable[int]) -> str:
+    """A shape as Triton writes it in its messages: [-1,16]."""
     return "[" + ",".join(str(size) for size in shape) + "]"

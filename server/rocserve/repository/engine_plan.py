@@ -104,7 +104,18 @@ def _gpus_of_group(
     if group.kind is InstanceKind.GPU:
         gpus = (group.gpus or machine.gpus) if _takes_gpus(choice.engine, machine) else ()
         if not gpus and config.parameters.get("engine") != "auto":
-            raise _no_gpu(config, choice, name, machine)
+            engine = choice.engine
+            if _takes_gpus(engine, machine):
+                why = " (none was found on this machine; name those to use in 'gpus')"
+            elif engine.gpu_module and not engine.gpu_files:
+                why = f" (the Python module {engine.gpu_module} is not installed)"
+            else:
+                why = f" (engine {engine.name} runs it: {choice.reason})"
+            raise invalid_argument(
+                f"instance group {name} of model {config.name} has kind KIND_GPU but no GPUs are available to the"
+                f" backend '{config.backend}'{why}; use KIND_CPU or KIND_AUTO, or set parameter 'engine' to \"auto\" to"
+                " accept the CPU"
+            )
         return gpus
     if group.kind is InstanceKind.CPU or not choice.auto_takes_gpus:
         return ()
@@ -115,20 +126,6 @@ def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
     if engine.needs_migraphx:
         return True
     return bool(engine.gpu_module) and machine.is_installed(engine.gpu_module, engine.gpu_files)
-
-
-def _no_gpu(config: ModelConfig, choice: EngineChoice, group: str, machine: Machine) -> ServeError:
-    engine = choice.engine
-    if _takes_gpus(engine, machine):
-        why = " (none was found on this machine; name those to use in 'gpus')"
-    elif engine.gpu_module and not engine.gpu_files:
-        why = f" (the Python module {engine.gpu_module} is not installed)"
-    else:
-        why = f" (engine {engine.name} runs it: {choice.reason})"
-    return invalid_argument(
-        f"instance group {group} of model {config.name} has kind KIND_GPU but no GPUs are available to the backend"
-        f" '{config.backend}'{why}; use KIND_CPU or KIND_AUTO, or set parameter 'engine' to \"auto\" to accept the CPU"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -14,7 +16,6 @@ from rocserve.core.errors import ServeError
 from rocserve.core.serving import ServedVersion
 from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from rocserve.repository.residency.resident_models import ResidentModels
 
 Result = TypeVar("Result")
+
+OVERDUE_PER_SLOT = 4
+"""Loads that may go on without their slot, for each slot: what hangs must not keep others from loading, and what takes
+long for want of memory or of CPUs must not be joined by ever more."""
 
 
 class LoadedVersion(ServedVersion, Protocol):
@@ -101,6 +106,96 @@ class BackgroundTasks:
             self._log.info("%s failed: %s", task.get_name(), error.text)
         elif error is not None:
             self._log.error("%s failed: %r", task.get_name(), error, exc_info=error)
+
+
+class LoadSlots:
+    """Bounds how many models load beside each other, without letting those that take long, or fail again and again,
+    keep the others waiting."""
+
+    def __init__(self, count: int, patience_seconds: float) -> None:
+        """`patience_seconds`: after these a load lets the next begin beside it."""
+        self._free = _PrioritySemaphore(count)
+        self.patience_seconds = patience_seconds
+        self._places = count * OVERDUE_PER_SLOT
+        """How many more loads may hand their slots on."""
+        self._waiting: deque[_Load] = deque()
+        """Overdue ones that have to keep their slots."""
+
+    @property
+    def all_taken(self) -> bool:
+        return not self._free.count
+
+    @contextlib.asynccontextmanager
+    async def taken(self, compiles: bool, is_retry: bool = False) -> AsyncIterator[None]:
+        """Wait for a slot and have it. `compiles`: a program is compiled first, mostly by a process of low priority and
+        within bounds of its own; any number of such loads hand their slots on. `is_retry`: the same has failed before;
+        what is new goes first."""
+        await self._free.acquire(is_retry)
+        load = _Load(needs_place=not compiles)
+        timer = asyncio.get_running_loop().call_later(self.patience_seconds, self._overdue, load)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._ended(load)
+
+    def _overdue(self, load: _Load) -> None:
+        if load.needs_place:
+            if not self._places:
+                self._waiting.append(load)
+                return
+            self._places -= 1
+        load.has_slot = False
+        self._free.release()
+
+    def _ended(self, load: _Load) -> None:
+        if load.has_slot:
+            self._free.release()
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(load)
+        elif load.needs_place:
+            self._places += 1
+            if self._waiting:
+                self._overdue(self._waiting.popleft())
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    needs_place: bool
+    has_slot: bool = True
+
+
+class _PrioritySemaphore:
+    """A semaphore with two queues, of which one goes first."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        """Free ones."""
+        self._first: deque[asyncio.Future[None]] = deque()
+        self._later: deque[asyncio.Future[None]] = deque()
+
+    async def acquire(self, later: bool) -> None:
+        if self.count:
+            self.count -= 1
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        (self._later if later else self._first).append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                # It came together with the cancellation.
+                self.release()
+            raise
+
+    def release(self) -> None:
+        for queue in (self._first, self._later):
+            while queue:
+                waiter = queue.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    return
+        self.count += 1
 
 
 @dataclass(frozen=True, slots=True)

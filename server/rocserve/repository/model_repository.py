@@ -15,8 +15,7 @@ from rocserve.repository.debounce import Debounce
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
 from rocserve.repository.image_models import ImageModels
-from rocserve.repository.lifecycle import BackgroundTasks, LifecycleContext, LoadVersion
-from rocserve.repository.load_slots import LoadSlots
+from rocserve.repository.lifecycle import BackgroundTasks, LifecycleContext, LoadSlots, LoadVersion
 from rocserve.repository.membership import outermost
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
@@ -88,7 +87,25 @@ class ModelRepository:
         await self._remotes.open()
         mode = self._settings.control_mode
         if mode is ControlMode.POLL:
-            await self._begin_polling()
+            # A second scan takes in what was still young at the first.
+            self._context.retry.enabled = not self._settings.ends_on_failure
+            await self._context.watch.renew()
+            if self._settings.remotes:
+                # Models that have come are loaded while others still come.
+                self._start_scanning()
+                await self._remotes.start(None)
+            await self._hot_reload.scan()
+            if self._context.debounce.unsettled:
+                await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
+                await self._hot_reload.scan()
+            if not self._settings.remotes:
+                self._start_scanning()
+            await self._hot_reload.wait()
+            models = tuple(self._table.models.values())
+            await wait_for_loads(models)
+            for model in models:
+                model.is_extra |= model.lacks_files
+            self._context.retry.enabled = True
         else:
             names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
             # A server that takes another's place serves what that has taken.
@@ -214,27 +231,6 @@ class ModelRepository:
     def scan_soon(self) -> None:
         """Scan the repositories now instead of when the next scan is due."""
         self._context.watch.wake()
-
-    async def _begin_polling(self) -> None:
-        """The first scans; a second one takes in what was still young at the first."""
-        self._context.retry.enabled = not self._settings.ends_on_failure
-        await self._context.watch.renew()
-        if self._settings.remotes:
-            # Models that have come are loaded while others still come.
-            self._start_scanning()
-            await self._remotes.start(None)
-        await self._hot_reload.scan()
-        if self._context.debounce.unsettled:
-            await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
-            await self._hot_reload.scan()
-        if not self._settings.remotes:
-            self._start_scanning()
-        await self._hot_reload.wait()
-        models = tuple(self._table.models.values())
-        await wait_for_loads(models)
-        for model in models:
-            model.is_extra |= model.lacks_files
-        self._context.retry.enabled = True
 
     def _start_scanning(self) -> None:
         if not self._is_stopping:

@@ -112,7 +112,13 @@ class RepositoryWatch:
                 return
             try:
                 if self._observer is None:
-                    self._observer = _start_observer()
+                    # watchdog 7 writes to standard error of folders that it sees twice while they fill, and of its own
+                    # ending. What it really misses is found by the poll.
+                    warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
+                    logging.getLogger("watchdog").addHandler(logging.NullHandler())
+                    observer = Observer()
+                    observer.start()
+                    self._observer = observer
             except OSError as error:
                 self._fail(f"no notifications of changed files: {error}; polling instead")
                 return
@@ -164,17 +170,6 @@ class RepositoryWatch:
         if text not in self._failures:
             self._failures.add(text)
             self._log.warning(text)
-
-
-def _start_observer() -> BaseObserver:
-    """Raises: OSError."""
-    # watchdog 7 writes to standard error of folders that it sees twice while they fill, and of its own ending. What it
-    # really misses is found by the poll.
-    warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
-    logging.getLogger("watchdog").addHandler(logging.NullHandler())
-    observer = Observer()
-    observer.start()
-    return observer
 
 
 class _Waker(FileSystemEventHandler):

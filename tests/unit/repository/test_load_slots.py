@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rocserve.core.errors import internal
-from rocserve.repository.load_slots import LoadSlots
+from rocserve.repository.lifecycle import LoadSlots
 from rocserve.repository.retry import Failure, Retries
 
 

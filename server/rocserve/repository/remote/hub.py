@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import urllib.request
@@ -25,7 +26,12 @@ class HubSource:
         """Raises: StoreError."""
         self._place = place
         self._endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        self._token = environment.get("HF_TOKEN") or _stored_token(environment)
+        self._token = environment.get("HF_TOKEN", "")
+        if not self._token:
+            # What `hf auth login` has stored.
+            home = environment.get("HF_HOME") or Path(environment.get("HOME", "/")) / ".cache/huggingface"
+            with contextlib.suppress(OSError):
+                self._token = (Path(home) / "token").read_text().strip()
         self._prefix = f"{place.prefix}/" if place.prefix else ""
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         self._store = http_store(place, self._endpoint, headers)
@@ -90,12 +96,3 @@ class HubSource:
             next_page, _, relation = answer.headers.get("Link", "").partition(";")
             is_more = 'rel="next"' in relation
             return json.load(answer), urljoin(url, next_page.strip("<> ")) if is_more else ""
-
-
-def _stored_token(environment: Mapping[str, str]) -> str:
-    """What `hf auth login` has stored."""
-    home = environment.get("HF_HOME") or Path(environment.get("HOME", "/")) / ".cache/huggingface"
-    try:
-        return (Path(home) / "token").read_text().strip()
-    except OSError:
-        return ""

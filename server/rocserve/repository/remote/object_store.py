@@ -49,7 +49,11 @@ class BucketSource:
     def __init__(self, place: RemotePlace, environment: Mapping[str, str]) -> None:
         """Raises: StoreError."""
         self._place = place
-        self._store = _open(place, environment)
+        from obstore.store import AzureStore, GCSStore, S3Store
+
+        kinds: dict[StoreKind, Any] = {StoreKind.S3: S3Store, StoreKind.GOOGLE: GCSStore, StoreKind.AZURE: AzureStore}
+        options = {**store_options(place, environment), "client_options": _CLIENT, "retry_config": _RETRIES}
+        self._store = _made(place, lambda: kinds[place.kind](**options))
         self._prefix = f"{place.prefix}/" if place.prefix else ""
         self._requests = asyncio.Semaphore(_REQUESTS)
 
@@ -103,14 +107,6 @@ def http_store(place: RemotePlace, url: str, headers: Mapping[str, str]) -> Obje
 
     client: Any = {**_CLIENT, "default_headers": dict(headers)}
     return _made(place, lambda: HTTPStore(url, client_options=client, retry_config=_RETRIES))
-
-
-def _open(place: RemotePlace, environment: Mapping[str, str]) -> ObjectStore:
-    from obstore.store import AzureStore, GCSStore, S3Store
-
-    options = store_options(place, environment)
-    opened: dict[StoreKind, Any] = {StoreKind.S3: S3Store, StoreKind.GOOGLE: GCSStore, StoreKind.AZURE: AzureStore}
-    return _made(place, lambda: opened[place.kind](client_options=_CLIENT, retry_config=_RETRIES, **options))
 
 
 def _made(place: RemotePlace, make: Callable[[], ObjectStore]) -> ObjectStore:
@@ -181,7 +177,15 @@ Options = dict[str, Any]
 
 def store_options(place: RemotePlace, environment: Mapping[str, str]) -> Options:
     """Raises: StoreError: a file that is to hold credentials cannot be read."""
-    given = _from_file(place, environment)
+    given: Any = None
+    if path := environment.get(_FILE):
+        # What Triton's file says: that of the longest name which the URL begins with.
+        try:
+            entries = json.loads(Path(path).read_text()).get(place.kind.value, {})
+            names = [name for name in entries if place.url.startswith(name)]
+            given = entries[max(names, key=len)] if names else None
+        except (OSError, ValueError, AttributeError) as error:
+            raise StoreError(f"{_FILE}={path}: expected a JSON file of credentials, came: {error}; mend it") from None
     match place.kind:
         case StoreKind.S3:
             return _s3(place, given, environment)
@@ -189,18 +193,6 @@ def store_options(place: RemotePlace, environment: Mapping[str, str]) -> Options
             return _google(place, given, environment)
         case _:
             return _azure(place, given, environment)
-
-
-def _from_file(place: RemotePlace, environment: Mapping[str, str]) -> Any:
-    """What Triton's file says: that of the longest name which the URL begins with; None without the file."""
-    if not (path := environment.get(_FILE)):
-        return None
-    try:
-        entries = json.loads(Path(path).read_text()).get(place.kind.value, {})
-        names = [name for name in entries if place.url.startswith(name)]
-        return entries[max(names, key=len)] if names else None
-    except (OSError, ValueError, AttributeError) as error:
-        raise StoreError(f"{_FILE}={path}: expected a JSON file of credentials, came: {error}; mend it") from None
 
 
 def _s3(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Options:

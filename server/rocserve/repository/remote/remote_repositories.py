@@ -117,7 +117,12 @@ class RemoteRepository:
         ended = time.monotonic()
         if self._is_first:
             self._is_first = False
-            self._accept_old(units)
+            # By the store's clock and ours: where one is wrong, young objects wait, or half of an upload is taken and
+            # then the whole.
+            old = time.time() - _OLD_SECONDS
+            for name, unit in units.items():
+                if all(0 < item.changed < old for item in unit.objects.values()):
+                    self._debounce.accept(name, unit.fingerprint)
         self._debounce.observe(began, ended, {name: unit.fingerprint for name, unit in units.items()})
         unsettled = self._debounce.unsettled
         names = (units.keys() | self._copies.keys()) - unsettled
@@ -131,7 +136,13 @@ class RemoteRepository:
                 units = await self._list()
                 wanted = None if names is None else {*names, WHOLE}
             else:
-                units, wanted = await self._list_folders(names), set(names)
+                wanted = set(names)
+                try:
+                    listings = await beside(self._source.listing(name) for name in names)
+                    units = arrange(item for listing in listings for item in listing)
+                except StoreError as error:
+                    self._failed(str(error))
+                    return
             if units is None:
                 return
             every = units.keys() | self._copies.keys()
@@ -156,28 +167,12 @@ class RemoteRepository:
         self.known = frozenset(units)
         return units
 
-    async def _list_folders(self, names: Collection[str]) -> dict[str, Unit] | None:
-        try:
-            listings = await beside(self._source.listing(name) for name in names)
-        except StoreError as error:
-            self._failed(str(error))
-            return None
-        return arrange(item for listing in listings for item in listing)
-
     def _failed(self, text: str) -> None:
         goes_on = "; what was taken before goes on being served" if self.has_copy else ""
         text = f"{self.place.url}: {text}{goes_on}"
         if text != self.failure:
             self._log.error("%s", text)
         self.failure = text
-
-    def _accept_old(self, units: Mapping[str, Unit]) -> None:
-        """By the store's clock and ours: where one is wrong, young objects wait, or half of an upload is taken and
-        then the whole."""
-        old = time.time() - _OLD_SECONDS
-        for name, unit in units.items():
-            if all(0 < item.changed < old for item in unit.objects.values()):
-                self._debounce.accept(name, unit.fingerprint)
 
     async def _bring_all(self, units: Mapping[str, Unit], names: Collection[str]) -> bool:
         """As `_bring_quietly`, for those of these names that differ from their copy."""
@@ -353,8 +348,19 @@ class RemoteRepositories:
     async def _open_all(self) -> None:
         room = Room(self._settings.remotes[0].home.parent, self._settings.remote_cache_bytes)
         for place in self._settings.remotes:
+            folder = place.home.parent
             try:
-                self._open(place, room)
+                # Workers of another user read models here; who may not list the folder above finds no compiled program
+                # there.
+                folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+                folder.mkdir(mode=0o755, exist_ok=True)
+                for each in (folder.parent, folder):
+                    check_private(each)
+                self._in_use.append(use(place.home))
+                source = open_source(place, os.environ, room)
+                repository = RemoteRepository(place, source, self._settings.settle_seconds, room, self._log)
+                repository.open_copy()
+                self._repositories.append(repository)
             except (StoreError, ServeError, OSError) as error:
                 self._broken[place.url] = text = f"{place.url}: {error}"
                 self._log.error("%s", text)
@@ -368,20 +374,6 @@ class RemoteRepositories:
             await beside(each.take(names) for each in self._repositories)
         if settings.control_mode is not ControlMode.NONE:
             self._followers = [asyncio.ensure_future(self._follow(each)) for each in self._repositories]
-
-    def _open(self, place: RemotePlace, room: Room) -> None:
-        """Raises: StoreError, ServeError, OSError."""
-        folder = place.home.parent
-        # Workers of another user read models here; who may not list the folder above finds no compiled program there.
-        folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o755, exist_ok=True)
-        for each in (folder.parent, folder):
-            check_private(each)
-        self._in_use.append(use(place.home))
-        source = open_source(place, os.environ, room)
-        repository = RemoteRepository(place, source, self._settings.settle_seconds, room, self._log)
-        repository.open_copy()
-        self._repositories.append(repository)
 
     async def _look_twice(self, repository: RemoteRepository) -> None:
         """What was still young at the first scan is taken at the second."""

@@ -24,8 +24,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import BackgroundTasks, LifecycleContext, LoadedVersion
-from rocserve.repository.load_slots import LoadSlots
+from rocserve.repository.lifecycle import BackgroundTasks, LifecycleContext, LoadedVersion, LoadSlots
 from rocserve.repository.membership import find_member
 from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
 from rocserve.repository.retry import Failure, RetryPolicy

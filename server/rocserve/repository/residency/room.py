@@ -47,17 +47,13 @@ class Tenant:
     """Its sequences may go on until then."""
     in_flight: int = 0
     """Requests that wait, run, or are being answered."""
-    _popularity: float = -math.inf
+    popularity: float = -math.inf
     """The logarithm of what each use adds: twice as much as one a half-life before. So it never has to be aged."""
 
     def note_use(self, now: float) -> None:
         added = now / _HALF_LIFE_SECONDS
-        low, high = sorted((added, self._popularity))
-        self.used_at, self._popularity = now, high + math.log2(1.0 + 2.0 ** (low - high))
-
-    @property
-    def popularity(self) -> float:
-        return self._popularity
+        low, high = sorted((added, self.popularity))
+        self.used_at, self.popularity = now, high + math.log2(1.0 + 2.0 ** (low - high))
 
     def is_idle(self, now: float) -> bool:
         return not self.in_flight and self.held_until <= now
@@ -121,10 +117,10 @@ class Room:
         moves = Moves()
         while self._queue:
             first = self._queue[0]
-            if not self._fits(first, [tenant for tenant in self._inside if tenant.is_pinned]):
+            if self._short(first, [tenant for tenant in self._inside if tenant.is_pinned]):
                 moves.refuse.append(first)
                 self.left(first)
-            elif self._fits(first, self._inside):
+            elif not self._short(first, self._inside):
                 moves.load.append(first)
                 self._queue.popleft()
                 first.stage = Stage.LOADING
@@ -163,9 +159,6 @@ class Room:
         for tenant in going:
             tenant.stage = Stage.LEAVING
         return going
-
-    def _fits(self, wanted: Tenant | None, others: Iterable[Tenant]) -> bool:
-        return not self._short(wanted, others)
 
     def _short(self, wanted: Tenant | None, others: Iterable[Tenant]) -> set[str]:
         """The places of which more is taken than there is."""
