@@ -42,10 +42,9 @@ from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_looks, default_spin
 from rocserve.repository.engine_plan import FallbackCounter
 from rocserve.repository.machine import HostPolicies, ThisMachine
-from rocserve.repository.model_repository import ModelRepository
+from rocserve.repository.model_repository import ModelRepository, summary
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.single_model import find_single_model
-from rocserve.repository.summary import summary
+from rocserve.repository.scanner import find_single_model
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.instances import RateLimiter
 from rocserve.scheduling.queue import QueueLimits

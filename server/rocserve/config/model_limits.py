@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from rocserve.core.errors import invalid_argument
 from rocserve.settings import TimeLimits
@@ -18,7 +17,8 @@ _TIME_LIMITS = {
 """Fields of TimeLimits, by parameter."""
 _IDLE_UNLOAD = "idle_unload_secs"
 _PINNED = "pinned"
-_SHARED_WORKER = "shared_worker"
+SHARED_WORKER = "shared_worker"
+"""The group of models whose process this one is to be in; "" = it is to have its own. Left out, it does not say."""
 _WORKER_BOUNDS = {
     "worker_memory_bytes": "memory_bytes",
     "worker_tasks": "tasks",
@@ -28,17 +28,16 @@ _WORKER_BOUNDS = {
 _MOST_DIGITS = 18
 """Of a number that the kernel takes: longer ones may not fit into its 63 bits."""
 
-N = TypeVar("N", int, float)
-
 
 def time_limits(parameters: Mapping[str, str], defaults: TimeLimits) -> TimeLimits:
     """Those of a model. Raises: ServeError: INVALID_ARGUMENT, a parameter is no time."""
-    return replace(defaults, **_read(parameters, _TIME_LIMITS, _seconds))
+    fields = {field: name for name, field in _TIME_LIMITS.items() if name in parameters}
+    return replace(defaults, **{field: _seconds(name, parameters[name]) for field, name in fields.items()})
 
 
 def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
     """Those of a model, by the fields of WorkerSettings. Raises: ServeError: INVALID_ARGUMENT, one is no number."""
-    return _read(parameters, _WORKER_BOUNDS, _count)
+    return {field: _count(name, parameters[name]) for name, field in _WORKER_BOUNDS.items() if name in parameters}
 
 
 def idle_unload_seconds(parameters: Mapping[str, str]) -> float:
@@ -54,16 +53,6 @@ def is_pinned(parameters: Mapping[str, str]) -> bool:
     if text not in ("true", "false"):
         raise invalid_argument(f"parameter '{_PINNED}': expected true or false, got '{text}'")
     return text == "true"
-
-
-def shared_worker(parameters: Mapping[str, str]) -> str | None:
-    """The group of models whose process this one is to be in; "" = it is to have its own. None: it does not say."""
-    return parameters.get(_SHARED_WORKER)
-
-
-def _read(parameters: Mapping[str, str], fields: Mapping[str, str], read: Callable[[str, str], N]) -> dict[str, N]:
-    """By field what is set."""
-    return {field: read(name, parameters[name]) for name, field in fields.items() if name in parameters}
 
 
 def _seconds(name: str, text: str) -> float:

@@ -13,7 +13,7 @@ from rocserve.cache.private_folder import cache_directory
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.arguments import add_flags, filled, for_argparse
 from rocserve.observability.tracing.options import trace_options
-from rocserve.repository.single_model import find_single_model, model_endings
+from rocserve.repository.scanner import find_single_model, model_endings
 from rocserve.settings import (
     ControlMode,
     GrpcSettings,

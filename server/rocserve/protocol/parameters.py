@@ -1,4 +1,4 @@
-"""Parameters between inference.InferParameter and plain values."""
+"""Parameters between inference.InferParameter and plain values; and what those of a request say of its sequence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ from collections.abc import Mapping, MutableMapping
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.request_parameters import EXPECTED_TYPES
 from rocserve.core.requests import NO_PARAMETERS, Parameters, ParameterValue
-from rocserve.protocol.grpc_service_pb2 import InferParameter
+from rocserve.core.sequences import (
+    SEQUENCE_END,
+    SEQUENCE_ID,
+    SEQUENCE_PARAMETERS,
+    SEQUENCE_START,
+    SequenceTag,
+    sequence_id,
+    wrong_type,
+)
+from rocserve.core.wire_format import LENGTH_DELIMITED, WireError, field_spans
+from rocserve.protocol.faults import parse_message
+from rocserve.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
+
+_PARAMETERS = ModelInferRequest.PARAMETERS_FIELD_NUMBER
+_KEY_TAG = 1 << 3 | LENGTH_DELIMITED
+_NAMES = frozenset(name.encode() for name in SEQUENCE_PARAMETERS)
 
 
 def read_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
@@ -44,3 +59,54 @@ def write_parameters(values: Parameters, parameters: MutableMapping[str, InferPa
             parameter.string_param = value
         else:
             raise internal(f"parameter '{name}' is of type {type(value).__name__}; expected bool, int, float or str")
+
+
+def read_sequence(parameters: Mapping[str, InferParameter]) -> SequenceTag | None:
+    """None where the parameters say nothing of a sequence. Raises: ServeError: INVALID_ARGUMENT, one of them is of the
+    wrong type."""
+    if SEQUENCE_PARAMETERS.isdisjoint(parameters):
+        return None
+    identity: int | str = 0
+    flags = {SEQUENCE_START: False, SEQUENCE_END: False}
+    for name, parameter in parameters.items():
+        if name not in SEQUENCE_PARAMETERS:
+            continue
+        choice = parameter.WhichOneof("parameter_choice")
+        if name == SEQUENCE_ID:
+            if choice not in ("int64_param", "string_param"):
+                raise wrong_type(name)
+            identity = sequence_id(getattr(parameter, choice))
+        elif choice == "bool_param":
+            flags[name] = parameter.bool_param
+        else:
+            raise wrong_type(name)
+    return SequenceTag(identity, flags[SEQUENCE_START], flags[SEQUENCE_END])
+
+
+def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
+    """A request's serialised head without what it says of its sequence, and that; None where it says nothing, or
+    where it is not written as clients' libraries write it.
+
+    Raises:
+        ServeError: as `read_sequence`, or what it says is no message.
+    """
+    kept: list[bytes] = []
+    cut: list[bytes] = []
+    try:
+        for span in field_spans(head):
+            field = head[span.start : span.end]
+            is_sequence = span.number == _PARAMETERS and _key(head[span.content : span.end]) in _NAMES
+            (cut if is_sequence else kept).append(field)
+    except WireError:
+        return None
+    if not cut or sum(map(len, (*kept, *cut))) != len(head):
+        return None
+    tag = read_sequence(parse_message(b"".join(cut), ModelInferRequest).parameters)
+    return None if tag is None else (b"".join(kept), tag)
+
+
+def _key(entry: bytes) -> bytes:
+    """The key of a map's entry; b"" where it is not first, or is long."""
+    if len(entry) < 2 or entry[0] != _KEY_TAG or entry[1] > 0x7F:
+        return b""
+    return entry[2 : 2 + entry[1]]

@@ -11,11 +11,10 @@ from pathlib import Path
 from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
 from rocserve.repository.content import LoadParameters, ModelContent, parse_load_parameters
-from rocserve.repository.lifecycle import LifecycleContext
+from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.membership import members_of
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
-from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScan
 from rocserve.repository.table import ModelTable

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import LifecycleContext
-from rocserve.repository.retry import Failure
+from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScan
 from rocserve.repository.table import ModelTable

@@ -13,9 +13,8 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.presets import PREPROCESS
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import LifecycleContext
+from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.model import wait_for_loads
-from rocserve.repository.retry import Failure
 from rocserve.repository.table import ModelTable
 
 

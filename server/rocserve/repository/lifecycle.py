@@ -1,10 +1,13 @@
-"""What the lives of models and versions are made of: loaded versions, what loads them, their files, and their tasks."""
+"""What the lives of models and versions are made of: loaded versions, what loads them and when, what has failed and is
+tried again, and their tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -14,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError
 from rocserve.core.serving import ServedVersion
+from rocserve.observability.rate_limits import Allowance
 from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.watch import RepositoryWatch
@@ -30,6 +33,9 @@ Result = TypeVar("Result")
 OVERDUE_PER_SLOT = 4
 """Loads that may go on without their slot, for each slot: what hangs must not keep others from loading, and what takes
 long for want of memory or of CPUs must not be joined by ever more."""
+_RETRIES_A_SECOND = 1.0
+_BURST = 8
+"""Retries that may come at once after a time without any."""
 
 
 class LoadedVersion(ServedVersion, Protocol):
@@ -196,6 +202,84 @@ class _PrioritySemaphore:
                     waiter.set_result(None)
                     return
         self.count += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    error: ServeError
+    content: str = ""
+    """The key of the content that failed."""
+    attempts: int = 1
+    retry_at: float | None = None
+    """time.monotonic() of the next try; None = only when the files change."""
+
+    @property
+    def text(self) -> str:
+        """The reason as the index shows it."""
+        if self.retry_at is None:
+            return self.error.text
+        seconds = math.ceil(max(0.0, self.retry_at - time.monotonic()))
+        tries = "once" if self.attempts == 1 else f"{self.attempts} times"
+        return f"{self.error.text} (failed {tries}, next try in {seconds} s)"
+
+    def is_due(self) -> bool:
+        return self.retry_at is not None and time.monotonic() >= self.retry_at
+
+
+@dataclass(slots=True)
+class RetryPolicy:
+    """Pauses that double from `first_seconds` up to `longest_seconds`; switched on and off for all who have it."""
+
+    first_seconds: float
+    longest_seconds: float
+    enabled: bool = True
+
+    def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
+        """Seconds until the next try after this many failed ones; None = it is not tried again by itself. Never less
+        than the last try took: what fails after an hour of compiling is not to be at it all the time."""
+        if not self.enabled:
+            return None
+        pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
+        return float(max(pause, took_seconds))
+
+    def next_failure(
+        self,
+        error: ServeError,
+        content: str = "",
+        previous: Failure | None = None,
+        took_seconds: float = 0.0,
+        can_pass: bool = True,
+    ) -> Failure:
+        """Record a failure; attempts count on only while the content stays the same. `can_pass`: it may succeed another
+        time."""
+        attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
+        pause = self.pause(attempts, took_seconds) if can_pass else None
+        return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)
+
+
+class Retries:
+    """Bounds how many failed models are tried again in a time, over the whole server: a thousand broken folders must
+    not keep it from the good ones."""
+
+    def __init__(self, a_second: float = _RETRIES_A_SECOND, burst: int = _BURST) -> None:
+        self._pause_seconds = 1 / a_second
+        self._allowance = Allowance(burst, a_second)
+        self._turn = asyncio.Lock()
+
+    def add(self, failure: Failure, callback: Callable[[], None]) -> asyncio.Task[None] | None:
+        """Call back when the next try is due, as soon as the retries that were due before allow it; unless it is
+        cancelled. None: there is no next try."""
+        if failure.retry_at is None:
+            return None
+        work = self._run(failure.retry_at - time.monotonic(), callback)
+        return asyncio.get_running_loop().create_task(work, name="retry")
+
+    async def _run(self, pause_seconds: float, callback: Callable[[], None]) -> None:
+        await asyncio.sleep(pause_seconds)
+        async with self._turn:
+            while not self._allowance.take():  # noqa: ASYNC110 - it notifies nobody
+                await asyncio.sleep(self._pause_seconds)
+        callback()
 
 
 @dataclass(frozen=True, slots=True)

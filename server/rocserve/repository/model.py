@@ -14,8 +14,8 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
+from rocserve.repository.lifecycle import Failure
 from rocserve.repository.membership import Served, missing_members, review
-from rocserve.repository.retry import Failure
 from rocserve.repository.version import FILES_CHANGED, ManagedVersion, VersionState, status_name
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
@@ -15,15 +15,21 @@ from rocserve.repository.debounce import Debounce
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
 from rocserve.repository.image_models import ImageModels
-from rocserve.repository.lifecycle import BackgroundTasks, LifecycleContext, LoadSlots, LoadVersion
+from rocserve.repository.lifecycle import (
+    BackgroundTasks,
+    LifecycleContext,
+    LoadSlots,
+    LoadVersion,
+    Retries,
+    RetryPolicy,
+)
 from rocserve.repository.membership import outermost
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.retry import Retries, RetryPolicy
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.table import ModelTable
-from rocserve.repository.version import VersionState
+from rocserve.repository.version import UNLOADED, VersionState
 from rocserve.repository.watch import RepositoryWatch
 from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings
 from rocserve.settings.repository import WhatKind
@@ -259,3 +265,22 @@ class ModelRepository:
             elif self._hot_reload.is_reading(name):
                 rows.append(IndexEntry(scan.name, "", VersionState.LOADING.value))
         return rows
+
+
+def outcomes(rows: Iterable[IndexEntry]) -> dict[str, bool]:
+    """Whether each model is served, by name; `rows`: those of the repository index. Models that were not asked for are
+    passed over."""
+    rows = list(rows)
+    served = {row.name for row in rows if row.state == VersionState.READY.value}
+    wanted = {row.name for row in rows if row.reason not in ("", UNLOADED)}
+    return {name: name in served for name in sorted(served | wanted)}
+
+
+def summary(rows: Iterable[IndexEntry], status_command: str) -> str:
+    """What came of the models that were there at the start, in one line. `status_command`: shows why."""
+    found = outcomes(rows)
+    count = sum(found.values())
+    text = f"{count} model{'' if count == 1 else 's'} served"
+    if all(found.values()):
+        return text
+    return f"{text}, not served: {', '.join(name for name in found if not found[name])}; {status_command} says why"

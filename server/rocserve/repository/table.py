@@ -17,10 +17,9 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelNames, Resolved
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import LifecycleContext
+from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.membership import members_of
 from rocserve.repository.model import ManagedModel
-from rocserve.repository.retry import Failure
 
 _EVENTS_KEPT = 200
 """Events; a reason may have some kilobytes."""

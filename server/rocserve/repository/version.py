@@ -12,9 +12,8 @@ from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argum
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import LoadedVersion, LoadOrder
+from rocserve.repository.lifecycle import Failure, LoadedVersion, LoadOrder
 from rocserve.repository.residency.resident_models import LazyVersion, ResidentModels
-from rocserve.repository.retry import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 from rocserve.backends.request_model import ModelCall
 from rocserve.cache.private_folder import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
-from rocserve.config.model_limits import shared_worker, worker_bounds
+from rocserve.config.model_limits import SHARED_WORKER, worker_bounds
 from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import with_sequence_tensors
@@ -324,7 +324,7 @@ def _shared_worker(
 ) -> str:
     """The group of models whose process this one is in; "" = it has its own. Who names a group is in it or refused; of
     the others the small ones that may are spread over the server's. Raises: ServeError: INVALID_ARGUMENT."""
-    named = shared_worker(definition.config.parameters)
+    named = definition.config.parameters.get(SHARED_WORKER)
     if named == "" or (named is None and not settings.shared_workers):
         return ""
     obstacle = _obstacle_to_sharing(definition, plan, bounds, settings)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rocserve.core.errors import internal
-from rocserve.repository.lifecycle import LoadSlots
-from rocserve.repository.retry import Failure, Retries
+from rocserve.repository.lifecycle import Failure, LoadSlots, Retries
 
 
 async def test_a_change_goes_before_retries_that_waited_longer() -> None:

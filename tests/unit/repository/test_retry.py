@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 from rocserve.core.errors import internal
-from rocserve.repository.retry import Failure, RetryPolicy
+from rocserve.repository.lifecycle import Failure, RetryPolicy
 
 
 def _pauses(policy: RetryPolicy, attempts: int, took_seconds: float = 0.0) -> float:

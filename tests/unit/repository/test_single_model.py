@@ -11,8 +11,7 @@ import pytest
 
 from rocserve.backends.registry import discover_backends
 from rocserve.repository.scan import ModelScan
-from rocserve.repository.scanner import RepositoryScanner
-from rocserve.repository.single_model import find_single_model
+from rocserve.repository.scanner import RepositoryScanner, find_single_model
 from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import SingleModel, WhatKind
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocserve.core.serving import IndexEntry
-from rocserve.repository.summary import outcomes, summary
+from rocserve.repository.model_repository import outcomes, summary
 
 COMMAND = "`rocserve status --url=localhost:9001`"
 

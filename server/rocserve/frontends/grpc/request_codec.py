@@ -21,8 +21,7 @@ from rocserve.core.tensors import COPIED_SOONER, Buffer, encode_bytes_elements
 from rocserve.core.wire_format import LENGTH_DELIMITED, length_prefix, read_varint
 from rocserve.protocol.faults import parse_message
 from rocserve.protocol.grpc_service_pb2 import InferTensorContents, ModelInferRequest
-from rocserve.protocol.parameters import read_parameters
-from rocserve.protocol.sequence_parameters import cut_sequence, read_sequence
+from rocserve.protocol.parameters import cut_sequence, read_parameters, read_sequence
 
 _DATATYPES: dict[str, tuple[str, ...]] = {
     "bool_contents": ("BOOL",),

@@ -16,8 +16,8 @@ from rocserve.core.latencies import HistogramReading
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples
+from rocserve.repository.model_repository import outcomes
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.summary import outcomes
 
 _MICROWATTS_FROM = 10_000
 """No GPU has a limit of as many watts: newer versions of the library give microwatts."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from rocserve.frontends.grpc.transport import Route
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes.process import FrontEndParts, FrontEndProcess
-from rocserve.repository.retry import RetryPolicy
+from rocserve.repository.lifecycle import RetryPolicy
 
 _START_SECONDS = 60.0
 """Until a front end listens: half a second, and many times that on a busy machine."""

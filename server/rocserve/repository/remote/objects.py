@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -125,25 +126,15 @@ async def beside(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 async def in_thread(work: Callable[[], Result]) -> Result:
     """What blocks for long, in a thread that keeps no process from ending, as those of asyncio.to_thread would."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Result | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    done: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    # Who waits may be called off; the thread goes on.
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            outcome: tuple[Result | None, BaseException | None] = (work(), None)
+            done.set_result(work())
         except Exception as error:
-            outcome = (None, error)
-        # The loop may have ended meanwhile.
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, *outcome)
+            done.set_exception(error)
 
     threading.Thread(target=run, name="remote repository", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)

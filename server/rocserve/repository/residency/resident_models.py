@@ -24,10 +24,16 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import BackgroundTasks, LifecycleContext, LoadedVersion, LoadSlots
+from rocserve.repository.lifecycle import (
+    BackgroundTasks,
+    Failure,
+    LifecycleContext,
+    LoadedVersion,
+    LoadSlots,
+    RetryPolicy,
+)
 from rocserve.repository.membership import find_member
 from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
-from rocserve.repository.retry import Failure, RetryPolicy
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.scheduling.scheduler import cancelled
 from rocserve.scheduling.served_version import ScheduledVersion
