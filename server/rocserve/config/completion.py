@@ -94,7 +94,17 @@ def fill_from_model(message: ModelConfig, signature: Signature) -> None:
         message.dynamic_batching.SetInParent()
     if signature.decoupled:
         message.model_transaction_policy.decoupled = True
-    _fill_missing_tensors(message, signature)
+    # Those that the configuration does not name are added, and those completed of which it says only a part.
+    batches = message.max_batch_size > 0
+    given, _ = sequence_tensor_names(message)
+    inputs = {tensor.name: tensor for tensor in message.input}
+    for spec in signature.inputs:
+        if spec.name not in given:
+            entry = inputs.get(spec.name) or message.input.add(optional=spec.name in signature.optional_inputs)
+            _complete_tensor(entry, spec, batches)
+    outputs = {tensor.name: tensor for tensor in message.output}
+    for spec in signature.outputs:
+        _complete_tensor(outputs.get(spec.name) or message.output.add(), spec, batches)
 
 
 def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
@@ -136,29 +146,13 @@ def _fill_tensors(message: ModelConfig, signature: Signature) -> None:
     given |= batch_input_targets(message)
     if not message.input:
         for spec in signature.inputs:
-            if spec.name in given:
-                continue
-            tensor = message.input.add(optional=spec.name in signature.optional_inputs)
-            _fill_tensor(tensor, spec, batches)
+            if spec.name not in given:
+                tensor = message.input.add(optional=spec.name in signature.optional_inputs)
+                _fill_tensor(tensor, spec, batches)
     if not message.output:
         for spec in signature.outputs:
             if spec.name not in kept:
                 _fill_tensor(message.output.add(), spec, batches)
-
-
-def _fill_missing_tensors(message: ModelConfig, signature: Signature) -> None:
-    """Add those that the configuration does not name, and complete those of which it says only a part."""
-    batches = message.max_batch_size > 0
-    given, _ = sequence_tensor_names(message)
-    inputs = {tensor.name: tensor for tensor in message.input}
-    for spec in signature.inputs:
-        if spec.name in given:
-            continue
-        entry = inputs.get(spec.name) or message.input.add(optional=spec.name in signature.optional_inputs)
-        _complete_tensor(entry, spec, batches)
-    outputs = {tensor.name: tensor for tensor in message.output}
-    for spec in signature.outputs:
-        _complete_tensor(outputs.get(spec.name) or message.output.add(), spec, batches)
 
 
 def _complete_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches: bool) -> None:

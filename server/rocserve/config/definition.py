@@ -445,7 +445,11 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
         where = f"default_model_filename '{message.default_model_filename}'"
     else:
         place = folder.places[0]
-        candidates = _backends_of_folder(place, registry)
+        # Those with a model file by its exact name; when there is none, those whose pattern matches one file.
+        exact = {spec.name: [name for name in spec.model_filenames if "*" not in name] for spec in registry.backends}
+        candidates = [spec for spec in registry.backends if matching_files(place, exact[spec.name])] or [
+            spec for spec in registry.backends if len(matching_files(place, spec.model_filenames)) == 1
+        ]
         where = f"the files in {place.path.name}/ ({describe_files(place)})"
     if len(candidates) == 1:
         return candidates[0]
@@ -455,16 +459,6 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
         raise invalid_argument(f"{reason}: {where} fit several backends: {names}")
     advice = _WEIGHTS_ADVICE if _WEIGHTS.search(where) else ""
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
-
-
-def _backends_of_folder(place: Listing, registry: BackendRegistry) -> list[BackendSpec]:
-    """Backends with a model file by its exact name; when there is none, those whose pattern matches one file."""
-    exact = [
-        spec
-        for spec in registry.backends
-        if matching_files(place, [name for name in spec.model_filenames if "*" not in name])
-    ]
-    return exact or [spec for spec in registry.backends if len(matching_files(place, spec.model_filenames)) == 1]
 
 
 def _unknown_backend(message: ModelConfig, registry: BackendRegistry, backend: str, written: str) -> ServeError:

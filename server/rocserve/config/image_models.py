@@ -322,13 +322,7 @@ _PRESETS: Mapping[str, _Preset] = dict(
         (
             _Preset(224, _shorter_side, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), _classifier),
             _Preset(299, _shorter_side, (0.5,), (0.5,), _classifier),
-            _Preset(
-                416,
-                lambda of: [{"operation": "Resize", "dest_width": of.width, "dest_height": of.height}],
-                (0,),
-                (1,),
-                _yolov4,
-            ),
+            _Preset(416, _stretched, (0,), (1,), _yolov4),
             _Preset(640, _fitted, (0,), (1,), _yolov8),
         ),
         strict=True,

@@ -252,18 +252,17 @@ def _output_faults(message: ModelConfig) -> Iterator[str]:
                 yield f"target output name '{name}' can only be specified once"
             seen.add(name)
         for name in seen:
-            yield from _scatter_faults(outputs[name], inputs[entry.source_input[0]])
-
-
-def _scatter_faults(output: ModelOutput, source: ModelInput) -> Iterator[str]:
-    if output.data_type == model_config_pb2.TYPE_STRING:
-        yield f"target output '{output.name}' of a batch output is TYPE_STRING, whose elements have no size"
-    if source.optional:
-        yield f"source input '{source.name}' of a batch output may not be optional: every request has to have it"
-    dims = output.reshape.shape if output.HasField("reshape") else output.dims
-    rank = len(source.reshape.shape if source.HasField("reshape") else source.dims)
-    if any(dim == _VARIABLE for dim in dims[rank:]):
-        yield (
-            f"target output '{output.name}' has dimensions of any size that its source input '{source.name}' does not"
-            " have"
-        )
+            output, source = outputs[name], inputs[entry.source_input[0]]
+            if output.data_type == model_config_pb2.TYPE_STRING:
+                yield f"target output '{name}' of a batch output is TYPE_STRING, whose elements have no size"
+            if source.optional:
+                yield (
+                    f"source input '{source.name}' of a batch output may not be optional: every request has to have it"
+                )
+            dims = output.reshape.shape if output.HasField("reshape") else output.dims
+            rank = len(source.reshape.shape if source.HasField("reshape") else source.dims)
+            if any(dim == _VARIABLE for dim in dims[rank:]):
+                yield (
+                    f"target output '{name}' has dimensions of any size that its source input '{source.name}' does not"
+                    " have"
+                )

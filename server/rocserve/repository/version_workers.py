@@ -32,7 +32,7 @@ from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.instance_requests import CallStarter, OpenCall
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan
+from rocserve.workers.messages import LaunchOptions, Load
 
 OUTAGE_SECONDS = 5.0
 """How long requests wait for a crashed model's workers to come back before they are refused."""
@@ -283,6 +283,11 @@ def worker_group(
         shares_process=bool(shared),
     )
     interpreter = model_interpreter(definition)
+    plans = list(plan.workers)
+    if definition.config.cc_model_filenames:
+        # Each has the file that is meant for its GPU.
+        files = [str(find_model_file(definition, order.folder, worker.architecture)) for worker in plans]
+        plans = [replace(worker, model_file=file) for worker, file in zip(plans, files, strict=True)]
     return WorkerGroup(
         load=load,
         options=LaunchOptions(
@@ -297,7 +302,7 @@ def worker_group(
             model_name=load.model_name,
             shared_worker=shared,
         ),
-        plans=[_with_file(worker, definition, order.folder) for worker in plan.workers],
+        plans=plans,
         launcher=launcher,
         mail=mail,
         events=events,
@@ -381,14 +386,6 @@ def _may_compile(definition: ModelDefinition, plan: EnginePlan) -> bool:
     asks_for_accelerators = bool(config.gpu_accelerators or config.cpu_accelerators)
     on_gpu = any(worker.device is not None for worker in plan.workers)
     return plan.engine.needs_migraphx or plan.engine.compiles_ahead or asks_for_accelerators or on_gpu
-
-
-def _with_file(worker: WorkerPlan, definition: ModelDefinition, version_folder: Path) -> WorkerPlan:
-    """With the file that is meant for its GPU, where the configuration has one for each architecture."""
-    if not definition.config.cc_model_filenames:
-        return worker
-    file = find_model_file(definition, version_folder, worker.architecture)
-    return replace(worker, model_file=str(file))
 
 
 PARAMETER = "EXECUTION_ENV_PATH"

@@ -249,7 +249,13 @@ class ResidentModels:
             async with self._slots.taken(compiles=False):
                 free = _free_gpu_bytes()
                 loaded = await version.load(functools.partial(setattr, version, "progress"))
-                needs = _measure(loaded, free) if self._limits.keys() - {MODELS} else version.tenant.needs
+                needs = version.tenant.needs
+                if self._limits.keys() - {MODELS}:
+                    # Of workers that are shared an equal part. What a GPU has lost is counted whole, though others may
+                    # load meanwhile.
+                    host = sum(share_bytes(pid) // models for pid, models in loaded.worker_pids.items())
+                    left = _free_gpu_bytes().items()
+                    needs = {_HOST: host, **{_gpu(gpu): max(free.get(gpu, 0) - now, 0) for gpu, now in left}}
             try:
                 # Where `bring` loads it, its caller checks the files.
                 is_right = bool(version.brought) or await version.context.scanner.is_unchanged(
@@ -622,10 +628,3 @@ def _free_gpu_bytes() -> Mapping[int, int]:
     gpus = map(host.gpu, host.gpus)
     found = {gpu.number: host.free_gpu_memory(gpu) for gpu in gpus if gpu is not None}
     return {number: memory.free_bytes for number, memory in found.items() if memory is not None}
-
-
-def _measure(loaded: LoadedVersion, before: Mapping[int, int]) -> Mapping[str, int]:
-    """What its workers take; of one that is shared an equal part. What a GPU has lost since `before` is counted whole,
-    though others may load meanwhile."""
-    taken = {_gpu(number): max(before.get(number, 0) - free, 0) for number, free in _free_gpu_bytes().items()}
-    return {_HOST: sum(share_bytes(pid) // models for pid, models in loaded.worker_pids.items()), **taken}
