@@ -56,8 +56,12 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
     try:
         job = from_json(getattr(importlib.import_module(module_name), class_name), order.job.encode())
         if order.low_priority:
-            # After the imports, whose threads it is for as well; the engine's own inherit it.
-            yield_to_others()
+            # Of this process group, for nice(2) would be of the calling thread alone; after the imports, whose threads
+            # it is for as well (numpy has some); the engine's own inherit it.
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PGRP, 0, _LOWEST)
+            if (number := _IOPRIO_SET.get(platform.machine())) is not None:
+                ctypes.CDLL(None, use_errno=True).syscall(number, _IOPRIO_OF_GROUP, 0, _IOPRIO_IDLE)
         result = perform(job, order.context, lambda phase: _send(replies, JobReply(phase=phase)))
         reply = JobReply(result=to_json(result).decode())
     except ServeError as error:
@@ -72,16 +76,6 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
     _send(replies, reply)
     # At the end of a process an engine and a GPU's driver may take long, or crash.
     os._exit(0)
-
-
-def yield_to_others() -> None:
-    """Lowers the priority of this process group, with all threads that it has by now. nice(2) would be of the calling
-    thread alone: numpy has threads of its own from its import on."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PGRP, 0, _LOWEST)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        ctypes.CDLL(None, use_errno=True).syscall(number, _IOPRIO_OF_GROUP, 0, _IOPRIO_IDLE)
 
 
 def _failed(kind: FailureKind, code: StatusCode, text: str) -> JobReply:

@@ -208,29 +208,19 @@ _LONGEST_WORDS = 600
 def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int, who: str) -> str:
     """For a child that ended without a word; goes on after "while compiling: ". `status`: the exit status; below 0,
     less the signal's number. `who`: what a signal ended."""
-    message = last_words(last_lines)
+    message = "; ".join(line.strip() for line in last_lines[-_MESSAGE_LINES:])
+    if len(message) > _LONGEST_WORDS:
+        message = "..." + message[-_LONGEST_WORDS:]
     if status == -signal.SIGKILL:
         held = f" (it had {peak_bytes / 2**20:.0f} MiB)" if peak_bytes else ""
         end = f"it was killed by signal 9 (SIGKILL) from outside{held}"
         return f"{end}: {message}" if message else end
     if status < 0:
-        end = f"{who} ended by signal {-status} ({_signal_name(-status)})"
+        name = next((each.name for each in signal.Signals if each == -status), "unknown")
+        end = f"{who} ended by signal {-status} ({name})"
     else:
         end = f"the process ended with exit status {status}"
     return f"{end}: {message}" if message else f"{end} without a word"
-
-
-def last_words(lines: Sequence[str]) -> str:
-    """What was written last, in one line."""
-    message = "; ".join(line.strip() for line in lines[-_MESSAGE_LINES:])
-    return message if len(message) <= _LONGEST_WORDS else "..." + message[-_LONGEST_WORDS:]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
 
 
 _FIRST_REPORT_SECONDS = 5.0
@@ -317,7 +307,6 @@ _CHILD = "rocserve.jobs.child"
 _POLL_SECONDS = 0.25
 """How often what the child has written is read, and the time checked."""
 _NO_VARIABLES: Mapping[str, str] = {}
-_LIMIT = "compile_timeout_secs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +344,7 @@ class JobRunner:
         timeout_seconds: float,
         low_priority: bool = False,
         environment: Mapping[str, str] = _NO_VARIABLES,
-        limit_name: str = _LIMIT,
+        limit_name: str = "compile_timeout_secs",
         remedy: str = "",
         report: Callable[[str], None] | None = None,
     ) -> Result:
@@ -382,7 +371,11 @@ class JobRunner:
                 if reply.result is None:
                     end = describe_end(status, process.output.last_lines, peak_bytes, self._engine.name)
                     text = f"{failed} {watch.phase}: {printable(self._engine.with_hint(end))}"
-                    raise JobError(_kind_of_end(status, watch), StatusCode.UNAVAILABLE, text)
+                    # Before its work begins the job is not to blame, but the installation.
+                    kind = FailureKind.BROKEN if watch.phase == _START else FailureKind.CRASHED
+                    if status == -signal.SIGKILL:
+                        kind = FailureKind.KILLED
+                    raise JobError(kind, StatusCode.UNAVAILABLE, text)
             except JobError:
                 self.check_called_off(job.title)
                 raise
@@ -441,10 +434,3 @@ def _follow(process: JobProcess, watch: JobWatch, timeout_seconds: float) -> tup
         if 0 < timeout_seconds <= watch.elapsed_seconds:
             process.kill()
             return None, peak_bytes
-
-
-def _kind_of_end(status: int, watch: JobWatch) -> FailureKind:
-    if status == -signal.SIGKILL:
-        return FailureKind.KILLED
-    # Before its work begins the job is not to blame, but the installation.
-    return FailureKind.BROKEN if watch.phase == _START else FailureKind.CRASHED

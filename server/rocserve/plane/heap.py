@@ -319,11 +319,9 @@ class HeapReader:
         call_all(self.on_closed)
 
     def _part(self, index: int) -> memoryview:
-        part = self._parts.get(index)
-        if part is None:
-            part = anonymous_file.map_to_read(self._descriptor, self._mask + 1, index << self._shift)
-            self._parts[index] = part
-        return part
+        part = anonymous_file.map_to_read(self._descriptor, self._mask + 1, index << self._shift)
+        # Another thread may have been here.
+        return self._parts.setdefault(index, part)
 
 
 def _shift_of(descriptor: int, shares: int) -> int:

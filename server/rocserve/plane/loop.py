@@ -115,8 +115,6 @@ class TimerQueue:
         return found
 
 
-__all__ = ["PlaneLoop", "Source", "TimerHandle"]
-
 Callback = Callable[[], None]
 
 _CPUS_TO_SPARE = 4
@@ -175,6 +173,8 @@ class PlaneLoop:
         """`spin`: turns without anything before it sleeps, after one that had something."""
         self.doorbell = Doorbell("rocserve:doorbell")
         """Rung by those who write into a link of this process."""
+        self.sleeps = self.doorbell.sleeps
+        """The file of the word that says whether it sleeps (doorbell.py)."""
         self._failures = RequestFailures(log)
         self._spin = spin
         self._sources: tuple[Source, ...] = ()
@@ -192,11 +192,6 @@ class PlaneLoop:
         self.thread: int | None = None
         """The thread's identity (threading.get_ident), once it has begun."""
         self._thread = threading.Thread(target=self.run, name="data-plane", daemon=True)
-
-    @property
-    def sleeps(self) -> int:
-        """The file of the word that says whether it sleeps (doorbell.py)."""
-        return self.doorbell.sleeps
 
     # From any thread
 
@@ -294,12 +289,14 @@ class PlaneLoop:
                 self._read(readable)
                 busy = True
             if soon:
-                self._run_soon()
+                for _ in range(len(soon)):
+                    self._call(soon.popleft())
                 busy = True
             now = monotonic()
             if timers.next_due <= now:
                 # One after which there is more to come asks for a call at the turn's end.
-                self._run_timers()
+                while (callback := timers.pop_due(now)) is not None:
+                    self._call(callback)
             if ends:
                 self._run_ends()
                 busy = True
@@ -326,16 +323,8 @@ class PlaneLoop:
             if on_readable is not None:
                 self._call(on_readable)
 
-    def _run_soon(self) -> None:
-        for _ in range(len(self._soon)):
-            self._call(self._soon.popleft())
-
-    def _run_timers(self) -> None:
-        now = time.monotonic()
-        while (callback := self._timers.pop_due(now)) is not None:
-            self._call(callback)
-
     def _run_ends(self) -> None:
+        # Not in `run`, whose variables would keep what was called until the next turn with ends.
         ends = list(self._ends)
         self._ends.clear()
         for callback in ends:

@@ -32,7 +32,7 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
         opened.send_again()
         return
     if called is not None and call.may_stay:
-        opened.await_references(may_be_references(called), called.max_batch_size > 0)
+        opened.may_stay, opened.in_rows = may_be_references(called), called.max_batch_size > 0
     inputs: list[tuple[str, str, tuple[int, ...]]] = []
     data: list[Buffer] = []
     for tensor in call.inputs:
@@ -57,7 +57,8 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
         starts, ends = bool(call.flags & START_FLAG), bool(call.flags & END_FLAG)
         sequence = SequenceTag(sequence_id(call.correlation_id), starts, ends)
     request = InferRequest(head, call.id, data, sequence=sequence, data_owner=opened.slot)
-    trace = opened.trace_of(call.trace_number) if call.trace_number else None
+    # That of the open request which the model says that the call belongs to.
+    trace = opened.requests.traces.get(call.trace_number) if call.trace_number else None
     dispatch_traced(dispatcher, request, opened, trace)
 
 

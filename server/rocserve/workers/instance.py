@@ -345,11 +345,10 @@ class Instance:
     # What comes
 
     def _on_ring(self) -> None:
-        if drain_rings(self._socket):
-            self.take_mail()
-        else:
-            # What it had posted before its end is still there.
-            self.take_mail()
+        is_open = drain_rings(self._socket)
+        # What it had posted before its end is still there.
+        self.take_mail()
+        if not is_open:
             self.break_off("it closed its socket")
 
     @property
@@ -397,7 +396,7 @@ class Instance:
         if kind != RESULTS:
             raise ValueError(f"a batch is done, and a message of kind {kind} follows")
         outcome = self.results.read_batch(place, nbytes, entries, times, batch.sizes, self.requests is not None)
-        outcome.slot = Slot(self.give_place, place, self._reader)
+        outcome.slot = self.slot(place)
         del self._sent[batch_id]
         self._mail.trimmer.trim_later(self.inputs)
         self.has_answered = True
@@ -420,7 +419,8 @@ class Instance:
         """A slot of the worker's has been read. Small ones are returned several at once, for it has more."""
         self._to_return.append(place)
         if place >= self._reader.pages_from or len(self._to_return) >= _RETURNED_TOGETHER:
-            self._mail.return_later(self)
+            # At the end of this round.
+            self._mail.returning[self] = None
 
     def return_places(self) -> None:
         """Return slots that have been read to the worker."""
@@ -446,7 +446,7 @@ class Instance:
     def _end_talk(self) -> None:
         self.closed = self._has_ended = True
         if self.requests is not None:
-            self.requests.stop()
+            self.requests.has_ended = True
 
     def break_off(self, reason: str) -> None:
         """The worker talks nonsense, or takes nothing."""
@@ -513,21 +513,17 @@ class InstanceMail:
         self._others: dict[Instance, RingReader] = {}
         """Of those that may speak unasked, and do so rarely."""
         self._polls = 0
-        self._returning: dict[Instance, None] = {}
+        self.returning: dict[Instance, None] = {}
         self.trimmer = HeapTrimmer(plane)
 
     def listen(self, instance: Instance) -> None:
         """It may speak unasked; for that too it does not ring while the loop is awake."""
         self._others[instance] = instance.inbox
 
-    def return_later(self, instance: Instance) -> None:
-        """At the end of this round it is to have its slots back that have been read."""
-        self._returning[instance] = None
-
     def forget(self, instance: Instance) -> None:
         self.expected.pop(instance, None)
         self._others.pop(instance, None)
-        self._returning.pop(instance, None)
+        self.returning.pop(instance, None)
 
     def poll(self) -> bool:
         busy = False
@@ -543,8 +539,8 @@ class InstanceMail:
             instance.take_mail()
             if not instance.is_expected:
                 self.expected.pop(instance, None)
-        if self._returning:
-            returning, self._returning = self._returning, {}
+        if self.returning:
+            returning, self.returning = self.returning, {}
             for instance in returning:
                 instance.return_places()
         return busy
@@ -564,8 +560,9 @@ class InstanceMail:
 
     def let_go(self, heap: Heap) -> None:
         """Close a heap once what has been asked of the data plane is done. From any thread."""
-        self.plane.call_soon(lambda: self._close(heap))
 
-    def _close(self, heap: Heap) -> None:
-        self.trimmer.forget(heap)
-        heap.close()
+        def close() -> None:
+            self.trimmer.forget(heap)
+            heap.close()
+
+        self.plane.call_soon(close)

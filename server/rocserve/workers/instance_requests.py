@@ -74,7 +74,8 @@ class InstanceRequests:
         """Messages that are still to be posted."""
         self._waiting_since = 0.0
         self._retry: TimerHandle | None = None
-        self._has_ended = False
+        self.has_ended = False
+        """Nothing more is said to the worker."""
 
     def owed(self, batch: int) -> Owed:
         """See Instance. `batch`: as of Owed."""
@@ -106,7 +107,7 @@ class InstanceRequests:
 
     def answer_call(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> None:
         """Tensors are copied before it returns. `references`: how many of the first ones are references."""
-        if self._has_ended:
+        if self.has_ended:
             return
         if final and self._calls.pop(number, None) is None:
             return
@@ -127,7 +128,7 @@ class InstanceRequests:
         return slot.offset, view
 
     def _send(self, entry: bytes) -> None:
-        if self._has_ended:
+        if self.has_ended:
             return
         if not self._waiting:
             self._waiting_since = time.monotonic()
@@ -192,13 +193,9 @@ class InstanceRequests:
         for place in places:
             self._unread.pop(place, None)
 
-    def stop(self) -> None:
-        """Nothing more is said to the worker."""
-        self._has_ended = True
-
     def end(self, error: ServeError) -> None:
         """The worker has ended: open requests get the error, calls are cancelled."""
-        self._has_ended = True
+        self.has_ended = True
         if self._retry is not None:
             self._retry.cancel()
         lost = RequestLost(error.code, error.text)
@@ -219,27 +216,20 @@ class OpenCall:
 
     def __init__(self, requests: InstanceRequests, number: int, slot: Slot) -> None:
         """`slot`: of the call's tensors."""
-        self._requests = requests
+        self.requests = requests
         self._number = number
         self.slot: Slot | None = slot
         self.may_stay: frozenset[str] = frozenset()
         """The outputs that may be References."""
-        self._in_rows = False
+        self.in_rows = False
+        """Each of these is one to a row."""
         self._is_cancelled = False
         self._on_cancel: list[Callable[[], None]] = []
 
-    def await_references(self, outputs: frozenset[str], in_rows: bool) -> None:
-        """These outputs may be references. `in_rows`: each of which is one to a row."""
-        self.may_stay, self._in_rows = outputs, in_rows
-
     def send_again(self) -> None:
         """Have the caller send it once more, without references."""
-        self._requests.answer_call(self._number, RESCHEDULED, True)
+        self.requests.answer_call(self._number, RESCHEDULED, True)
         self.slot = None
-
-    def trace_of(self, request_number: int) -> Trace | None:
-        """The trace of the open request of this number, which the model says that the call belongs to."""
-        return self._requests.traces.get(request_number)
 
     def expect_many(self) -> None:
         """See Responder."""
@@ -251,11 +241,11 @@ class OpenCall:
             others: list[Tensor] = []
             for tensor in answer.outputs:
                 if tensor.name in self.may_stay and tensor.datatype is DataType.BYTES:
-                    staying.append(of_one_row_each(tensor) if self._in_rows else tensor)
+                    staying.append(of_one_row_each(tensor) if self.in_rows else tensor)
                 else:
                     others.append(tensor)
             result = ModelResponse([*staying, *others], answer.parameters, answer.slot)
-        self._requests.answer_call(self._number, result, final, len(staying))
+        self.requests.answer_call(self._number, result, final, len(staying))
         if final:
             self.slot = None
 

@@ -21,23 +21,10 @@ from typing import Any
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
+from rocserve.workers import messages
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.instance import Instance
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
-from rocserve.workers.messages import (
-    LEFT_END,
-    EndLeft,
-    Exited,
-    Keep,
-    LaunchOptions,
-    NewServer,
-    Spawn,
-    Spawned,
-    SpawnFailed,
-    TakeOver,
-    decode_message,
-    encode_message,
-)
 from rocserve.workers.process import WorkerProcess, WorkerSession, kill
 from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.worker_output import WorkerOutput
@@ -92,7 +79,7 @@ class ZygoteProcess:
         return "its exit status is not known"
 
 
-TakeReply = Callable[[Spawned, Sequence[int]], WorkerProcess]
+TakeReply = Callable[[messages.Spawned, Sequence[int]], WorkerProcess]
 """Makes a worker of the zygote's reply, and of the descriptors that came with it."""
 
 
@@ -108,7 +95,7 @@ class ZygoteLink:
         parent_pipe: int,
         zygote: ZygoteProcess | None,
         on_zygote: Callable[[ZygoteProcess], None],
-        on_exited: Callable[[Exited], None],
+        on_exited: Callable[[messages.Exited], None],
         on_gone: Callable[[], None],
     ) -> None:
         """`preload`, `parent_pipe`, `environment`: what a zygote is started with. `answer_seconds`: how long it may say
@@ -141,7 +128,7 @@ class ZygoteLink:
         """Lost where there is no zygote, or it takes nothing now."""
         if self.zygote is not None:
             with suppress(OSError):
-                self.zygote.connection.send(encode_message(message), socket.MSG_DONTWAIT)
+                self.zygote.connection.send(messages.encode_message(message), socket.MSG_DONTWAIT)
 
     async def ask(self, message: Any, descriptors: Sequence[int], take: TakeReply) -> WorkerProcess:
         """The worker that `take` makes of the reply, as soon as that has come: the next message may be that it has
@@ -149,7 +136,7 @@ class ZygoteLink:
         the worker could not be started."""
         answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(encode_message(message), descriptors)
+            await self._send(messages.encode_message(message), descriptors)
             self._asked.append((answer, take))
             asked_at = time.monotonic()
             while not answer.done():
@@ -220,24 +207,24 @@ class ZygoteLink:
             self._gone()
             return
         self._heard_at = time.monotonic()
-        match decode_message(data):
-            case NewServer():
+        match messages.decode_message(data):
+            case messages.NewServer():
                 self._is_in_turn = True
-            case Exited() as exited:
+            case messages.Exited() as exited:
                 self._on_exited(exited)
-            case Spawned() | SpawnFailed() as reply:
+            case messages.Spawned() | messages.SpawnFailed() as reply:
                 self._take_reply(reply, descriptors)
 
-    def _take_reply(self, reply: Spawned | SpawnFailed, descriptors: Sequence[int]) -> None:
+    def _take_reply(self, reply: messages.Spawned | messages.SpawnFailed, descriptors: Sequence[int]) -> None:
         if self._is_in_turn and not (asked := self._asked.popleft())[0].done():
             answer, take = asked
-            if isinstance(reply, Spawned):
+            if isinstance(reply, messages.Spawned):
                 answer.set_result(take(reply, descriptors))
             else:
                 answer.set_exception(internal(reply.reason))
             return
         # Nobody waits any more. A pidfd comes alone, or behind two others.
-        if isinstance(reply, Spawned):
+        if isinstance(reply, messages.Spawned):
             kill(reply.pid, descriptors[-1] if len(descriptors) % 2 else None)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -333,12 +320,12 @@ class WorkerLauncher:
     def start(self) -> None:
         """Start the zygote, unless there is one. It imports the modules on its own; a launch meanwhile waits for it."""
         if self._link.zygote is not None:
-            self._link.send(NewServer())
+            self._link.send(messages.NewServer())
         else:
             self._link.start()
 
     async def launch(
-        self, options: LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
+        self, options: messages.LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
     ) -> WorkerSession:
         """A session with these instances in a process of its own, which is started, or in that of its group, which may
         have kept it; what the process writes goes to `log`. `key`: as of WorkerSession.open. Raises: ServeError:
@@ -358,7 +345,7 @@ class WorkerLauncher:
                     process.kill()
                 raise
 
-    async def _start(self, options: LaunchOptions, log: logging.Logger) -> WorkerProcess:
+    async def _start(self, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess:
         """A process without a session. Raises: as `launch`."""
         reception, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output_reader, output_writer = os.pipe2(os.O_CLOEXEC)
@@ -368,7 +355,7 @@ class WorkerLauncher:
         group: ControlGroup | None = None
         process: WorkerProcess | None = None
 
-        def add(spawned: Spawned, pidfds: Sequence[int]) -> WorkerProcess:
+        def add(spawned: messages.Spawned, pidfds: Sequence[int]) -> WorkerProcess:
             nonlocal process
             process = self._add(spawned.pid, reception, output_reader, pidfds, options, log, group)
             if spawned.user_problem and options.model_name not in self._warned_of_user:
@@ -390,7 +377,7 @@ class WorkerLauncher:
                 group = self._groups.create(settings.memory_bytes, settings.tasks)
             named = worker_environment(os.environ, self.settings, options.model_name)
             folder = str(group.folder) if group is not None else ""
-            spawn = Spawn(
+            spawn = messages.Spawn(
                 replace(options, environment={**named, **options.environment}),
                 Confinement(self._candidates, settings.core_dumps, settings.file_bytes, folder),
             )
@@ -408,11 +395,11 @@ class WorkerLauncher:
                 if group is not None:
                     self._watch.add_grouped(group, None)
 
-    async def take_over(self, key: str, options: LaunchOptions, log: logging.Logger) -> WorkerProcess | None:
+    async def take_over(self, key: str, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess | None:
         """The worker of the server before that is held by this key; None: there is none."""
         settings = self._bounded(options)
 
-        def add(spawned: Spawned, descriptors: Sequence[int]) -> WorkerProcess:
+        def add(spawned: messages.Spawned, descriptors: Sequence[int]) -> WorkerProcess:
             reception, output, *pidfds = descriptors
             group: ControlGroup | None = None
             if spawned.control_group:
@@ -422,10 +409,10 @@ class WorkerLauncher:
 
         if self._may_take_over:
             with suppress(ConnectionResetError, ServeError):
-                return await self._link.ask(TakeOver(key), (), add)
+                return await self._link.ask(messages.TakeOver(key), (), add)
         return None
 
-    def _bounded(self, options: LaunchOptions) -> WorkerSettings:
+    def _bounded(self, options: messages.LaunchOptions) -> WorkerSettings:
         """The settings with the model's own bounds."""
         bounds: Mapping[str, Any] = options.bounds
         return replace(self.settings, **bounds)
@@ -436,7 +423,7 @@ class WorkerLauncher:
         reception: socket.socket,
         output: int,
         pidfds: Sequence[int],
-        options: LaunchOptions,
+        options: messages.LaunchOptions,
         log: logging.Logger,
         group: ControlGroup | None,
     ) -> WorkerProcess:
@@ -455,7 +442,7 @@ class WorkerLauncher:
     def keep(self, worker: WorkerProcess, key: str) -> None:
         """Have a worker that serves held for the server that may come after this one."""
         # What the zygote does not hear of is loaded anew then.
-        self._link.send(Keep(worker.pid, key))
+        self._link.send(messages.Keep(worker.pid, key))
 
     def end_kept(self) -> None:
         """Workers and sessions of the server before that have not been taken over by now are ended: their models are
@@ -463,10 +450,10 @@ class WorkerLauncher:
         if not self._may_take_over:
             return
         self._may_take_over = False
-        self._link.send(EndLeft())
+        self._link.send(messages.EndLeft())
         for process in self._shared.values():
             with suppress(OSError):
-                process.reception.send(LEFT_END, socket.MSG_DONTWAIT)
+                process.reception.send(messages.LEFT_END, socket.MSG_DONTWAIT)
         for group in self._groups.left() if self._groups is not None else ():
             if str(group.folder) not in self._taken_groups:
                 self._watch.add_grouped(group, None)
@@ -485,7 +472,7 @@ class WorkerLauncher:
             os.close(self._parent_pipe_writer)
             os.close(self._parent_pipe)
 
-    def _on_exited(self, exited: Exited) -> None:
+    def _on_exited(self, exited: messages.Exited) -> None:
         if (worker := self._workers.pop(exited.pid, None)) is not None:
             worker.has_exited(exited.wait_status)
 

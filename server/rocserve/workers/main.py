@@ -38,25 +38,8 @@ from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.request_prefix import begin_model, current_prefix
 from rocserve.observability.logs import LinesWithLevels
 from rocserve.plane.guarded_mapping import FaultGuard
+from rocserve.workers import messages
 from rocserve.workers.isolation import hide_memory
-from rocserve.workers.messages import (
-    ALONE,
-    FRAME_LENGTH,
-    LEFT_END,
-    LONGEST_RECEPTION,
-    MOST_SOCKETS,
-    SHARED,
-    ControlMessage,
-    Load,
-    Loaded,
-    LoadFailed,
-    Progress,
-    Verbosity,
-    WarmedUp,
-    WarmUp,
-    decode_message,
-    encode_frame,
-)
 from rocserve.workers.model_service import ModelService, RequestService, TensorService
 from rocserve.workers.worker_end import error_text
 
@@ -108,7 +91,7 @@ class Worker:
     def run(self) -> int:
         """Raises: EOFError, OSError: the server is gone, and no other has come."""
         kind, sockets = self.receive()
-        if kind == ALONE:
+        if kind == messages.ALONE:
             session = Session(self, sockets, kind)
             status = session.run()
             if status == 0:
@@ -117,7 +100,7 @@ class Worker:
         _, most_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files, most_open_files))
         while True:
-            if kind == LEFT_END:
+            if kind == messages.LEFT_END:
                 for session in list(self._sessions):
                     session.end_if_left()
             elif not any(session.renew(kind, sockets) for session in list(self._sessions)):
@@ -142,7 +125,7 @@ class Worker:
 
     def receive(self) -> tuple[bytes, list[socket.socket]]:
         """What the server says, and the sockets of a session. Raises: EOFError, OSError."""
-        kind, descriptors = receive_with_descriptors(self._reception, LONGEST_RECEPTION, MOST_SOCKETS)
+        kind, descriptors = receive_with_descriptors(self._reception, messages.LONGEST_RECEPTION, messages.MOST_SOCKETS)
         if not kind:
             end_group()
             raise EOFError("no other server has come")
@@ -166,7 +149,7 @@ class Session:
         """`kind`: what has come with the sockets; a session that other servers may have is found by it."""
         self._worker = worker
         self._kind = kind
-        self._is_shared = kind != ALONE
+        self._is_shared = kind != messages.ALONE
         self._is_left = False
         """Its server is gone, ..."""
         self._waits = False
@@ -177,14 +160,14 @@ class Session:
         self._control = ControlSocket(sockets[0])
         self._instances = sockets[1:]
         self._service: ModelService | None = None
-        self._reported: Progress | None = None
+        self._reported: messages.Progress | None = None
 
     def run(self) -> int:
         """The exit status of a process that has one session alone. Raises: EOFError, OSError: the server is gone, and
         no other has come; or it has closed the control socket of a process that is shared."""
         load = self._receive()
-        if not isinstance(load, Load):
-            raise ValueError(f"expected Load, got {type(load).__name__}")
+        if not isinstance(load, messages.Load):
+            raise ValueError(f"expected messages.Load, got {type(load).__name__}")
         self._worker.set_verbose(load.verbose)
         if self._is_shared:
             begin_model(f"{load.model_name}:{load.version}: ")
@@ -199,17 +182,20 @@ class Session:
                 if load.answers_requests
                 else TensorService(load, self._instances, self._report, self._log, self._worker.guard)
             )
-            loaded = Loaded(service.signature, dict(service.properties), service.batches_at_once)
+            loaded = messages.Loaded(service.signature, dict(service.properties), service.batches_at_once)
         except BaseException as error:
             return self._fail("load", error, load)
         self._control.send(loaded)
         request = self._receive()
-        if isinstance(request, WarmUp):
+        if isinstance(request, messages.WarmUp):
             try:
                 service.warm_up(request)
             except BaseException as error:
                 return self._fail("warm up", error, load)
-            while not service.serve(lambda: self._control.send(WarmedUp()), self._wait) and self._kind != SHARED:
+            while (
+                not service.serve(lambda: self._control.send(messages.WarmedUp()), self._wait)
+                and self._kind != messages.SHARED
+            ):
                 self._wait_for_server(service, loaded)
                 if self._reported is not None:
                     # For a server that has not heard it.
@@ -221,7 +207,7 @@ class Session:
         line = " ".join(text.split())
         if len(line) > _LONGEST_REPORT:
             line = f"{line[: _LONGEST_REPORT - 3]}..."
-        progress = Progress(line, dict(self._service.properties) if self._service is not None else {})
+        progress = messages.Progress(line, dict(self._service.properties) if self._service is not None else {})
         if progress != self._reported:
             self._reported = progress
             self._control.send_later(progress)
@@ -259,7 +245,7 @@ class Session:
             self._waits = False
             self._handed.put(())
 
-    def _wait_for_server(self, service: ModelService, loaded: Loaded) -> None:
+    def _wait_for_server(self, service: ModelService, loaded: messages.Loaded) -> None:
         """Take what a new server shares with its workers, and report to it as to the one before. Raises: EOFError,
         OSError."""
         if self._is_shared:
@@ -272,22 +258,22 @@ class Session:
         control, *instances = sockets
         self._control.renew(control)
         load = self._receive()
-        assert isinstance(load, Load)
+        assert isinstance(load, messages.Load)
         self._worker.set_verbose(load.verbose)
         service.renew(instances)
         self._control.send(replace(loaded, properties=dict(service.properties), was_kept=True))
-        self._receive()  # WarmUp: it is warm.
+        self._receive()  # messages.WarmUp: it is warm.
 
     def _send_metrics(self, changes: MetricChanges) -> None:
         """While there is no server they are for nobody."""
         with suppress(OSError):
             self._control.send(changes)
 
-    def _receive(self, ends_without: bool = True) -> ControlMessage:
+    def _receive(self, ends_without: bool = True) -> messages.ControlMessage:
         """The next message that is not about the log. `ends_without`: a process that is not shared ends where the
         server is gone. Raises: EOFError, OSError."""
         try:
-            while isinstance(message := self._control.receive(), Verbosity):
+            while isinstance(message := self._control.receive(), messages.Verbosity):
                 self._worker.set_verbose(message.verbose)
         except (EOFError, ConnectionError):
             if ends_without and not self._is_shared:
@@ -295,7 +281,7 @@ class Session:
             raise
         return message
 
-    def _fail(self, action: str, error: BaseException, load: Load) -> int:
+    def _fail(self, action: str, error: BaseException, load: messages.Load) -> int:
         if (
             isinstance(error, OSError)
             and isinstance(error.filename, str)
@@ -308,10 +294,10 @@ class Session:
             # it, that has the places.
             level = logging.ERROR if error.__cause__ is not None else logging.DEBUG
             self._log.log(level, "the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
-            self._control.send(LoadFailed(int(error.code), error.text))
+            self._control.send(messages.LoadFailed(int(error.code), error.text))
         else:
             self._log.error("the model failed to %s", action, exc_info=error)
-            self._control.send(LoadFailed(int(StatusCode.INTERNAL), error_text(error)))
+            self._control.send(messages.LoadFailed(int(StatusCode.INTERNAL), error_text(error)))
         return 1
 
 
@@ -326,16 +312,16 @@ class ControlSocket:
         self._waiting = b""
         """The newest Progress that found no room; older ones are of no interest any more."""
 
-    def send(self, message: ControlMessage) -> None:
+    def send(self, message: messages.ControlMessage) -> None:
         """Wait until it is on its way, behind all that was sent before. Raises: OSError: the server is gone."""
         with self._lock:
-            self._connection.sendall(self._rest + self._waiting + encode_frame(message))
+            self._connection.sendall(self._rest + self._waiting + messages.encode_frame(message))
             self._rest = self._waiting = b""
 
-    def send_later(self, progress: Progress) -> None:
+    def send_later(self, progress: messages.Progress) -> None:
         """Never waits for the server: what there is no room for goes with the next message, unless that is a newer
         Progress. Without a server it is for nobody."""
-        frame = encode_frame(progress)
+        frame = messages.encode_frame(progress)
         with self._lock:
             try:
                 if self._rest:
@@ -366,10 +352,10 @@ class ControlSocket:
         with self._lock:
             self._connection.close()
 
-    def receive(self) -> ControlMessage:
+    def receive(self) -> messages.ControlMessage:
         """The next message. Raises: EOFError, ConnectionError: the server is gone."""
-        (length,) = FRAME_LENGTH.unpack(self._receive_exactly(FRAME_LENGTH.size))
-        return cast(ControlMessage, decode_message(self._receive_exactly(length)))
+        (length,) = messages.FRAME_LENGTH.unpack(self._receive_exactly(messages.FRAME_LENGTH.size))
+        return cast(messages.ControlMessage, messages.decode_message(self._receive_exactly(length)))
 
     def _receive_exactly(self, size: int) -> bytes:
         data = bytearray()

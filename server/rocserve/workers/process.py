@@ -15,29 +15,9 @@ from typing import TypeVar
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.passed_descriptors import send_with_descriptors
+from rocserve.workers import messages
 from rocserve.workers.control_groups import ControlGroup
 from rocserve.workers.instance import Instance
-from rocserve.workers.messages import (
-    ALONE,
-    FRAME_LENGTH,
-    LONGEST_FRAME,
-    LONGEST_TEXT,
-    MOST_SOCKETS,
-    SHARED,
-    ControlMessage,
-    Load,
-    Loaded,
-    LoadFailed,
-    Progress,
-    Unload,
-    Verbosity,
-    WarmedUp,
-    WarmUp,
-    ZygoteMessage,
-    decode_message,
-    encode_frame,
-    status_code,
-)
 from rocserve.workers.worker_output import WorkerOutput
 
 _STATUS_WAIT_SECONDS = 1.0
@@ -181,7 +161,7 @@ _TURN_SECONDS = 0.005
 _WAIT_PER_TURN = 9
 """... this many times what they took: it has at most a tenth of the loop."""
 
-_Reply = TypeVar("_Reply", Loaded, WarmedUp)
+_Reply = TypeVar("_Reply", messages.Loaded, messages.WarmedUp)
 
 
 class WorkerSession:
@@ -201,8 +181,8 @@ class WorkerSession:
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
-        self._on_progress: Callable[[Progress | MetricChanges], None] | None = None
-        self._reply: asyncio.Future[ControlMessage] | None = None
+        self._on_progress: Callable[[messages.Progress | MetricChanges], None] | None = None
+        self._reply: asyncio.Future[messages.ControlMessage] | None = None
         """Of the message that is under way."""
         self._is_unloading = False
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -216,14 +196,14 @@ class WorkerSession:
         """Hands the sockets over by the process' reception. `key`: of a session that a process that is shared keeps for
         the next server; "" = none. Raises: ServeError: INTERNAL, these are more instances than can be handed over;
         OSError: no descriptor can be had."""
-        if len(instances) >= MOST_SOCKETS:
-            raise internal(f"a worker can have {MOST_SOCKETS - 1} instances, not {len(instances)}")
+        if len(instances) >= messages.MOST_SOCKETS:
+            raise internal(f"a worker can have {messages.MOST_SOCKETS - 1} instances, not {len(instances)}")
         control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         peers = [peer, *(instance.take_peer() for instance in instances)]
         # A process that has ended takes nothing; its control socket is closed then.
         with contextlib.suppress(OSError):
             files = [each.fileno() for each in peers]
-            kind = SHARED + key.encode() if process.group_name else ALONE
+            kind = messages.SHARED + key.encode() if process.group_name else messages.ALONE
             send_with_descriptors(process.reception, kind, files, socket.MSG_DONTWAIT)
         for each in peers:
             each.close()
@@ -239,17 +219,19 @@ class WorkerSession:
 
     def set_verbose(self, verbose: bool) -> None:
         """Have it write details to the log, or none, from now on."""
-        self._send(Verbosity(verbose))
+        self._send(messages.Verbosity(verbose))
 
-    async def load(self, message: Load, on_progress: Callable[[Progress | MetricChanges], None]) -> Loaded:
+    async def load(
+        self, message: messages.Load, on_progress: Callable[[messages.Progress | MetricChanges], None]
+    ) -> messages.Loaded:
         """`on_progress` is called with all that the engine and the model report, now and as long as the session lives.
         Raises: ServeError: the reason why it cannot be loaded, in the engine's words."""
         self._on_progress = on_progress
-        return await self._ask(message, "loading", Loaded)
+        return await self._ask(message, "loading", messages.Loaded)
 
-    async def warm_up(self, message: WarmUp) -> None:
+    async def warm_up(self, message: messages.WarmUp) -> None:
         """Its instances take batches afterwards. Raises: ServeError, as `load`."""
-        await self._ask(message, "warming up", WarmedUp)
+        await self._ask(message, "warming up", messages.WarmedUp)
         for instance in self.instances:
             instance.open()
 
@@ -258,7 +240,7 @@ class WorkerSession:
         self._is_unloading = True
         for instance in self.instances:
             instance.stop_taking()
-        self._send(Unload())
+        self._send(messages.Unload())
         try:
             async with asyncio.timeout(grace_seconds):
                 await self.ended.wait()
@@ -273,7 +255,7 @@ class WorkerSession:
             except TimeoutError:
                 self.process.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
 
-    async def _ask(self, message: ControlMessage, doing: str, expected: type[_Reply]) -> _Reply:
+    async def _ask(self, message: messages.ControlMessage, doing: str, expected: type[_Reply]) -> _Reply:
         """The worker's reply to a message. Raises: ServeError: INTERNAL, it ended without one; or its reason why it
         failed."""
         reply = self._reply = self._loop.create_future()
@@ -291,33 +273,35 @@ class WorkerSession:
             ended.cancel()
             self._reply = None
         answer = reply.result()
-        if isinstance(answer, LoadFailed):
-            raise ServeError(status_code(answer.code), answer.reason)
+        if isinstance(answer, messages.LoadFailed):
+            raise ServeError(messages.status_code(answer.code), answer.reason)
         if not isinstance(answer, expected):
             raise internal(f"the worker answered with {type(answer).__name__}")
         return answer
 
-    def _send(self, message: ControlMessage) -> None:
+    def _send(self, message: messages.ControlMessage) -> None:
         """Never waits for the worker."""
-        self._writer.write(encode_frame(message))
+        self._writer.write(messages.encode_frame(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Take what the worker sends, until it closes its control socket."""
         took = 0.0
         try:
             while True:
-                (length,) = FRAME_LENGTH.unpack(await reader.readexactly(FRAME_LENGTH.size))
-                if length > LONGEST_FRAME:
-                    raise ValueError(f"a message of {length} bytes is announced, expected at most {LONGEST_FRAME}")
+                (length,) = messages.FRAME_LENGTH.unpack(await reader.readexactly(messages.FRAME_LENGTH.size))
+                if length > messages.LONGEST_FRAME:
+                    raise ValueError(
+                        f"a message of {length} bytes is announced, expected at most {messages.LONGEST_FRAME}"
+                    )
                 data = await reader.readexactly(length)
                 began = time.monotonic()
-                self._received(decode_message(data))
+                self._received(messages.decode_message(data))
                 took += time.monotonic() - began
                 if took > _TURN_SECONDS:
                     await asyncio.sleep(took * _WAIT_PER_TURN)
                     took = 0.0
         except ValueError as error:
-            self.instance_broken(f"its control message cannot be read: {str(error)[:LONGEST_TEXT]}")
+            self.instance_broken(f"its control message cannot be read: {str(error)[: messages.LONGEST_TEXT]}")
         except (EOFError, OSError):
             pass
         self._writer.close()
@@ -329,18 +313,18 @@ class WorkerSession:
         elif self.process.group_name:
             self.end()
 
-    def _received(self, message: ControlMessage | ZygoteMessage) -> None:
+    def _received(self, message: messages.ControlMessage | messages.ZygoteMessage) -> None:
         """Raises: ValueError: it is none of a worker's."""
         match message:
-            case Progress(text, properties):
-                message = Progress(text[:LONGEST_TEXT], properties)
-            case LoadFailed(code, reason):
-                message = LoadFailed(code, reason[:LONGEST_TEXT])
-            case MetricChanges() | Loaded() | WarmedUp():
+            case messages.Progress(text, properties):
+                message = messages.Progress(text[: messages.LONGEST_TEXT], properties)
+            case messages.LoadFailed(code, reason):
+                message = messages.LoadFailed(code, reason[: messages.LONGEST_TEXT])
+            case MetricChanges() | messages.Loaded() | messages.WarmedUp():
                 pass
             case _:
                 raise ValueError(f"a {type(message).__name__}, which only the server says")
-        if isinstance(message, Progress | MetricChanges):
+        if isinstance(message, messages.Progress | MetricChanges):
             if self._on_progress is not None:
                 self._on_progress(message)
         elif self._reply is not None and not self._reply.done():
@@ -351,7 +335,7 @@ class WorkerSession:
         in flight."""
         if self.process.group_name:
             # Else the session would wait for another server.
-            self._send(Unload())
+            self._send(messages.Unload())
             self.end()
         if self.process.sessions in ([], [self]):
             self.process.kill()

@@ -15,21 +15,8 @@ from pathlib import Path
 
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.workers import main as worker
+from rocserve.workers import messages
 from rocserve.workers.isolation import Identity, choose, confine
-from rocserve.workers.messages import (
-    EndLeft,
-    Exited,
-    Keep,
-    LaunchOptions,
-    NewServer,
-    Spawn,
-    Spawned,
-    SpawnFailed,
-    TakeOver,
-    ZygoteMessage,
-    decode_message,
-    encode_message,
-)
 
 _MOST_DESCRIPTORS = 4
 """That come with Spawn."""
@@ -91,21 +78,21 @@ class Spawner:
         data, descriptors = receive_with_descriptors(self._connection, _LONGEST_MESSAGE, _MOST_DESCRIPTORS)
         if not data:
             return False
-        match decode_message(data):
-            case Spawn() as spawn:
+        match messages.decode_message(data):
+            case messages.Spawn() as spawn:
                 self._start(spawn, descriptors)
-            case Keep(pid, key):
+            case messages.Keep(pid, key):
                 if held := self._held.get(pid):
                     held.key = key
-            case NewServer() as arrival:
+            case messages.NewServer() as arrival:
                 for pid, held in self._held.items():
                     held.is_left = bool(held.key)
                     if not held.is_left:
                         _end_group(pid)
                 self._send(arrival)
-            case TakeOver(key):
+            case messages.TakeOver(key):
                 self._hand_over(key)
-            case EndLeft():
+            case messages.EndLeft():
                 for pid, held in self._held.items():
                     if held.is_left:
                         _end_group(pid)
@@ -113,7 +100,7 @@ class Spawner:
                 raise ValueError(f"a {type(message).__name__} is nothing for the zygote")
         return True
 
-    def _start(self, spawn: Spawn, descriptors: list[int]) -> None:
+    def _start(self, spawn: messages.Spawn, descriptors: list[int]) -> None:
         held = _Held(descriptors.pop(), descriptors.pop(), spawn.confinement.control_group)
         try:
             options = spawn.options
@@ -128,23 +115,23 @@ class Spawner:
             pid = self._spawn(spawn, identity, descriptors, held)
         except OSError as error:
             held.close()
-            self._send(SpawnFailed(str(error)))
+            self._send(messages.SpawnFailed(str(error)))
             return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._held[pid] = held
-        self._send_with_pidfd(Spawned(pid, problem), pid)
+        self._send_with_pidfd(messages.Spawned(pid, problem), pid)
 
     def _hand_over(self, key: str) -> None:
         for pid, held in self._held.items():
             if held.is_left and held.key == key:
                 held.is_left = False
-                self._send_with_pidfd(Spawned(pid, "", held.control_group), pid, held.reception, held.output)
+                self._send_with_pidfd(messages.Spawned(pid, "", held.control_group), pid, held.reception, held.output)
                 return
-        self._send(SpawnFailed("no such worker is held"))
+        self._send(messages.SpawnFailed("no such worker is held"))
 
-    def _spawn(self, spawn: Spawn, identity: Identity | None, descriptors: list[int], held: _Held) -> int:
+    def _spawn(self, spawn: messages.Spawn, identity: Identity | None, descriptors: list[int], held: _Held) -> int:
         options = spawn.options
         forked = options.forked and self._single_threaded
         if not forked:
@@ -194,7 +181,7 @@ class Spawner:
             each.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
 
-    def _execute(self, options: LaunchOptions, reception: int) -> None:
+    def _execute(self, options: messages.LaunchOptions, reception: int) -> None:
         handed = [self._parent_pipe, reception]
         for descriptor in handed:
             os.set_inheritable(descriptor, True)
@@ -217,22 +204,22 @@ class Spawner:
             _end_group(ended.si_pid)
             if held := self._held.pop(ended.si_pid, None):
                 held.close()
-            self._send(Exited(*os.waitpid(ended.si_pid, 0)))
+            self._send(messages.Exited(*os.waitpid(ended.si_pid, 0)))
 
-    def _send_with_pidfd(self, message: ZygoteMessage, pid: int, *descriptors: int) -> None:
+    def _send_with_pidfd(self, message: messages.ZygoteMessage, pid: int, *descriptors: int) -> None:
         """Nobody but the zygote reaps the worker, so the pidfd, which comes last, is surely the worker's."""
         try:
             pidfds = [os.pidfd_open(pid)]
         except OSError:
             pidfds = []
         try:
-            send_with_descriptors(self._connection, encode_message(message), [*descriptors, *pidfds])
+            send_with_descriptors(self._connection, messages.encode_message(message), [*descriptors, *pidfds])
         finally:
             for pidfd in pidfds:
                 os.close(pidfd)
 
-    def _send(self, message: ZygoteMessage) -> None:
-        self._connection.send(encode_message(message))
+    def _send(self, message: messages.ZygoteMessage) -> None:
+        self._connection.send(messages.encode_message(message))
 
 
 def _end_group(leader: int) -> None:
