@@ -120,20 +120,19 @@ class ResponseMaker:
     def form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
         """Raises: ServeError: an output is not what the configuration says of it."""
         if heads is not self._last_heads or plan is not self._last_plan:
-            self._last_form = self._forms.get((plan, heads)) or self._new_form(plan, heads)
+            form = self._forms.get((plan, heads))
+            if form is None:
+                wanted = [index for index, head in enumerate(heads) if head.name in plan.outputs]
+                has_strings = any(head.datatype is DataType.BYTES for head in heads)
+                form = _Form(
+                    ResponseHead(self._name, self._version, tuple([self._reshaped(heads[index]) for index in wanted])),
+                    wanted if len(wanted) < len(heads) else None,
+                    not (has_strings or plan.classifications or plan.may_stay),
+                )
+                self._forms.keep((plan, heads), form)
+            self._last_form = form
             self._last_plan, self._last_heads = plan, heads
         return self._last_form
-
-    def _new_form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
-        wanted = [index for index, head in enumerate(heads) if head.name in plan.outputs]
-        outputs = tuple([self._reshaped(heads[index]) for index in wanted])
-        has_strings = any(head.datatype is DataType.BYTES for head in heads)
-        form = _Form(
-            ResponseHead(self._name, self._version, outputs),
-            wanted if len(wanted) < len(heads) else None,
-            not (has_strings or plan.classifications or plan.may_stay),
-        )
-        return self._forms.keep((plan, heads), form)
 
     def _reshaped(self, head: TensorHead) -> TensorHead:
         config = self._outputs.get(head.name)

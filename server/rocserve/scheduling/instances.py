@@ -188,7 +188,7 @@ class InstancePool:
     def __init__(self, times: ComputeTimes, sends_ahead: bool = True) -> None:
         """`times`: of the batches here. `sends_ahead`: whether a busy instance may be sent more, which then can no
         longer be overtaken."""
-        self._in_hand: dict[Instance, deque[FormedBatch]] = {}
+        self.in_hand: dict[Instance, deque[FormedBatch]] = {}
         """By instance; the first is in the engine, those behind it have been sent ahead."""
         self._begun: set[Instance] = set()
         """The instances that have been handed a batch."""
@@ -199,16 +199,16 @@ class InstancePool:
 
     def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
         """`on_granted` is called when the instance had to wait and may run."""
-        self._in_hand[instance] = deque()
+        self.in_hand[instance] = deque()
 
     def detach(self, instance: Instance) -> None:
-        self._in_hand.pop(instance, None)
+        self.in_hand.pop(instance, None)
         self._begun.discard(instance)
 
     def idle(self) -> Instance | None:
         """An instance whose engine can begin a batch; best one with nothing to do."""
         best = None
-        for instance, batches in self._in_hand.items():
+        for instance, batches in self.in_hand.items():
             if not batches:
                 return instance
             if best is None and len(batches) < instance.batches_at_once:
@@ -217,19 +217,15 @@ class InstancePool:
 
     def is_idle(self, instance: Instance) -> bool:
         """Whether an instance is there and has nothing to do."""
-        batches = self._in_hand.get(instance)
+        batches = self.in_hand.get(instance)
         return batches is not None and not batches
-
-    def count_in_hand(self, instance: Instance) -> int:
-        """The batches of an instance, the one in its engine included."""
-        return len(self._in_hand[instance])
 
     def ahead(self) -> Instance | None:
         """A busy instance that may be sent one more batch, the one with the fewest."""
         if self._times.engine_ns >= SHORT_NS or not self._sends_ahead:
             return None
         best, fewest = None, AHEAD + 1
-        for instance, batches in self._in_hand.items():
+        for instance, batches in self.in_hand.items():
             count = len(batches)
             if count < fewest:
                 best, fewest = instance, count
@@ -239,7 +235,7 @@ class InstancePool:
     def returns_by_ns(self) -> int:
         """By time.monotonic_ns(), when a batch that an instance has is likely to be back; 0: none is, or only after
         a while."""
-        if self._times.engine_ns >= BRIEF_NS or not self._sends_ahead or not any(self._in_hand.values()):
+        if self._times.engine_ns >= BRIEF_NS or not self._sends_ahead or not any(self.in_hand.values()):
             return 0
         return self._begun_ns + BRIEF_NS
 
@@ -256,7 +252,7 @@ class InstancePool:
 
     def begin(self, instance: Instance, batch: FormedBatch) -> None:
         """A batch is about to be handed to an instance."""
-        batches = self._in_hand[instance]
+        batches = self.in_hand[instance]
         batches.append(batch)
         self._begun_ns = batch.compute_start_ns
         batch.sent_ahead = len(batches) > 1
@@ -266,7 +262,7 @@ class InstancePool:
 
     def end(self, instance: Instance, batch: FormedBatch) -> None:
         """A batch is back."""
-        batches = self._in_hand.get(instance)
+        batches = self.in_hand.get(instance)
         if batches:
             if batches[0] is batch:
                 batches.popleft()
@@ -277,18 +273,18 @@ class InstancePool:
 
     @property
     def has_waiting(self) -> bool:
-        return any(len(batches) > 1 or (batches and batches[0].is_grouped) for batches in self._in_hand.values())
+        return any(len(batches) > 1 or (batches and batches[0].is_grouped) for batches in self.in_hand.values())
 
     def waiting(self) -> Iterator[InferRequest]:
         """As far as the server can know; those that were dropped are not among them. From any thread."""
         # Copies, each made in one step: the data plane goes on meanwhile.
-        for batches in tuple(self._in_hand.values()):
+        for batches in tuple(self.in_hand.values()):
             for place, batch in enumerate(tuple(batches)):
                 yield from _waiting_of(batch, place)
 
     def batch_ahead(self, entry: InferRequest) -> FormedBatch | None:
         """The batch with which a request was sent ahead; None when it is not (or no longer) waiting in a worker."""
-        for batches in self._in_hand.values():
+        for batches in self.in_hand.values():
             for place, batch in enumerate(batches):
                 if any(waiting is entry for waiting in _waiting_of(batch, place)):
                     return batch
@@ -325,7 +321,7 @@ class LimitedInstancePool(InstancePool):
 
     def idle(self) -> Instance | None:
         """An instance with nothing to do: one that may run already, else the one whose turn comes first."""
-        free = [instance for instance, batches in self._in_hand.items() if not batches]
+        free = [instance for instance, batches in self.in_hand.items() if not batches]
         limited = self._limited
         return min(free, key=lambda each: (not limited[each].is_granted, limited[each].rank), default=None)
 
@@ -335,11 +331,11 @@ class LimitedInstancePool(InstancePool):
     def end(self, instance: Instance, batch: FormedBatch) -> None:
         super().end(instance, batch)
         limited = self._limited.get(instance)
-        if limited is not None and not self._in_hand[instance]:
+        if limited is not None and not self.in_hand[instance]:
             self._limiter.release(limited, has_run=True)
 
     def return_unused(self) -> None:
         """What was granted for work that is gone by now."""
         for instance, limited in self._limited.items():
-            if limited.is_granted and not self._in_hand[instance]:
+            if limited.is_granted and not self.in_hand[instance]:
                 self._limiter.release(limited, has_run=False)

@@ -492,7 +492,7 @@ class ModelScheduler(Scheduler):
                 return
             now_ns = time.monotonic_ns()
             if queue.deadline_count:
-                decision = self._triage.decide(now_ns, pool.count_in_hand(instance))
+                decision = self._triage.decide(now_ns, len(pool.in_hand[instance]))
                 if self._triage.lost:
                     self._refused += [(entry, deadline_exceeded()) for entry in self._triage.lost]
                     self._triage.lost.clear()

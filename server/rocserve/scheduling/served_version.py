@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
@@ -16,32 +17,25 @@ from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSeq
 from rocserve.scheduling.scheduler import Scheduler
 
 
+@dataclass(eq=False)
 class ScheduledVersion:
     """Implements core.serving.ServedVersion on a scheduler."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        config_message: bytes,
-        version: int,
-        statistics: ModelStatistics,
-        scheduler: Scheduler,
-        answers: CachedAnswers | None = None,
-        inputs: SharedHeap | None = None,
-    ) -> None:
-        """`answers`: those that may be given again; None = each request is run. `inputs`: where its workers read inputs
-        of requests."""
-        self.name = config.name
-        self.version = version
-        self.config = config
-        self.config_message = config_message
-        self.statistics = statistics
-        self.inputs = inputs
-        self._scheduler = scheduler
-        self._validate = scheduler.validator.validate
-        self._answers = answers
-        batching = config.dynamic_batching
-        in_order = answers is not None and batching is not None and batching.preserve_ordering
+    config: ModelConfig
+    config_message: bytes
+    version: int
+    statistics: ModelStatistics
+    _scheduler: Scheduler
+    _answers: CachedAnswers | None = None
+    """Those that may be given again; None = each request is run."""
+    inputs: SharedHeap | None = None
+    """Where its workers read inputs of requests."""
+
+    def __post_init__(self) -> None:
+        self.name = self.config.name
+        self._validate = self._scheduler.validator.validate
+        batching = self.config.dynamic_batching
+        in_order = self._answers is not None and batching is not None and batching.preserve_ordering
         self._sequencer = ResponseSequencer() if in_order else None
         """Answers from the cache may not overtake requests that still run."""
 

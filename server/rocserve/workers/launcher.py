@@ -83,39 +83,32 @@ TakeReply = Callable[[messages.Spawned, Sequence[int]], WorkerProcess]
 """Makes a worker of the zygote's reply, and of the descriptors that came with it."""
 
 
+@dataclass(eq=False)
 class ZygoteLink:
     """`start` needs no asyncio loop; everything else runs on the loop."""
 
-    def __init__(
-        self,
-        preload: Sequence[str],
-        log: logging.Logger,
-        environment: Mapping[str, str],
-        answer_seconds: float,
-        parent_pipe: int,
-        zygote: ZygoteProcess | None,
-        on_zygote: Callable[[ZygoteProcess], None],
-        on_exited: Callable[[messages.Exited], None],
-        on_gone: Callable[[], None],
-    ) -> None:
-        """`preload`, `parent_pipe`, `environment`: what a zygote is started with. `answer_seconds`: how long it may say
-        nothing while something is waited for. `zygote`: of the server before. `on_zygote`: takes each that is started.
-        `on_exited`: takes the ends of workers. `on_gone`: called each time that one has ended."""
-        self._preload = tuple(preload)
-        self._log = log
-        self._environment = environment
-        self._answer_seconds = answer_seconds
-        self._parent_pipe = parent_pipe
-        self.zygote = zygote
-        self._on_zygote = on_zygote
-        self._on_exited = on_exited
-        self._on_gone = on_gone
+    _preload: Sequence[str]
+    _log: logging.Logger
+    _environment: Mapping[str, str]
+    _answer_seconds: float
+    """How long a zygote may say nothing while something is waited for."""
+    _parent_pipe: int
+    zygote: ZygoteProcess | None
+    """At first that of the server before."""
+    _on_zygote: Callable[[ZygoteProcess], None]
+    """Takes each that is started."""
+    _on_exited: Callable[[messages.Exited], None]
+    """Takes the ends of workers."""
+    _on_gone: Callable[[], None]
+    """Called each time that one has ended."""
+
+    def __post_init__(self) -> None:
         self._started_at = self._heard_at = time.monotonic()
         """When the zygote last said something; before `_started_at` while it has not."""
         self._attached = False
         self._asked: deque[tuple[asyncio.Future[WorkerProcess], TakeReply]] = deque()
         """What the zygote is to reply to, in the order of its replies."""
-        self._is_in_turn = zygote is None
+        self._is_in_turn = self.zygote is None
         """What comes is for this server, no longer for the one before."""
 
     def start(self) -> None:

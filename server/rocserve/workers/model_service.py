@@ -207,15 +207,7 @@ class TensorExecutor:
                 if batch.is_grouped:
                     while self._running:
                         self._finish_first()
-                    results: list[OutgoingResult] = []
-                    kept: list[object] = []
-                    for request in batch.requests:
-                        # Each for itself: one that fails leaves the others alone.
-                        try:
-                            kept += self._free[0].run_one(request, results)
-                        except BaseException as error:
-                            results.append(error_result(serve_error(error, self._log)))
-                    self._end.finish(batch, (batch.taken_ns, time.monotonic_ns()), results, kept)
+                    self._run_each(batch)
                     continue
                 lane = self._free.popleft()
                 self._running.append(lane)
@@ -238,6 +230,17 @@ class TensorExecutor:
         lane = self._running.popleft()
         self._free.append(lane)
         self._engine_free_ns = lane.finish(self._engine_free_ns)
+
+    def _run_each(self, received: ReceivedBatch) -> None:
+        """Each request for itself: one that fails leaves the others alone."""
+        results: list[OutgoingResult] = []
+        kept: list[object] = []
+        for request in received.requests:
+            try:
+                kept += self._free[0].run_one(request, results)
+            except BaseException as error:
+                results.append(error_result(serve_error(error, self._log)))
+        self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results, kept)
 
 
 class BatchLane:

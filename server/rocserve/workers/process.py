@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
@@ -24,27 +25,22 @@ _STATUS_WAIT_SECONDS = 1.0
 """A worker that has closed its socket is about to end; if it does not, it is ended."""
 
 
+@dataclass(eq=False)
 class WorkerProcess:
     """Serves one model version, or those of a group that share it. Lives on the asyncio loop."""
 
-    def __init__(
-        self,
-        pid: int,
-        pidfd: int | None,
-        reception: socket.socket,
-        output: WorkerOutput,
-        group: ControlGroup | None = None,
-        group_name: str = "",
-    ) -> None:
-        """`reception`: by it the process gets the sockets of its sessions. `group`: its cgroup, where it has one of its
-        own. `group_name`: of the models that share it."""
-        self.pid = pid
-        self.reception = reception
-        self.group_name = group_name
+    pid: int
+    _pidfd: int | None
+    reception: socket.socket
+    """By it the process gets the sockets of its sessions."""
+    _output: WorkerOutput
+    _group: ControlGroup | None = None
+    """Its cgroup, where it has one of its own."""
+    group_name: str = ""
+    """Of the models that share it."""
+
+    def __post_init__(self) -> None:
         self.sessions: list[WorkerSession] = []
-        self._pidfd = pidfd
-        self._group = group
-        self._output = output
         self._loop = asyncio.get_running_loop()
         self.exited = asyncio.Event()
         self._is_killed = False

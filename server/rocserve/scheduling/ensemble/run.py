@@ -517,29 +517,23 @@ class InflightLimit:
             self._is_starting = False
 
 
+@dataclass(eq=False)
 class EnsembleVersion:
     """Implements core.serving.ServedVersion for an ensemble."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        config_message: bytes,
-        version: int,
-        statistics: ModelStatistics,
-        dispatcher: Dispatcher,
-        memory: RequestMemory,
-        answers: CachedAnswers | None = None,
-    ) -> None:
-        """`memory`: what members answer counts against it, as answers do, until the ensemble has answered.
-        `answers`: those that may be given again; None = each request is run."""
+    config: ModelConfig
+    config_message: bytes
+    version: int
+    statistics: ModelStatistics
+    dispatcher: Dispatcher
+    memory: RequestMemory
+    """What members answer counts against it, as answers do, until the ensemble has answered."""
+    answers: CachedAnswers | None = None
+    """Those that may be given again; None = each request is run."""
+
+    def __post_init__(self) -> None:
+        config = self.config
         self.name = config.name
-        self.version = version
-        self.config = config
-        self.config_message = config_message
-        self.statistics = statistics
-        self.dispatcher = dispatcher
-        self.memory = memory
-        self.answers = answers
         self.graph = EnsembleGraph(config)
         self.outputs = {output.name: output for output in config.outputs}
         limit = config.ensemble_max_inflight_requests
