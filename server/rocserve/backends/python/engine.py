@@ -18,9 +18,9 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.python.model import ModelPlace, PythonModel, fault_text, keep_server_log
 from rocserve.backends.python.pb_utils import MODULE_NAMES, make_module
 from rocserve.backends.python.pb_utils.calls import Caller
-from rocserve.backends.python.pb_utils.datatypes import datatype_of_config
 from rocserve.backends.python.pb_utils.metrics import MetricBook
 from rocserve.backends.python.pb_utils.model_configuration import ModelConfig
+from rocserve.backends.python.pb_utils.tensor import BY_CONFIG_NAME
 from rocserve.backends.request_model import RequestModel, RequestModelSource
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
@@ -185,10 +185,10 @@ def signature_of(config: Mapping[str, Any]) -> Signature:
         ServeError: INVALID_ARGUMENT; a tensor's datatype or dims are not what a configuration may have.
     """
     max_batch_size = int(config["max_batch_size"])
-    batching = max_batch_size > 0
+    batching, name = max_batch_size > 0, str(config.get("name", ""))
     return Signature(
-        inputs=_specs(config, "input", batching),
-        outputs=_specs(config, "output", batching),
+        inputs=tuple(_spec(tensor, "input", batching, name) for tensor in config["input"]),
+        outputs=tuple(_spec(tensor, "output", batching, name) for tensor in config["output"]),
         supports_batching=batching,
         optional_inputs=frozenset(tensor["name"] for tensor in config["input"] if tensor.get("optional", False)),
         max_batch_size=max_batch_size,
@@ -197,13 +197,9 @@ def signature_of(config: Mapping[str, Any]) -> Signature:
     )
 
 
-def _specs(config: Mapping[str, Any], what: str, batching: bool) -> tuple[TensorSpec, ...]:
-    return tuple(_spec(tensor, what, batching, str(config.get("name", ""))) for tensor in config[what])
-
-
 def _spec(tensor: Mapping[str, Any], what: str, batching: bool, model_name: str) -> TensorSpec:
     name, data_type = tensor["name"], tensor["data_type"]
-    datatype = datatype_of_config(data_type)
+    datatype = BY_CONFIG_NAME.get(data_type)
     if datatype is None:
         raise invalid_argument(
             f"{what} '{name}' of model '{model_name}' has data_type '{data_type}'; expected one of Triton's, such as"

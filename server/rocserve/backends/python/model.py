@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -18,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
-from rocserve.backends.python.pb_utils.response import InferenceResponse, answer_of
-from rocserve.backends.python.pb_utils.response_sender import RequestAnswers
+from rocserve.backends.python.pb_utils.response import InferenceResponse, RequestAnswers, answer_of
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelRequest, ModelResponse, RequestResponder, Result
 from rocserve.core import tensors as core
@@ -110,21 +110,21 @@ class AbandonedRequests:
 
     def _run(self) -> None:
         while (dropped := self._dropped.get()) is not None:
-            self._end(*dropped)
-
-    def _end(self, responder: RequestResponder, had_response: bool) -> None:
-        try:
+            responder, had_response = dropped
+            error = None
             if self._decoupled or had_response:
                 # A client of Triton does not notice that the final flag never came; here it need not wait either.
                 _LOG.warning(
                     "model '%s' let go of a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
                     self._model_name,
                 )
-                responder.send(None, True)
             else:
-                responder.send(internal(f"model '{self._model_name}' let go of a request without a response"), True)
-        except RuntimeError:
-            pass  # It was answered meanwhile, as when its worker gives up.
+                error = internal(f"model '{self._model_name}' let go of a request without a response")
+            # It may have been answered meanwhile, as when its worker gives up.
+            with suppress(RuntimeError):
+                responder.send(error, True)
+            # Nothing is held on to while the thread waits for the next.
+            del dropped, responder
 
 
 _LOG = logging.getLogger(__name__)

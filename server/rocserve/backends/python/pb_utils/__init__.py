@@ -7,14 +7,12 @@ from types import ModuleType
 
 from rocserve.backends.python.pb_utils import (
     calls,
-    datatypes,
     errors,
     logger,
     metrics,
     model_configuration,
     request,
     response,
-    response_sender,
     tensor,
 )
 from rocserve.backends.python.pb_utils.calls import Caller
@@ -26,7 +24,7 @@ MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
 _SAME_FOR_ALL_MODELS = (
     tensor.Tensor,
     response.InferenceResponse,
-    response_sender.InferenceResponseSender,
+    response.InferenceResponseSender,
     calls.ResponseIterator,
     errors.TritonError,
     errors.TritonModelException,
@@ -43,23 +41,18 @@ _SAME_FOR_ALL_MODELS = (
     calls.load_model,
     calls.unload_model,
     calls.is_model_ready,
-    datatypes.triton_to_numpy_type,
-    datatypes.numpy_to_triton_type,
-    datatypes.triton_string_to_numpy,
+    tensor.triton_to_numpy_type,
+    tensor.numpy_to_triton_type,
+    tensor.triton_string_to_numpy,
     tensor.serialize_byte_tensor,
     tensor.deserialize_bytes_tensor,
     request.get_input_tensor_by_name,
     request.get_output_tensor_by_name,
 )
 _CONSTANTS = {
-    "TRITON_STRING_TO_NUMPY": datatypes.TRITON_STRING_TO_NUMPY,
+    "TRITON_STRING_TO_NUMPY": tensor.TRITON_STRING_TO_NUMPY,
     **request.MemoryType.__members__,
-    **{
-        name: value
-        for module in (request, response_sender)
-        for name, value in vars(module).items()
-        if name.startswith("TRITONSERVER_")
-    },
+    **{name: value for name, value in (vars(request) | vars(response)).items() if name.startswith("TRITONSERVER_")},
 }
 
 

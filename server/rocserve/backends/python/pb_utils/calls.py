@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rocserve.backends.python.pb_utils.errors import TritonError, TritonModelException, from_serve_error
 from rocserve.backends.python.pb_utils.response import InferenceResponse, response_of
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
-from rocserve.backends.request_model import Answer, ModelCall, ModelCalls, Rescheduled, Result
+from rocserve.backends.request_model import ModelCall, ModelCalls, Rescheduled, Result
 from rocserve.core import tensors as core
 from rocserve.core.errors import ServeError
 
@@ -34,11 +34,7 @@ class Caller:
         """Of the model's GPU, where its tensors may be on that."""
 
     def start(self, call: ModelCall, inputs: Sequence[Tensor], on_response: OnResponse) -> None:
-        """Start a call, which has no inputs yet.
-
-        Raises:
-            TritonModelException: the model is not being served.
-        """
+        """Start a call, which has no inputs yet. Raises: TritonModelException: the model is not being served."""
         if not self.is_open:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         try:
@@ -110,17 +106,14 @@ class _Call:
         try:
             if isinstance(answer, Rescheduled):
                 self._start_by_host()
-            else:
-                self._on_response(None if answer is None else self._response(answer), final)
+                return
+            # Raises where memory of another worker cannot be opened.
+            response = None if answer is None else response_of(answer, wrapper_of(self._tensors))
+            if response and self._tensors and not all(tensor.is_cpu() for tensor in response.output_tensors()):
+                self._tensors.wait()
+            self._on_response(response, final)
         except ServeError as error:
             self._on_response(InferenceResponse(error=from_serve_error(error)), True)
-
-    def _response(self, answer: Answer) -> InferenceResponse:
-        """Raises: ServeError: UNAVAILABLE, memory of another worker cannot be opened."""
-        response = response_of(answer, wrapper_of(self._tensors))
-        if self._tensors is not None and not all(tensor.is_cpu() for tensor in response.output_tensors()):
-            self._tensors.wait()
-        return response
 
 
 class OnlyResponse:
@@ -137,19 +130,16 @@ class OnlyResponse:
             return
         several = response is not None and self._response is not None
         self._response = self._response or response
+        self._done = final or several
         if several or (final and self._response is None):
-            self._done = True
-            self._deliver(InferenceResponse(error=self._decoupled_fault()))
-        elif final and self._response is not None:
-            self._done = True
+            text = (
+                f"Model {self._model_name} is using the decoupled. The current BLS request call doesn't support models"
+                " using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or"
+                " 'async_exec' calls for decoupled models."
+            )
+            self._response = InferenceResponse(error=TritonError(text))
+        if self._done and self._response is not None:
             self._deliver(self._response)
-
-    def _decoupled_fault(self) -> TritonError:
-        return TritonError(
-            f"Model {self._model_name} is using the decoupled. The current BLS request call doesn't support models"
-            " using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or"
-            " 'async_exec' calls for decoupled models."
-        )
 
 
 class ResponseIterator:
@@ -180,15 +170,19 @@ class ResponseIterator:
             self._finished = True
             self._wake()
 
-    def wait_for_first(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._responses or self._finished)
-
-    async def wait_for_more(self) -> None:
+    def wait_for_more(self) -> None:
         """Until there is a response that has not been taken, or there will be none."""
+        with self._changed:
+            self._changed.wait_for(self._has_more)
+
+    def _has_more(self) -> bool:
+        return self._position < len(self._responses) or self._finished
+
+    async def await_more(self) -> None:
+        """As `wait_for_more`, without holding up the loop."""
         loop = asyncio.get_running_loop()
         with self._changed:
-            if self._position < len(self._responses) or self._finished:
+            if self._has_more():
                 return
             future: asyncio.Future[None] = loop.create_future()
             self._waiting.append(lambda: _set_soon(loop, future, None))
@@ -200,28 +194,21 @@ class ResponseIterator:
                 self._position = 0
         return self
 
+    __aiter__ = __iter__
+
     def __next__(self) -> InferenceResponse:
         with self._changed:
-            self._changed.wait_for(lambda: self._position < len(self._responses) or self._finished)
-            response = self._next()
-        if response is None:
-            raise StopIteration
-        return response
-
-    def __aiter__(self) -> ResponseIterator:
-        return self.__iter__()
+            self._changed.wait_for(self._has_more)
+            return self._next(StopIteration)
 
     async def __anext__(self) -> InferenceResponse:
-        await self.wait_for_more()
+        await self.await_more()
         with self._changed:
-            response = self._next()
-        if response is None:
-            raise StopAsyncIteration
-        return response
+            return self._next(StopAsyncIteration)
 
-    def _next(self) -> InferenceResponse | None:
+    def _next(self, end: type[Exception]) -> InferenceResponse:
         if self._position >= len(self._responses):
-            return None
+            raise end
         self._position += 1
         return self._responses[self._position - 1]
 

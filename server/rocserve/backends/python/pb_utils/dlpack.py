@@ -67,7 +67,20 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     Raises:
         TritonModelException: it is no such object, is out of the CPU's reach, not contiguous or of another datatype.
     """
-    capsule = tensor if type(tensor).__name__ == "PyCapsule" else _capsule_of(tensor)
+    capsule = tensor
+    if type(tensor).__name__ != "PyCapsule":
+        if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
+            raise TritonModelException(
+                "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and"
+                " `__dlpack_device__` attributes"
+            )
+        if tensor.__dlpack_device__()[0] not in _HOST_DEVICES and callable(getattr(tensor, "cpu", None)):
+            tensor = tensor.cpu()
+        _require_host(tensor.__dlpack_device__()[0])
+        try:
+            capsule = tensor.__dlpack__(stream=None)
+        except BufferError as error:
+            raise TritonModelException(f"DLPack tensor cannot be read: {error}") from None
     if not _is_valid(capsule, b"dltensor"):
         raise TritonModelException("Provided capsule is no DLPack tensor, or was used before.")
     head = _head(capsule)
@@ -78,7 +91,9 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
             raise TritonModelException(f"Expected BF16 tensor to have 16 bits, but had: {head.dtype.bits}")
         head.dtype.code = _UINT
     try:
-        array = np.from_dlpack(_Offer(capsule))
+        # numpy asks for an object with these two methods.
+        methods = {"__dlpack__": lambda self, **_: capsule, "__dlpack_device__": lambda self: CPU_DEVICE}
+        array = np.from_dlpack(type("Offer", (), methods)())
     except (BufferError, RuntimeError) as error:
         raise TritonModelException(f"DLPack tensor cannot be read: {error}") from None
     if not array.flags.c_contiguous:
@@ -98,34 +113,6 @@ def device_tensor(tensor: Any) -> Any:
         return None
     found = tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
     return found.detach()
-
-
-class _Offer:
-    """A capsule as the object that numpy asks for."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **_: object) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return CPU_DEVICE
-
-
-def _capsule_of(tensor: Any) -> Any:
-    if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
-        raise TritonModelException(
-            "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and"
-            " `__dlpack_device__` attributes"
-        )
-    if tensor.__dlpack_device__()[0] not in _HOST_DEVICES and callable(getattr(tensor, "cpu", None)):
-        tensor = tensor.cpu()
-    _require_host(tensor.__dlpack_device__()[0])
-    try:
-        return tensor.__dlpack__(stream=None)
-    except BufferError as error:
-        raise TritonModelException(f"DLPack tensor cannot be read: {error}") from None
 
 
 def _require_host(device_type: int) -> None:

@@ -8,11 +8,7 @@ from rocserve.core.errors import ServeError, StatusCode
 
 
 def as_text(value: str | bytes, what: str) -> str:
-    """
-    Raises:
-        TypeError: it is neither; `what` says what it was to be.
-        UnicodeDecodeError: the bytes are no UTF-8.
-    """
+    """Raises: TypeError: it is neither, `what` says what it was to be; UnicodeDecodeError: the bytes are no UTF-8."""
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
@@ -37,18 +33,9 @@ class ErrorCode(int, enum.Enum):
     CANCELLED = 7
 
 
-_STATUS = {
-    ErrorCode.UNKNOWN: StatusCode.UNKNOWN,
-    ErrorCode.INTERNAL: StatusCode.INTERNAL,
-    ErrorCode.NOT_FOUND: StatusCode.NOT_FOUND,
-    ErrorCode.INVALID_ARG: StatusCode.INVALID_ARGUMENT,
-    ErrorCode.UNAVAILABLE: StatusCode.UNAVAILABLE,
-    ErrorCode.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
-    ErrorCode.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
-    ErrorCode.CANCELLED: StatusCode.CANCELLED,
-}
-_CODES = {
-    **{status: code for code, status in _STATUS.items()},
+_OTHER_NAMES = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}
+_STATUS = {code: StatusCode[_OTHER_NAMES.get(code.name, code.name)] for code in ErrorCode}
+_CODES = {status: code for code, status in _STATUS.items()} | {
     # Triton has no codes of their own for these: an expired or a refused request is UNAVAILABLE to it.
     StatusCode.DEADLINE_EXCEEDED: ErrorCode.UNAVAILABLE,
     StatusCode.RESOURCE_EXHAUSTED: ErrorCode.UNAVAILABLE,
@@ -57,15 +44,6 @@ _CODES = {
 
 class TritonError:
     """An error for one request, as a model answers it or is answered by another model."""
-
-    UNKNOWN = ErrorCode.UNKNOWN
-    INTERNAL = ErrorCode.INTERNAL
-    NOT_FOUND = ErrorCode.NOT_FOUND
-    INVALID_ARG = ErrorCode.INVALID_ARG
-    UNAVAILABLE = ErrorCode.UNAVAILABLE
-    UNSUPPORTED = ErrorCode.UNSUPPORTED
-    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
-    CANCELLED = ErrorCode.CANCELLED
 
     def __init__(self, message: str | bytes, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         self._message = as_text(message, "the message of a TritonError")
@@ -76,6 +54,10 @@ class TritonError:
 
     def code(self) -> ErrorCode:
         return self._code
+
+
+for _code in ErrorCode:
+    setattr(TritonError, _code.name, _code)
 
 
 def to_serve_error(error: TritonError) -> ServeError:

@@ -32,17 +32,17 @@ class Logger:
 
     @staticmethod
     def log_info(message: str | bytes) -> None:
-        _LOG.info("%s", as_text(message, "a message"))
+        Logger.log(message)
 
     @staticmethod
     def log_warn(message: str | bytes) -> None:
-        _LOG.warning("%s", as_text(message, "a message"))
+        Logger.log(message, Level.WARNING)
 
     @staticmethod
     def log_error(message: str | bytes) -> None:
-        _LOG.error("%s", as_text(message, "a message"))
+        Logger.log(message, Level.ERROR)
 
     @staticmethod
     def log_verbose(message: str | bytes) -> None:
         """Dropped unless the server's log is verbose."""
-        _LOG.debug("%s", as_text(message, "a message"))
+        Logger.log(message, Level.VERBOSE)

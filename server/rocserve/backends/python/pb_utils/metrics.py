@@ -10,14 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rocserve.backends.python.pb_utils.errors import TritonModelException
-from rocserve.core.custom_metrics import (
-    LABEL_NAME,
-    METRIC_NAME,
-    RESERVED_PREFIXES,
-    MetricChange,
-    MetricChanges,
-    MetricKind,
-)
+from rocserve.core import custom_metrics
+from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 
 GATHER_SECONDS = 0.2
 """How long changes are gathered before they are sent."""
@@ -47,12 +41,8 @@ class Metric:
         self._changed = True
 
     def increment(self, value: float) -> None:
-        """
-        Raises:
-            TritonModelException: the metric is a histogram, or a counter is to go down.
-        """
-        if self._kind is MetricKind.HISTOGRAM:
-            raise self._unsupported("increment", "Increment")
+        """Raises: TritonModelException: the metric is a histogram, or a counter is to go down."""
+        self._check("increment", MetricKind.COUNTER, MetricKind.GAUGE)
         if self._kind is MetricKind.COUNTER and value < 0:
             raise TritonModelException(
                 "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be incremented"
@@ -65,24 +55,16 @@ class Metric:
         self._on_change()
 
     def set(self, value: float) -> None:
-        """
-        Raises:
-            TritonModelException: the metric is no gauge.
-        """
-        if self._kind is not MetricKind.GAUGE:
-            raise self._unsupported("set", "Set")
+        """Raises: TritonModelException: the metric is no gauge."""
+        self._check("set", MetricKind.GAUGE)
         with self._lock:
             self._value = float(value)
             self._is_set = self._changed = True
         self._on_change()
 
     def observe(self, value: float) -> None:
-        """
-        Raises:
-            TritonModelException: the metric is no histogram.
-        """
-        if self._kind is not MetricKind.HISTOGRAM:
-            raise self._unsupported("observe", "Observe")
+        """Raises: TritonModelException: the metric is no histogram."""
+        self._check("observe", MetricKind.HISTOGRAM)
         with self._lock:
             self._counts[bisect.bisect_left(self._bounds, value)] += 1
             self._added += value
@@ -90,13 +72,8 @@ class Metric:
         self._on_change()
 
     def value(self) -> float:
-        """As this process has it.
-
-        Raises:
-            TritonModelException: the metric is a histogram.
-        """
-        if self._kind is MetricKind.HISTOGRAM:
-            raise self._unsupported("get", "Value")
+        """As this process has it. Raises: TritonModelException: the metric is a histogram."""
+        self._check("get", MetricKind.COUNTER, MetricKind.GAUGE)
         return self._value
 
     def take_change(self) -> MetricChange | None:
@@ -116,10 +93,13 @@ class Metric:
     def _no_counts(self) -> list[int]:
         return [0] * (len(self._bounds) + 1) if self._kind is MetricKind.HISTOGRAM else []
 
-    def _unsupported(self, verb: str, operation: str) -> TritonModelException:
-        return TritonModelException(
-            f"Failed to {verb} metric value: TRITONSERVER_METRIC_KIND_{self._kind.name} does not support {operation}"
-        )
+    def _check(self, verb: str, *kinds: MetricKind) -> None:
+        if self._kind not in kinds:
+            operation = "Value" if verb == "get" else verb.capitalize()
+            raise TritonModelException(
+                f"Failed to {verb} metric value: TRITONSERVER_METRIC_KIND_{self._kind.name} does not support"
+                f" {operation}"
+            )
 
 
 class MetricBook:
@@ -135,16 +115,14 @@ class MetricBook:
         self._sender: threading.Thread | None = None
 
     def add_family(self, name: str, kind: MetricKind) -> None:
-        """
-        Raises:
-            TritonModelException: the name is none, or is taken by a family of another kind.
-        """
-        if not METRIC_NAME.fullmatch(name):
+        """Raises: TritonModelException: the name is none, or is taken by a family of another kind."""
+        if not custom_metrics.METRIC_NAME.fullmatch(name):
             raise TritonModelException("Error when creating MetricFamily: Invalid metric name")
-        if name.startswith(RESERVED_PREFIXES):
+        reserved = custom_metrics.RESERVED_PREFIXES
+        if name.startswith(reserved):
             raise TritonModelException(
                 f"Error when creating MetricFamily: '{name}' is a name of the server's own, as all that begin with"
-                f" {' or '.join(RESERVED_PREFIXES)}"
+                f" {' or '.join(reserved)}"
             )
         with self._lock:
             if self._kinds.setdefault(name, kind) is not kind:
@@ -195,10 +173,7 @@ class MetricFamily:
     """Set in the class that a model sees."""
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        """
-        Raises:
-            TritonModelException: the name is none, or is taken by a family of another kind.
-        """
+        """Raises: TritonModelException: the name is none, or is taken by a family of another kind."""
         if not isinstance(kind, MetricKind):
             raise TypeError(f"kind must be MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {type(kind).__name__}")
         self._book.add_family(name, kind)
@@ -207,14 +182,11 @@ class MetricFamily:
         self._kind = kind
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
-        """
-        Raises:
-            TritonModelException: the labels are no dict of label names, or the buckets do not go with the kind.
-        """
+        """Raises: TritonModelException: the labels are no dict of label names, or the buckets are not the kind's."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         given = {str(name): str(value) for name, value in (labels or {}).items()}
-        if not all(LABEL_NAME.fullmatch(name) for name in given):
+        if not all(custom_metrics.LABEL_NAME.fullmatch(name) for name in given):
             raise TritonModelException("Error when creating Metric: Invalid label name")
         return self._book.metric(self._name, self._kind, self._description, given, self._bounds(buckets))
 

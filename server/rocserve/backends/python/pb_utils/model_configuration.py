@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_INPUT_PROPERTIES = ("name", "data_type", "dims", "optional")
-_OUTPUT_PROPERTIES = ("name", "data_type", "dims")
-
 
 class ModelConfig:
     """The configuration that a model's auto_complete_config adds to."""
@@ -28,10 +25,7 @@ class ModelConfig:
         return str(self._model_config.get("name", ""))
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """
-        Raises:
-            ValueError: the configuration asks for more.
-        """
+        """Raises: ValueError: the configuration asks for more."""
         configured = self._model_config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
@@ -41,11 +35,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Ask for a dynamic batcher; one that is configured stays as it is.
-
-        Raises:
-            ValueError: the configuration has another scheduler.
-        """
+        """Ask for a dynamic batcher, unless there is one. Raises: ValueError: there is another scheduler."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
                 raise ValueError(
@@ -55,10 +45,7 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
-        """
-        Raises:
-            ValueError: a property other than "decoupled", or the configuration says otherwise.
-        """
+        """Raises: ValueError: a property other than "decoupled", or the configuration says otherwise."""
         if any(name != "decoupled" for name in transaction_policy_dict):
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains"
@@ -80,29 +67,22 @@ class ModelConfig:
         Raises:
             ValueError: another property, one that is missing, or the configuration says otherwise.
         """
-        self._check_properties("input", input, _INPUT_PROPERTIES, "'name', 'data_type', 'dims' and 'optional'")
-        self._add("input", input)
+        self._add("input", input, ("name", "data_type", "dims", "optional"))
 
     def add_output(self, output: dict[str, Any]) -> None:
-        """Add an output with `name`, `data_type` and `dims`, or complete the one of that name.
+        """As `add_input`, of an output, which has no `optional`."""
+        self._add("output", output, ("name", "data_type", "dims"))
 
-        Raises:
-            ValueError: another property, one that is missing, or the configuration says otherwise.
-        """
-        self._check_properties("output", output, _OUTPUT_PROPERTIES, "'name', 'data_type' and 'dims'")
-        self._add("output", output)
-
-    def _check_properties(self, what: str, tensor: dict[str, Any], allowed: tuple[str, ...], listed: str) -> None:
+    def _add(self, what: str, tensor: dict[str, Any], allowed: tuple[str, ...]) -> None:
         where = f"in auto-complete-config function for model '{self._name}'"
         if "name" not in tensor:
             raise ValueError(f"{what} {where} is missing 'name' property.")
         if any(name not in allowed for name in tensor):
-            raise ValueError(f"{what} '{tensor['name']}' {where} contains property other than {listed}.")
+            listed = "', '".join(allowed[:-1]) + f"' and '{allowed[-1]}"
+            raise ValueError(f"{what} '{tensor['name']}' {where} contains property other than '{listed}'.")
         for name in ("data_type", "dims"):
             if name not in tensor:
                 raise ValueError(f"{what} '{tensor['name']}' {where} is missing '{name}' property.")
-
-    def _add(self, what: str, tensor: dict[str, Any]) -> None:
         for current in self._model_config[what]:
             if current["name"] == tensor["name"]:
                 self._check_same(what, current, tensor)
@@ -128,24 +108,16 @@ class ModelConfig:
             )
 
 
-def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> Any:
     """The input of that name in a configuration; None when there is none."""
-    return _find(model_config, "input", name)
+    return next((tensor for tensor in model_config.get("input", []) if tensor["name"] == name), None)
 
 
-def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> Any:
     """The output of that name in a configuration; None when there is none."""
-    return _find(model_config, "output", name)
+    return next((tensor for tensor in model_config.get("output", []) if tensor["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
     """Whether the configuration lets a request have any number of responses."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
-
-
-def _find(model_config: dict[str, Any], what: str, name: str) -> dict[str, Any] | None:
-    for tensor in model_config.get(what, []):
-        if tensor["name"] == name:
-            found: dict[str, Any] = tensor
-            return found
-    return None

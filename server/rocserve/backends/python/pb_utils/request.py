@@ -10,8 +10,13 @@ from typing import Any
 
 from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
 from rocserve.backends.python.pb_utils.errors import TritonModelException, as_text
-from rocserve.backends.python.pb_utils.response import InferenceResponse, checked_parameters, parameters_text
-from rocserve.backends.python.pb_utils.response_sender import InferenceResponseSender, RequestAnswers
+from rocserve.backends.python.pb_utils.response import (
+    InferenceResponse,
+    InferenceResponseSender,
+    RequestAnswers,
+    checked_parameters,
+    parameters_text,
+)
 from rocserve.backends.python.pb_utils.tensor import Tensor, wrap_tensor
 from rocserve.backends.request_model import ModelCall, ModelRequest
 from rocserve.core import tensors as core
@@ -157,10 +162,7 @@ class InferenceRequest:
         return self._answers is not None and self._answers.is_cancelled
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """
-        Raises:
-            TritonModelException: this is no request that the model received.
-        """
+        """Raises: TritonModelException: this is no request that the model received."""
         if self._answers is None:
             raise TritonModelException(
                 "Unable to send response. Response sender has no reference to the decoupled state of the model."
@@ -168,10 +170,7 @@ class InferenceRequest:
         return InferenceResponseSender(self._answers)
 
     def set_release_flags(self, flags: int) -> None:
-        """
-        Raises:
-            TritonModelException: the request is to be scheduled again, which takes an iterative sequence.
-        """
+        """Raises: TritonModelException: the request is to be scheduled again, which takes an iterative sequence."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
                 "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
@@ -196,7 +195,7 @@ class InferenceRequest:
             return self._caller.run(self._call(), self._inputs)
         responses = ResponseIterator()
         self._caller.start(self._call(), self._inputs, responses.take)
-        responses.wait_for_first()
+        responses.wait_for_more()
         return responses
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse | ResponseIterator]:
@@ -211,7 +210,7 @@ class InferenceRequest:
     async def _stream(self, call: ModelCall) -> ResponseIterator:
         responses = ResponseIterator()
         self._caller.start(call, self._inputs, responses.take)
-        await responses.wait_for_more()
+        await responses.await_more()
         return responses
 
     def _call(self) -> ModelCall:

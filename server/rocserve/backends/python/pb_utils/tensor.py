@@ -1,4 +1,4 @@
-"""The tensors that models see and give."""
+"""The tensors that models see and give, Triton's names and numbers of datatypes, and the numpy types for these."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rocserve.backends.python.pb_utils.datatypes import BY_NUMPY_DTYPE, datatype_of_numpy, triton_number
 from rocserve.backends.python.pb_utils.dlpack import (
     CPU_DEVICE,
     NOT_CONTIGUOUS,
@@ -27,6 +26,38 @@ if TYPE_CHECKING:
     from rocserve.backends.device_tensors import DeviceTensors
 
 _LENGTH = struct.Struct("<I")
+_BY_NUMPY_DTYPE = {datatype.numpy_dtype: datatype for datatype in DataType if datatype is not DataType.BF16}
+_BY_NUMBER = dict(enumerate((*_BY_NUMPY_DTYPE.values(), DataType.BF16), 1))
+_NUMBERS = {datatype: number for number, datatype in _BY_NUMBER.items()}
+"""TRITONSERVER_DataType, which are also the numbers of config.pbtxt's DataType: BOOL = 1, BYTES = 13, BF16 = 14."""
+BY_CONFIG_NAME = {
+    "TYPE_STRING" if datatype is DataType.BYTES else f"TYPE_{datatype.value}": datatype for datatype in DataType
+}
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    name: datatype.numpy_dtype.type for name, datatype in BY_CONFIG_NAME.items() if datatype is not DataType.BF16
+} | {"TYPE_BOOL": bool}
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """The numpy type of a configuration's data_type, e.g. "TYPE_FP32". Raises: KeyError, as for TYPE_BF16."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """The numpy type of a TRITONSERVER_DataType number; None when there is none."""
+    datatype = _BY_NUMBER.get(data_type, DataType.BF16)
+    return None if datatype is DataType.BF16 else datatype.numpy_dtype.type
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """The TRITONSERVER_DataType number of a numpy type; None when there is none."""
+    datatype = _datatype_of_numpy(np.dtype(data_type))
+    return None if datatype is None else _NUMBERS[datatype]
+
+
+def _datatype_of_numpy(dtype: np.dtype[Any]) -> DataType | None:
+    """Arrays of bytes or of objects are BYTES; arrays of str (numpy's kind "U") have no datatype, as in Triton."""
+    return DataType.BYTES if dtype.kind in "OS" else _BY_NUMPY_DTYPE.get(dtype)
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[()] | None:
@@ -36,17 +67,11 @@ def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[(
     """
     if input_tensor.size == 0:
         return ()
-    if input_tensor.dtype.kind not in "OS":
-        return None
-    return encode_array(input_tensor)
+    return _encode_array(input_tensor) if input_tensor.dtype.kind in "OS" else None
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
-    """A one-dimensional array of bytes objects.
-
-    Raises:
-        struct.error: the data ends within an element.
-    """
+    """A one-dimensional array of bytes objects. Raises: struct.error: the data ends within an element."""
     elements: list[bytes] = []
     position = 0
     while position < len(encoded_tensor):
@@ -59,7 +84,7 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
     return array
 
 
-def encode_array(array: np.ndarray[Any, Any]) -> bytes:
+def _encode_array(array: np.ndarray[Any, Any]) -> bytes:
     elements = array.ravel().tolist()
     return encode_bytes_elements(element if isinstance(element, bytes) else str(element) for element in elements)
 
@@ -74,7 +99,7 @@ class Tensor:
             name = as_text(name, "the name of a Tensor")
         if not isinstance(numpy_array, np.ndarray):
             raise TypeError(f"Tensor '{name}' must be made from a numpy array, got {type(numpy_array).__name__}")
-        datatype = BY_NUMPY_DTYPE.get(numpy_array.dtype) or datatype_of_numpy(numpy_array.dtype)
+        datatype = _BY_NUMPY_DTYPE.get(numpy_array.dtype) or _datatype_of_numpy(numpy_array.dtype)
         if datatype is None:
             raise TritonModelException(
                 f"NumPy dtype is not supported. Tensor '{name}' has dtype {numpy_array.dtype}"
@@ -88,7 +113,7 @@ class Tensor:
             array = np.ascontiguousarray(array)
         # Texts are taken down now: a model may use the same array of objects for the next request.
         if datatype is DataType.BYTES:
-            data: core.Buffer = encode_array(array)
+            data: core.Buffer = _encode_array(array)
         else:
             data = array.data.cast("B") if array.size else b""
         self._tensor = core.Tensor(name, datatype, numpy_array.shape, data)
@@ -104,7 +129,7 @@ class Tensor:
 
     def triton_dtype(self) -> int:
         """The number of the datatype in Triton's TRITONSERVER_DataType."""
-        return triton_number(self._tensor.datatype)
+        return _NUMBERS[self._tensor.datatype]
 
     def is_cpu(self) -> bool:
         return self._on_device is None
