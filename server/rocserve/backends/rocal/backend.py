@@ -13,7 +13,7 @@ from rocserve.backends.rocal.decoding.options import DEFAULT_MAX_PIXELS, ColorFo
 from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, ThreadedEngine
 from rocserve.backends.rocal.interface import join
 from rocserve.backends.rocal.model import RocalModel
-from rocserve.backends.rocal.pipeline import Pipeline, parse_pipeline
+from rocserve.backends.rocal.pipeline import parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
@@ -74,7 +74,6 @@ def choose_engine(model: ModelSource) -> EngineChoice:
 
 
 _LOG = logging.getLogger(__name__)
-
 _DEFAULT_MAX_THREADS = 4
 _MOST_PIXELS = 1 << 32
 """Of an image: a JPEG cannot have more."""
@@ -92,7 +91,14 @@ def load(model: ModelSource) -> LoadedModel:
     color_format = ColorFormat(read_choice(config, "color_format", ColorFormat.RGB24.value, formats))
     threads = read_integer(config, "threads", min(_DEFAULT_MAX_THREADS, usable_cpus()), 1, MOST_THREADS)
     max_pixels = read_integer(config, "max_pixels", DEFAULT_MAX_PIXELS, 1, _MOST_PIXELS)
-    pipeline = _read_pipeline(model, color_format.channels)
+    try:
+        pipeline = parse_pipeline(model.model_file.read_bytes(), color_format.channels)
+    except OSError as error:
+        raise invalid_argument(f"cannot read {model.model_file}: {error.strerror}") from None
+    except PipelineError as error:
+        raise invalid_argument(f"{model.model_file.name}: {error}") from None
+    for note in pipeline.notes:
+        _LOG.warning("%s: %s", model.model_file.name, note)
     interface = join(pipeline, config, color_format.channels)
     setup = EngineSetup(
         model_name=model.name,
@@ -115,18 +121,6 @@ def load(model: ModelSource) -> LoadedModel:
     _LOG.info("%s runs on engine %s: %s", model.model_file.name, choice.engine, choice.reason)
     # The server knows the backend's engine only, not which of the two it is.
     return RocalModel(engine, setup, interface, {"engine": choice.engine, "engine_reason": choice.reason})
-
-
-def _read_pipeline(model: ModelSource, channels: int) -> Pipeline:
-    try:
-        pipeline = parse_pipeline(model.model_file.read_bytes(), channels)
-    except OSError as error:
-        raise invalid_argument(f"cannot read {model.model_file}: {error.strerror}") from None
-    except PipelineError as error:
-        raise invalid_argument(f"{model.model_file.name}: {error}") from None
-    for note in pipeline.notes:
-        _LOG.warning("%s: %s", model.model_file.name, note)
-    return pipeline
 
 
 def _make_engine(name: str, setup: EngineSetup) -> BatchEngine:

@@ -93,23 +93,9 @@ _DATATYPES = {
 _RANGES = schema.choice("auto", "pixel", "unit")
 
 
-@Key
-def _table(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("an object")
-    return value
-
-
-@Key
-def _operations(value: Any) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise ValueError("a list of operations")
-    return value
-
-
 _TOP_LEVEL_KEYS = {
-    "pipeline": _operations,
-    "decoder": _table({}),
+    "pipeline": schema.key_if("a list of operations", lambda value: isinstance(value, list) and bool(value)),
+    "decoder": schema.key_if("an object", lambda value: isinstance(value, dict))({}),
     "mean_std_range": _RANGES("auto"),
 }
 _OPERATION_KEY = {"operation": _operation_name}

@@ -36,11 +36,7 @@ class PipelineError(ValueError):
     """A pipeline that cannot be run; the text has the place of the fault, the expected and the given value."""
 
 
-class _Required:
-    pass
-
-
-REQUIRED = _Required()
+REQUIRED = object()
 
 Reader = Callable[[Any], Any]
 """Gives a key's value; raises ValueError with the expected form."""
@@ -71,7 +67,7 @@ class Binding:
     input: str
 
 
-def _key_if(expected: str, holds: Callable[[Any], bool]) -> Key:
+def key_if(expected: str, holds: Callable[[Any], bool]) -> Key:
     def read(value: Any) -> Any:
         if not holds(value):
             raise ValueError(expected)
@@ -105,9 +101,9 @@ def _number_key(expected: str, holds: Callable[[float], bool] = lambda number: T
     return Key(read)
 
 
-name = _key_if("a name", lambda value: isinstance(value, str) and value != "")
-flag = _key_if("true or false", lambda value: isinstance(value, bool))
-axis = _key_if("0, 1 or 2", lambda value: type(value) is int and value in (0, 1, 2))
+name = key_if("a name", lambda value: isinstance(value, str) and value != "")
+flag = key_if("true or false", lambda value: isinstance(value, bool))
+axis = key_if("0, 1 or 2", lambda value: type(value) is int and value in (0, 1, 2))
 """Of an image: 0 = height, 1 = width, 2 = channels."""
 size = _integer_key(0, "a size in pixels, ")
 positive_size = _integer_key(1, "a size in pixels, ")

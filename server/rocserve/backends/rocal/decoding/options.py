@@ -10,7 +10,7 @@ from typing import Any
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.decoding.header import ImageError
-from rocserve.backends.rocal.schema import Key, PipelineError
+from rocserve.backends.rocal.schema import PipelineError
 
 DEFAULT_MAX_PIXELS = 100_000_000
 
@@ -113,17 +113,12 @@ class DecoderOptions:
         return dataclasses.replace(self, max_pixels=min(self.max_pixels, max_pixels))
 
 
-@Key
-def _pixel_count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError("a number of pixels, a whole number of 1 or more")
-    return value
-
-
 _KEYS = {
     "max_width": schema.size(1000),
     "max_height": schema.size(1000),
-    "max_pixels": _pixel_count(DEFAULT_MAX_PIXELS),
+    "max_pixels": schema.key_if(
+        "a number of pixels, a whole number of 1 or more", lambda value: type(value) is int and value >= 1
+    )(DEFAULT_MAX_PIXELS),
     "exif": schema.flag(False),
     "input": schema.choice(*(kind.value for kind in InputKind))(InputKind.ENCODED.value),
 }
