@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.request_memory import Holder, Holding, RequestMemory
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.errors import HttpError
-from rocserve.frontends.http.request import Request
+from rocserve.frontends.http.request import HttpError, Request
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _INTEGER = re.compile(r"\s*([+-]?\d{1,18})")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
-from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, invalid_argument
 from rocserve.core.model_config import InputConfig
 from rocserve.core.private_paths import PrivatePaths
+from rocserve.core.request_memory import Holding
 from rocserve.core.request_parameters import check_entries
 from rocserve.core.requests import (
     NO_PARAMETERS,
@@ -20,13 +23,13 @@ from rocserve.core.requests import (
     RequestHead,
 )
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.errors import JSON, error_body, error_response, not_allowed, status_of
 from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter, read_id
+from rocserve.frontends.http.infer_response import detached
 from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
 from rocserve.frontends.http.large_bodies import LARGE_JSON
-from rocserve.frontends.http.request import Request, Response
-from rocserve.frontends.http.responders import AnswerStream, HttpParts, request_timeout
-from rocserve.frontends.http.tensor_json import json_elements, raw_contents
+from rocserve.frontends.http.request import JSON, Request, Response, error_response, not_allowed, status_of
+from rocserve.frontends.http.responders import HttpParts, HttpResponder, request_timeout
+from rocserve.frontends.http.tensor_json import element_slices, raw_contents
 
 NESTED = "parameters"
 """The member whose members are taken as if they stood beside it."""
@@ -111,24 +114,11 @@ def generate_body(response: InferResponse) -> bytes:
     """
     fields: dict[str, Any] = {"id": response.id} if response.id else {}
     fields |= {"model_name": response.head.model_name, "model_version": response.head.model_version}
-    _add(fields, response.parameters)
-    _add(fields, {tensor.name: _plain(json_elements(tensor)) for tensor in response.outputs})
+    # Names that are taken keep their values.
+    fields = {**response.parameters, **fields}
+    outputs = {tensor.name: list(chain.from_iterable(element_slices(tensor))) for tensor in response.outputs}
+    fields = {name: each[0] if len(each) == 1 else each for name, each in outputs.items()} | fields
     return json_bytes({name: fields[name] for name in sorted(fields)})
-
-
-def event(body: bytes) -> bytes:
-    """One of the events of a stream (text/event-stream)."""
-    return b"data: " + body + b"\n\n"
-
-
-def _add(fields: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Names that are taken keep their values."""
-    for name, value in more.items():
-        fields.setdefault(name, value)
-
-
-def _plain(elements: list[Any]) -> Any:
-    return elements[0] if len(elements) == 1 else elements
 
 
 def _does_not_fit(input_name: str) -> ServeError:
@@ -208,7 +198,7 @@ async def _send_events(request: Request, first: Answer, responder: AnswerStream,
     request.begin_stream(status, EVENT_STREAM, {"Cache-Control": "no-cache"})
     outcome = first
     while outcome is not None:
-        await request.send(event(body))
+        await request.send(b"data: %b\n\n" % body)
         outcome = await responder.next()
         if outcome is not None:
             _, body = _status_and_body(outcome, paths)
@@ -222,4 +212,92 @@ def _status_and_body(outcome: InferResponse | ServeError, paths: PrivatePaths) -
             return 200, generate_body(outcome)
         except ServeError as error:
             outcome = error
-    return status_of(outcome), error_body(paths.hide(outcome.text))
+    return status_of(outcome), json_bytes({"error": paths.hide(outcome.text)})
+
+
+BACKLOG_LIMIT_BYTES = 256 << 20
+"""Of responses that a client does not fetch."""
+
+
+class AnswerStream(HttpResponder):
+    """The responder of a request that has any number of responses."""
+
+    takes_one = False
+
+    def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
+        super().__init__(request, parts, timeout)
+        self._answers = Holding()
+        self._queue: asyncio.Queue[Answer] = asyncio.Queue()
+        self._backlog_bytes = 0
+        self._taken_bytes = 0
+        self._is_closed = False
+        self.is_overdue = False
+        """The deadline has passed, and the answer says so."""
+
+    async def next(self) -> Answer:
+        """The next response or error; None when no further one comes."""
+        # The one before has been sent.
+        self._parts.memory.release_answer(self._answers, self._taken_bytes)
+        self._taken_bytes = 0
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                outcome = await self._queue.get()
+        except TimeoutError:
+            self.is_overdue = self._is_closed = True
+            self._drop_all()
+            self._queue.put_nowait(None)
+            return deadline_exceeded()
+        self._taken_bytes = _size(outcome)
+        self._backlog_bytes -= self._taken_bytes
+        return outcome
+
+    def close(self) -> None:
+        """What answers there are have been sent, or nobody reads them."""
+        self._is_closed = True
+        self._parts.memory.release_answer(self._answers)
+
+    def expect_many(self) -> None: ...
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            if answer.is_large and answer.slot is not None:
+                self._copy(answer, final)
+                return
+            answer = detached(answer)
+        elif answer is not None:
+            self._note_failure(answer)
+        if final:
+            self.release()
+        self._put(answer, final)
+
+    def _put(self, outcome: Answer, final: bool) -> None:
+        if self._is_closed:
+            return
+        nbytes = _size(outcome)
+        try:
+            self._parts.memory.admit_answer(self._answers, nbytes)
+            self._backlog_bytes += nbytes
+            if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
+                raise ServeError(
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    "the client does not read: too many bytes wait to be sent in answer to this request",
+                )
+        except ServeError as error:
+            self._drop_all()
+            outcome, final = error, True
+        if outcome is not None:
+            self._queue.put_nowait(outcome)
+        if final:
+            self._is_closed = True
+            self._queue.put_nowait(None)
+
+    def _drop_all(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._backlog_bytes = 0
+        self._parts.memory.release_answer(self._answers)
+        self.cancel()
+
+
+def _size(outcome: Answer) -> int:
+    return sum(map(len, outcome.data)) if isinstance(outcome, InferResponse) else 0

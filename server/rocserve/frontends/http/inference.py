@@ -20,13 +20,16 @@ from rocserve.frontends.http.body import (
     request_encoding,
     response_encoding,
 )
-from rocserve.frontends.http.errors import JSON, PLAIN, error_response, not_allowed
 from rocserve.frontends.http.infer_request import (
     InferRequestReader,
     InferText,
     RequestHeads,
+    form_boundary,
+    form_parts,
+    form_request,
     id_of_refused,
     parse_infer_text,
+    raw_request,
 )
 from rocserve.frontends.http.infer_response import (
     BINARY_ONLY,
@@ -36,8 +39,7 @@ from rocserve.frontends.http.infer_response import (
     detached,
 )
 from rocserve.frontends.http.large_bodies import LARGE_JSON
-from rocserve.frontends.http.raw_request import form_boundary, form_parts, form_request, raw_request
-from rocserve.frontends.http.request import Head, Request, Response
+from rocserve.frontends.http.request import JSON, PLAIN, Head, Request, Response, error_response, not_allowed
 from rocserve.frontends.http.responders import HttpParts, HttpResponder, request_timeout
 from rocserve.plane.loop import TimerHandle
 from rocserve.services.forwarded_headers import HeaderForwarding

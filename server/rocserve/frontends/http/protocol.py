@@ -198,8 +198,11 @@ class Connection(asyncio.Protocol):
             self._parse(data)
         if self._waiting or self._fault is not None:
             self._begin_requests()
-        if self._waiting or (self._arriving is not None and self._arriving.unread_bytes > _READ_AHEAD):
-            self._pause_reading()
+        arriving = self._arriving
+        is_ahead = self._waiting or (arriving is not None and len(arriving.data) - arriving.taken > _READ_AHEAD)
+        if is_ahead and self._reads and not self.is_closing:
+            self._reads = False
+            self._transport.pause_reading()
 
     def _parse(self, data: bytes) -> None:
         was_in_head = self._is_in_head
@@ -367,11 +370,6 @@ class Connection(asyncio.Protocol):
         if not (self._reads or self._waiting or self.is_closing):
             self._reads = True
             self._transport.resume_reading()
-
-    def _pause_reading(self) -> None:
-        if self._reads and not self.is_closing:
-            self._reads = False
-            self._transport.pause_reading()
 
     def write(self, data: Buffer) -> None:
         if not self.is_closing:

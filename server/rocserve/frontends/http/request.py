@@ -1,16 +1,21 @@
-"""One request of HTTP: what it says, its body as it comes, and its answer as it goes out in the connection."""
+"""One request of HTTP: what it says, its body as it comes, and its answer or error as it goes out in the connection."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.request_memory import MemoryFull
 from rocserve.core.tensors import Buffer
+from rocserve.frontends.http.json_text import json_bytes
 
 if TYPE_CHECKING:
     from rocserve.frontends.http.protocol import Connection
@@ -35,6 +40,57 @@ class Response:
     body: bytes
     content_type: str
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+JSON = "application/json"
+PLAIN = "text/plain"
+"""Triton calls the JSON of some of its errors so."""
+
+_STATUSES: Mapping[StatusCode, int] = {
+    StatusCode.INTERNAL: 500,
+    StatusCode.NOT_FOUND: 404,
+    StatusCode.UNAVAILABLE: 503,
+    StatusCode.UNIMPLEMENTED: 501,
+    StatusCode.DEADLINE_EXCEEDED: 504,
+    StatusCode.RESOURCE_EXHAUSTED: 429,
+    StatusCode.PERMISSION_DENIED: 403,
+    StatusCode.UNAUTHENTICATED: 401,
+}
+
+
+def status_of(error: ServeError) -> int:
+    """The HTTP status of an error; 400 where no other says it better, as in Triton."""
+    if isinstance(error, MemoryFull):
+        # The server is full, not this client's share of it: balancers then ask another server, as of a full queue.
+        return 413 if error.fits_never else 503
+    return _STATUSES.get(error.code, 400)
+
+
+class HttpError(Exception):
+    """An error that only HTTP knows; without a text it has no body."""
+
+    def __init__(
+        self, status: int, text: str, content_type: str = PLAIN, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.content_type = content_type
+        self.headers = headers
+
+
+def error_response(error: ServeError | HttpError, content_type: str = JSON) -> Response:
+    """The response for an error. `content_type`: of a ServeError; an HttpError has its own."""
+    if isinstance(error, HttpError):
+        return Response(
+            error.status, json_bytes({"error": error.text}) if error.text else b"", error.content_type, error.headers
+        )
+    headers = {"Retry-After": str(math.ceil(error.retry_seconds))} if error.retry_seconds else {}
+    return Response(status_of(error), json_bytes({"error": error.text}), content_type, headers)
+
+
+def not_allowed(content_type: str = PLAIN) -> HttpError:
+    return HttpError(405, "Method Not Allowed", content_type)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +136,7 @@ class Request:
     """It has been sent, to its end."""
     on_gone: Callable[[], None] | None = field(default=None, init=False)
     """Called when the client goes before its answer has been sent."""
-    _taken: int = field(default=0, init=False)
+    taken: int = field(default=0, init=False)
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _chunked: bool = field(default=False, init=False)
@@ -99,15 +155,11 @@ class Request:
 
     async def more(self) -> None:
         """Wait until more of the body has come than at the last call, or all of it, or there is a fault."""
-        while self._taken == len(self.data) and not self.is_whole and self.fault is None:
+        while self.taken == len(self.data) and not self.is_whole and self.fault is None:
             self._waiter = asyncio.get_running_loop().create_future()
             self._connection.read_on()
             await self._waiter
-        self._taken = len(self.data)
-
-    @property
-    def unread_bytes(self) -> int:
-        return len(self.data) - self._taken
+        self.taken = len(self.data)
 
     def wake(self) -> None:
         """More of it has come."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_memory import Holding, RequestMemory
-from rocserve.core.requests import Answer, InferRequest, InferResponse
+from rocserve.core.request_memory import RequestMemory
+from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.http.body import BodyReader
-from rocserve.frontends.http.infer_response import detached
 from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.request import Request
 from rocserve.scheduling.batch import send_copied
@@ -51,10 +49,6 @@ class ServedModels:
     async def ask(self, name: str, version: str) -> ModelConfig:
         """See Models."""
         return self.find(name, version)
-
-
-BACKLOG_LIMIT_BYTES = 256 << 20
-"""Of responses that a client does not fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,91 +152,3 @@ class HttpResponder(ClientResponder):
     def _note_failure(self, error: ServeError) -> None:
         if error.is_refusal or not self._is_scheduled:
             self.is_refused = True
-
-
-class AnswerStream(HttpResponder):
-    """The responder of a request that has any number of responses."""
-
-    takes_one = False
-
-    def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
-        super().__init__(request, parts, timeout)
-        self._answers = Holding()
-        self._queue: asyncio.Queue[Answer] = asyncio.Queue()
-        self._backlog_bytes = 0
-        self._taken_bytes = 0
-        self._is_closed = False
-        self.is_overdue = False
-        """The deadline has passed, and the answer says so."""
-
-    async def next(self) -> Answer:
-        """The next response or error; None when no further one comes."""
-        # The one before has been sent.
-        self._parts.memory.release_answer(self._answers, self._taken_bytes)
-        self._taken_bytes = 0
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                outcome = await self._queue.get()
-        except TimeoutError:
-            self.is_overdue = self._is_closed = True
-            self._drop_all()
-            self._queue.put_nowait(None)
-            return deadline_exceeded()
-        self._taken_bytes = _size(outcome)
-        self._backlog_bytes -= self._taken_bytes
-        return outcome
-
-    def close(self) -> None:
-        """What answers there are have been sent, or nobody reads them."""
-        self._is_closed = True
-        self._parts.memory.release_answer(self._answers)
-
-    def expect_many(self) -> None: ...
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        if isinstance(answer, InferResponse):
-            if answer.is_large and answer.slot is not None:
-                self._copy(answer, final)
-                return
-            answer = detached(answer)
-        elif answer is not None:
-            self._note_failure(answer)
-        if final:
-            self.release()
-        self._put(answer, final)
-
-    def _put(self, outcome: Answer, final: bool) -> None:
-        if self._is_closed:
-            return
-        nbytes = _size(outcome)
-        try:
-            self._parts.memory.admit_answer(self._answers, nbytes)
-            self._backlog_bytes += nbytes
-            if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
-                raise _does_not_read()
-        except ServeError as error:
-            self._drop_all()
-            outcome, final = error, True
-        if outcome is not None:
-            self._queue.put_nowait(outcome)
-        if final:
-            self._is_closed = True
-            self._queue.put_nowait(None)
-
-    def _drop_all(self) -> None:
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._backlog_bytes = 0
-        self._parts.memory.release_answer(self._answers)
-        self.cancel()
-
-
-def _size(outcome: Answer) -> int:
-    return sum(map(len, outcome.data)) if isinstance(outcome, InferResponse) else 0
-
-
-def _does_not_read() -> ServeError:
-    return ServeError(
-        StatusCode.RESOURCE_EXHAUSTED,
-        "the client does not read: too many bytes wait to be sent in answer to this request",
-    )

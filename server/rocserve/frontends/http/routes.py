@@ -1,25 +1,217 @@
-"""Which URL asks for what: one table, for inference and for the methods of gRPC."""
+"""Which URL asks for what: one table, for inference and for the methods of gRPC, with what makes messages of bodies in
+JSON and JSON of their answers.
+
+The methods themselves are those of `services/methods.py`. What reads a body completes a message that says already what
+the URL does; it raises ServeErrors, in Triton's words.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http import management
-from rocserve.frontends.http.errors import JSON, PLAIN
-from rocserve.frontends.http.management import health_json, no_json
-from rocserve.frontends.http.request import path_of
+from rocserve.frontends.http.json_text import (
+    MISSING,
+    array,
+    boolean,
+    checked_text,
+    find,
+    json_bytes,
+    member,
+    members,
+    parse_json,
+    text,
+    unsigned,
+)
+from rocserve.frontends.http.request import JSON, PLAIN, HttpError, Response, path_of
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.json_form import plain_values
+from rocserve.protocol.parameters import write_parameters
 
 GET = frozenset({"GET"})
 GET_OR_HEAD = frozenset({"GET", "HEAD"})
 POST = frozenset({"POST"})
 GET_OR_POST = frozenset({"GET", "POST"})
+
+
+# Settings: in Triton's order.
+_TRACE_TEXTS = ("trace_rate", "trace_count", "log_frequency")
+_TRACE_ORDER = ("trace_level", *_TRACE_TEXTS, "trace_file", "trace_mode")
+_LOG_ORDER: dict[str, tuple[str, Callable[[Any], bool | int | str]]] = {
+    "log_file": ("string_param", text),
+    "log_info": ("bool_param", boolean),
+    "log_warning": ("bool_param", boolean),
+    "log_error": ("bool_param", boolean),
+    "log_verbose_level": ("uint32_param", lambda value: unsigned(value) & 0xFFFF_FFFF),
+    "log_format": ("string_param", text),
+}
+
+
+def read_trace_settings(message: pb.TraceSettingRequest, body: Buffer) -> None:
+    """A setting that is null is cleared, which gRPC says by none of its values; unknown ones are passed over."""
+    value = parse_json(body)
+    given = value if isinstance(value, dict) else {}
+    for name in ("trace_file", "trace_level", *_TRACE_TEXTS):
+        if name not in given:
+            continue
+        entry = given[name]
+        # Reading a missing key of a map of messages makes the entry.
+        values = message.settings[name].value
+        if name == "trace_file":
+            values.append(entry if isinstance(entry, str) else "")
+        elif entry is not None:
+            values.extend([text(level) for level in array(entry)] if name == "trace_level" else [text(entry)])
+
+
+def trace_settings_json(response: pb.TraceSettingResponse) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for name in _ordered(_TRACE_ORDER, response.settings):
+        values = list(response.settings[name].value)
+        shown[name] = values if name == "trace_level" else "".join(values[:1])
+    return shown
+
+
+def read_log_settings(message: pb.LogSettingsRequest, body: Buffer) -> None:
+    """Settings that are null stay as they are; unknown ones are passed over."""
+    value = parse_json(body)
+    given = value if isinstance(value, dict) else {}
+    for name, (field, read) in _LOG_ORDER.items():
+        if given.get(name) is not None:
+            setattr(message.settings[name], field, read(given[name]))
+
+
+def log_settings_json(response: pb.LogSettingsResponse) -> dict[str, Any]:
+    settings = response.settings
+    names = _ordered(_LOG_ORDER, settings)
+    return {
+        name: getattr(settings[name], settings[name].WhichOneof("parameter_choice") or "string_param") for name in names
+    }
+
+
+def _ordered(first: Any, found: Any) -> list[str]:
+    """The names that are there, those in `first` in that order."""
+    return [name for name in first if name in found] + sorted(name for name in found if name not in first)
+
+
+# Responses: to values for JSON, or to bytes that are sent as they are.
+
+
+def health_response(response: Any, model_name: str) -> Response:
+    """Open Inference's body, with Triton's status. `model_name`: empty of the server."""
+    health = {field.name: bool(getattr(response, field.name)) for field in response.DESCRIPTOR.fields}
+    holds = all(health.values())
+    body: dict[str, str | bool] = {"name": model_name, **health} if model_name else dict(health)
+    if model_name and not holds:
+        body["error"] = "Model version not ready"
+    return Response(200 if holds else 400, json_bytes(body), JSON)
+
+
+def metadata_json(response: pb.ModelMetadataResponse) -> Any:
+    values = plain_values(response)
+    if not values["properties"]:
+        del values["properties"]
+    return values
+
+
+def _regions_json(response: pb.SystemSharedMemoryStatusResponse | pb.CudaSharedMemoryStatusResponse) -> Any:
+    return [plain_values(response.regions[name]) for name in sorted(response.regions)]
+
+
+def hardware_json(response: pb.HasHardwareResponse) -> None:
+    if not response.found:
+        raise HttpError(404, "there is not so much of that hardware")
+
+
+# Requests
+
+
+def read_index(message: pb.RepositoryIndexRequest, body: Buffer) -> None:
+    ready = find(parse_json(body), "ready") if body else MISSING
+    message.ready = ready is not MISSING and boolean(ready)
+
+
+def read_load(message: pb.RepositoryModelLoadRequest, body: Buffer) -> None:
+    parameters = find(parse_json(body), "parameters") if body and not message.repository_name else MISSING
+    given = {} if parameters is MISSING else members(parameters)
+    for name, entry in given.items():
+        value = text(entry)
+        if name == "config":
+            message.parameters[name].string_param = value
+        elif name.startswith("file:"):
+            message.parameters[name].bytes_param = _decoded(name, value)
+        else:
+            raise internal("unexpected error on creating Triton parameter")
+
+
+def read_unload(message: pb.RepositoryModelUnloadRequest, body: Buffer) -> None:
+    dependents = find(find(parse_json(body), "parameters"), "unload_dependents") if body else MISSING
+    if dependents is not MISSING:
+        value = boolean(dependents, "Unable to parse 'unload_dependents'")
+        message.parameters["unload_dependents"].bool_param = value
+
+
+def read_system_region(message: pb.SystemSharedMemoryRegisterRequest, body: Buffer) -> None:
+    _check_region(message.name, "system")
+    value = parse_json(body)
+    for name, read in (("key", text), ("offset", unsigned), ("byte_size", unsigned)):
+        entry = find(value, name)
+        if entry is not MISSING:
+            setattr(message, name, read(entry))
+        elif name != "offset":
+            raise invalid_argument(f"Shared memory register request has no '{name}' field")
+
+
+def read_cuda_region(message: pb.CudaSharedMemoryRegisterRequest, body: Buffer) -> None:
+    _check_region(message.name, "cuda")
+    value = parse_json(body)
+    handle = find(value, "raw_handle")
+    if handle is MISSING:
+        raise invalid_argument("Shared memory register request has no 'raw_handle' field")
+    message.raw_handle = _decoded("raw_handle", text(member(handle, "b64")))
+    message.byte_size = unsigned(member(value, "byte_size"))
+    message.device_id = unsigned(member(value, "device_id")) & 0x7FFF_FFFF
+
+
+def _check_region(region: str, kind: str) -> None:
+    if not region:
+        raise invalid_argument(f"'region name' is necessary to register {kind} shared memory region")
+
+
+def _decoded(name: str, value: str) -> bytes:
+    try:
+        # The padding at the end may be missing.
+        return base64.b64decode(value + "===")
+    except (binascii.Error, ValueError) as error:
+        raise invalid_argument(f"the value of '{name}' is not valid base64: {error}") from None
+
+
+# Of AMD Inference Server
+
+
+def read_parameters(message: pb.ModelLoadRequest | pb.WorkerLoadRequest, body: Buffer) -> None:
+    """They are the members of the body itself."""
+    given = members(parse_json(body)) if body else {}
+    for name, value in given.items():
+        if not isinstance(value, bool | int | float | str):
+            raise invalid_argument(f"parameter '{name}' must be a boolean, a number or a text, got {value!r}")
+        for part in (name, value):
+            if isinstance(part, str):
+                checked_text(part)
+    write_parameters(dict(given), message.parameters)
+
+
+def read_hardware(message: pb.HasHardwareRequest, body: Buffer) -> None:
+    value = parse_json(body)
+    name, count = find(value, "name"), find(value, "num")
+    message.name = "" if name is MISSING else text(name)
+    message.num = 1 if count is MISSING else min(unsigned(count), 0xFFFF_FFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +222,9 @@ class Route:
     """In brackets: what may be left out; in braces: a field of the method's request, `{}` of none."""
     method: str
     verbs: frozenset[str] = GET
-    to_json: Callable[[Any], Any] = plain_values
-    """From the method's response to a value for JSON, or to bytes that are sent as they are; None = no body.
-
-    Raises:
-        HttpError: the response is an HTTP status.
-    """
+    to_json: Callable[..., Any] | None = plain_values
+    """From the method's response to a value for JSON, or to bytes that are sent as they are; None = no body. Raises:
+    HttpError: the response is an HTTP status."""
     read: Callable[[Any, Buffer], None] | None = None
     """Completes the method's request by a POST's body; None = the URL says all. Raises: ServeError."""
     content_type: str = JSON
@@ -55,7 +244,6 @@ _LOADED_VERSION = "/v2/repository/models/{name}/versions/{version}"
 _WORKER = "/v2/workers/{name}"
 _SYSTEM_REGION = "/v2/systemsharedmemory[/region/{name}]"
 _CUDA_REGION = "/v2/cudasharedmemory[/region/{name}]"
-_m = management
 
 INFER = Route(f"{_MODEL}/infer", "ModelInfer", POST)
 GENERATE = Route(f"{_MODEL}/generate", "ModelInfer", POST)
@@ -65,40 +253,46 @@ ROUTES = (
     GENERATE,
     GENERATE_STREAM,
     Route("/v2", "ServerMetadata"),
-    Route("/v2/health/live", "ServerLive", GET_OR_HEAD, health_json, content_type=PLAIN),
-    Route("/v2/health/ready", "ServerReady", GET_OR_HEAD, health_json, content_type=PLAIN),
+    Route("/v2/health/live", "ServerLive", GET_OR_HEAD, health_response, content_type=PLAIN),
+    Route("/v2/health/ready", "ServerReady", GET_OR_HEAD, health_response, content_type=PLAIN),
     Route("/v2/models/stats", "ModelStatistics"),
-    Route(_MODEL, "ModelMetadata", to_json=_m.metadata_json),
-    Route(f"{_MODEL}/ready", "ModelReady", GET_OR_HEAD, health_json, content_type=PLAIN),
+    Route(_MODEL, "ModelMetadata", to_json=metadata_json),
+    Route(f"{_MODEL}/ready", "ModelReady", GET_OR_HEAD, health_response, content_type=PLAIN),
     Route(f"{_MODEL}/config", "ModelConfig", to_json=lambda response: plain_values(response.config)),
     Route(f"{_MODEL}/stats", "ModelStatistics"),
-    Route("/v2/repository[/{}]/index", "RepositoryIndex", POST, _m.index_json, _m.read_index),
-    Route(f"{_REPOSITORY}/load", "RepositoryModelLoad", POST, no_json, _m.read_load),
-    Route(f"{_REPOSITORY}/unload", "RepositoryModelUnload", POST, no_json, _m.read_unload),
-    Route("/v2/logging", "LogSettings", GET_OR_POST, _m.log_settings_json, _m.read_log_settings),
-    Route("/v2/trace/setting", "TraceSetting", GET_OR_POST, _m.trace_settings_json, _m.read_trace_settings),
+    Route(
+        "/v2/repository[/{}]/index",
+        "RepositoryIndex",
+        POST,
+        lambda response: [
+            {name: value for name, value in plain_values(row).items() if value} for row in response.models
+        ],
+        read_index,
+    ),
+    Route(f"{_REPOSITORY}/load", "RepositoryModelLoad", POST, None, read_load),
+    Route(f"{_REPOSITORY}/unload", "RepositoryModelUnload", POST, None, read_unload),
+    Route("/v2/logging", "LogSettings", GET_OR_POST, log_settings_json, read_log_settings),
+    Route("/v2/trace/setting", "TraceSetting", GET_OR_POST, trace_settings_json, read_trace_settings),
     Route(
         "/v2/models/{model_name}/trace/setting",
         "TraceSetting",
         GET_OR_POST,
-        _m.trace_settings_json,
-        _m.read_trace_settings,
+        trace_settings_json,
+        read_trace_settings,
     ),
-    Route(f"{_SYSTEM_REGION}/status", "SystemSharedMemoryStatus", to_json=_m.regions_json),
-    Route(f"{_SYSTEM_REGION}/register", "SystemSharedMemoryRegister", POST, no_json, _m.read_system_region),
-    Route(f"{_SYSTEM_REGION}/unregister", "SystemSharedMemoryUnregister", POST, no_json),
-    Route(f"{_CUDA_REGION}/status", "CudaSharedMemoryStatus", to_json=_m.regions_json),
-    Route(f"{_CUDA_REGION}/register", "CudaSharedMemoryRegister", POST, no_json, _m.read_cuda_region),
-    Route(f"{_CUDA_REGION}/unregister", "CudaSharedMemoryUnregister", POST, no_json),
+    Route(f"{_SYSTEM_REGION}/status", "SystemSharedMemoryStatus", to_json=_regions_json),
+    Route(f"{_SYSTEM_REGION}/register", "SystemSharedMemoryRegister", POST, None, read_system_region),
+    Route(f"{_SYSTEM_REGION}/unregister", "SystemSharedMemoryUnregister", POST, None),
+    Route(f"{_CUDA_REGION}/status", "CudaSharedMemoryStatus", to_json=_regions_json),
+    Route(f"{_CUDA_REGION}/register", "CudaSharedMemoryRegister", POST, None, read_cuda_region),
+    Route(f"{_CUDA_REGION}/unregister", "CudaSharedMemoryUnregister", POST, None),
     # Of AMD Inference Server
     Route("/v2/models", "ModelList", to_json=lambda response: {"models": list(response.models)}),
-    Route("/v2/hardware", "HasHardware", POST, _m.hardware_json, _m.read_hardware),
-    Route(f"{_LOADED_VERSION}/load", "ModelLoad", POST, no_json, _m.read_parameters),
-    Route(f"{_LOADED_VERSION}/unload", "ModelUnload", POST, no_json),
-    Route(
-        f"{_WORKER}/load", "WorkerLoad", POST, lambda response: response.endpoint.encode(), _m.read_parameters, PLAIN
-    ),
-    Route(f"{_WORKER}/unload", "WorkerUnload", POST, no_json),
+    Route("/v2/hardware", "HasHardware", POST, hardware_json, read_hardware),
+    Route(f"{_LOADED_VERSION}/load", "ModelLoad", POST, None, read_parameters),
+    Route(f"{_LOADED_VERSION}/unload", "ModelUnload", POST, None),
+    Route(f"{_WORKER}/load", "WorkerLoad", POST, lambda response: response.endpoint.encode(), read_parameters, PLAIN),
+    Route(f"{_WORKER}/unload", "WorkerUnload", POST, None),
 )
 
 
@@ -128,11 +322,7 @@ def find_destination(target: bytes) -> Destination | None:
 
 
 def parse_message(target: bytes, body: Buffer) -> bytes:
-    """The message, serialised, that a body means at the URL of a management call.
-
-    Raises:
-        ServeError: it means none.
-    """
+    """The message, serialised, that a body means at the URL of a management call. Raises: ServeError: none."""
     destination = find_destination(target)
     assert destination is not None
     message: bytes = destination.route.request(destination.fields, body).SerializeToString()

@@ -5,22 +5,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.certificates import tls_context
-from rocserve.frontends.http.errors import JSON, PLAIN, HttpError, error_response, not_allowed, not_found
 from rocserve.frontends.http.generate import GenerateHandler
 from rocserve.frontends.http.inference import InferHandler
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
-from rocserve.frontends.http.management import health_json
-from rocserve.frontends.http.page import Page, PageFile
+from rocserve.frontends.http.page import Page
 from rocserve.frontends.http.protocol import ConnectionLimits
-from rocserve.frontends.http.request import Head, Request, Response
+from rocserve.frontends.http.request import (
+    PLAIN,
+    Head,
+    HttpError,
+    Request,
+    Response,
+    error_response,
+    not_allowed,
+)
 from rocserve.frontends.http.responders import HttpParts
 from rocserve.frontends.http.routes import (
     GENERATE,
@@ -29,6 +35,7 @@ from rocserve.frontends.http.routes import (
     INFER,
     Route,
     find_destination,
+    health_response,
     parse_message,
 )
 from rocserve.frontends.listen_address import ListenAddress
@@ -45,21 +52,6 @@ _PREFLIGHT = {
     "Access-Control-Max-Age": "600",
 }
 _EXPOSED = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length", "Vary": "Origin"}
-
-
-class CrossOrigin:
-    """Adds CORS's headers to answers. Cookies and passwords that a browser has of the server are not asked for."""
-
-    def __init__(self, origins: Sequence[str]) -> None:
-        self._origins = frozenset(origins)
-
-    def is_preflight(self, head: Head) -> bool:
-        """Whether a browser asks what it may ask."""
-        origin = head.headers.get("origin")
-        if origin is None or not self._origins.intersection((origin, "*")):
-            return False
-        head.answer_headers = {"Access-Control-Allow-Origin": origin, **_EXPOSED}
-        return head.method == "OPTIONS" and "access-control-request-method" in head.headers
 
 
 _TLS_BYTES = 320 << 10
@@ -80,7 +72,7 @@ class HttpService:
         self._infer = InferHandler(parts, header_forwarding(settings.header_forward_pattern))
         self._generate = GenerateHandler(parts)
         self._page = Page(parts.methods) if settings.allow_ui else None
-        self._cors = CrossOrigin(settings.cors_origins) if settings.cors_origins else None
+        self._origins = frozenset(settings.cors_origins)
         self._tasks: dict[asyncio.Task[object], Holding] = {}
 
     def failure(self, request: Request, error: Exception) -> Response:
@@ -102,11 +94,22 @@ class HttpService:
 
     def _handler(self, head: Head) -> Callable[[Request], None]:
         """What answers the requests of a head. Raises: HttpError: they are refused."""
-        if self._cors is not None and self._cors.is_preflight(head):
-            return lambda request: request.respond(Response(200, b"", "text/plain", _PREFLIGHT))
+        origin = head.headers.get("origin")
+        if origin is not None and self._origins.intersection((origin, "*")):
+            # Cookies and passwords that a browser has of the server are not asked for.
+            head.answer_headers = {"Access-Control-Allow-Origin": origin, **_EXPOSED}
+            if head.method == "OPTIONS" and "access-control-request-method" in head.headers:
+                return lambda request: request.respond(Response(200, b"", "text/plain", _PREFLIGHT))
         destination = find_destination(head.target)
         if destination is None:
-            return self._page_handler(head)
+            part = None if self._page is None else self._page.parts.get(head.path)
+            if part is None:
+                raise HttpError(404, "Not Found")
+            if head.method not in GET_OR_HEAD:
+                raise not_allowed()
+            for method in part.shows:
+                self._admit(head, method)
+            return part.answer
         route, fields = destination
         self._admit(head, route.method)
         if route is INFER:
@@ -115,18 +118,6 @@ class HttpService:
             model, version, streams = fields["name"], fields["version"], route is GENERATE_STREAM
             return lambda request: request.run(self._generate.answer(request, model, version, streams))
         return lambda request: request.run(self._manage(request, route, fields))
-
-    def _page_handler(self, head: Head) -> Callable[[Request], None]:
-        part = None if self._page is None else self._page.find(head.path)
-        if part is None:
-            raise not_found()
-        if head.method not in GET_OR_HEAD:
-            raise not_allowed()
-        for method in part.shows:
-            self._admit(head, method)
-        if isinstance(part, PageFile):
-            return lambda request: request.respond(part.response)
-        return lambda request: request.run(part.answer(request))
 
     def _admit(self, head: Head, method: str) -> None:
         restriction: Restriction | None = self._access.restrictions.get(method)
@@ -147,16 +138,18 @@ class HttpService:
                 )
             else:
                 message = route.request(fields, body)
-            self._access.admin.check(route.method, _peer(request), lambda: message)
+            is_forwarded = any(name in FORWARDING_HEADERS for name in request.head.headers)
+            self._access.admin.check(route.method, Peer(request.remote, is_forwarded), lambda: message)
             response = await self._call(method, message, holding)
-            answer = route.to_json(response)
+            if route.to_json is health_response:
+                health: Response = health_response(response, fields.get("name", ""))
+                return health
+            answer = None if route.to_json is None else route.to_json(response)
         except ServeError as error:
             return error_response(error, route.content_type)
         finally:
             if holding not in self._tasks.values():
                 self._parts.memory.release(holding)
-        if route.to_json is health_json:
-            return _health_response(answer, fields.get("name", ""))
         text = b"" if answer is None else answer if isinstance(answer, bytes) else json_bytes(answer)
         return Response(200, text, route.content_type)
 
@@ -174,19 +167,6 @@ class HttpService:
         if not task.cancelled():
             # Read, so that asyncio does not complain of an error that nobody waited for.
             task.exception()
-
-
-def _peer(request: Request) -> Peer:
-    return Peer(request.remote, any(name in FORWARDING_HEADERS for name in request.head.headers))
-
-
-def _health_response(health: dict[str, bool], model_name: str) -> Response:
-    """Open Inference's body, with Triton's status. `model_name`: empty of the server."""
-    holds = all(health.values())
-    body: dict[str, str | bool] = {"name": model_name, **health} if model_name else dict(health)
-    if model_name and not holds:
-        body["error"] = "Model version not ready"
-    return Response(200 if holds else 400, json_bytes(body), JSON)
 
 
 async def start_http(

@@ -93,11 +93,6 @@ def element_slices(tensor: Tensor) -> Iterator[list[Any]]:
         yield array[start : start + SLICE].tolist()
 
 
-def json_elements(tensor: Tensor) -> list[Any]:
-    """All elements at once; raises as `element_slices` does."""
-    return list(chain.from_iterable(element_slices(tensor)))
-
-
 def _wrong_size(output_name: str) -> ServeError:
     return internal(f"output tensor shape does not match size of output for '{output_name}'")
 

@@ -15,9 +15,8 @@ from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.frontends.http import body as body_module
 from rocserve.frontends.http.body import BodyReader, decompressed
-from rocserve.frontends.http.errors import HttpError
 from rocserve.frontends.http.listener import HttpListener
-from rocserve.frontends.http.request import Request, Response
+from rocserve.frontends.http.request import HttpError, Request, Response
 from rocserve.frontends.listen_address import ListenAddress
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"

@@ -9,7 +9,7 @@ import pytest
 
 from rocserve.core.errors import ServeError
 from rocserve.frontends.http.body import compressed, decompressed, request_encoding, response_encoding
-from rocserve.frontends.http.errors import HttpError
+from rocserve.frontends.http.request import HttpError
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.generate import GenerateBody, generate_body
-from rocserve.frontends.http.infer_request import MOST_ENTRIES, InferRequestReader, RequestHeads
+from rocserve.frontends.http.infer_request import MOST_ENTRIES, InferRequestReader, RequestHeads, raw_request
 from rocserve.frontends.http.infer_response import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts
-from rocserve.frontends.http.raw_request import raw_request
 
 INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
 

@@ -19,11 +19,12 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.http import responders
+from rocserve.frontends.http import generate
 from rocserve.frontends.http.body import HEADER_LENGTH, BodyReader
+from rocserve.frontends.http.generate import AnswerStream
 from rocserve.frontends.http.inference import InferCall, InferHandler, InferHead
 from rocserve.frontends.http.request import Response
-from rocserve.frontends.http.responders import AnswerStream, HttpResponder
+from rocserve.frontends.http.responders import HttpResponder
 from rocserve.settings import HttpSettings
 
 
@@ -163,7 +164,7 @@ async def test_a_stream_of_answers() -> None:
 
 
 async def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responders, "BACKLOG_LIMIT_BYTES", 10)
+    monkeypatch.setattr(generate, "BACKLOG_LIMIT_BYTES", 10)
     request: Any = SimpleNamespace()
     given = parts()
     answers = AnswerStream(request, given, None)

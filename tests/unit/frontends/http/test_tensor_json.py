@@ -12,7 +12,7 @@ import pytest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.http.tensor_json import SLICE, element_slices, json_elements, raw_contents
+from rocserve.frontends.http.tensor_json import SLICE, element_slices, raw_contents
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def tensor(datatype: DataType, shape: tuple[int, ...], data: bytes) -> Tensor:
 
 
 def test_to_json() -> None:
-    assert json_elements(tensor(DataType.BOOL, (2,), b"\1\0")) == [True, False]
-    assert json_elements(tensor(DataType.FP32, (1, 2), struct.pack("<ff", 0.1, 2))) == [0.10000000149011612, 2.0]
-    assert json_elements(tensor(DataType.BYTES, (2,), b"\1\0\0\0\xff\0\0\0\0")) == ["\udcff", ""]
-    assert json_elements(tensor(DataType.INT8, (0,), b"")) == []
+    assert _elements(tensor(DataType.BOOL, (2,), b"\1\0")) == [True, False]
+    assert _elements(tensor(DataType.FP32, (1, 2), struct.pack("<ff", 0.1, 2))) == [0.10000000149011612, 2.0]
+    assert _elements(tensor(DataType.BYTES, (2,), b"\1\0\0\0\xff\0\0\0\0")) == ["\udcff", ""]
+    assert _elements(tensor(DataType.INT8, (0,), b"")) == []
 
 
 def test_many_elements_come_in_slices() -> None:
@@ -121,5 +121,9 @@ def test_many_elements_come_in_slices() -> None:
 )
 def test_outputs_without_json(faulty: Tensor, text: str) -> None:
     with pytest.raises(ServeError) as caught:
-        json_elements(faulty)
+        _elements(faulty)
     assert caught.value.text == text
+
+
+def _elements(tensor: Tensor) -> list[Any]:
+    return list(chain.from_iterable(element_slices(tensor)))
