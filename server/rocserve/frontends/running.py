@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from rocserve.frontends.grpc.inference import InferenceHandlers
     from rocserve.frontends.grpc.server import GrpcServer
     from rocserve.frontends.http.listener import HttpListener
-    from rocserve.frontends.processes.process import FrontEndParts
-    from rocserve.frontends.processes.supervisor import FrontEndProcesses
+    from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
     from rocserve.plane.guest_loop import GuestLoop
 
 
@@ -267,8 +266,7 @@ class FrontEnds:
         return f"{protocol} is served by {who}, {self._why_so_many}"
 
     async def _start_processes(self, where: ListenAddress, routes: Mapping[str, Route], log: logging.Logger) -> int:
-        from rocserve.frontends.processes.process import FrontEndParts
-        from rocserve.frontends.processes.supervisor import FrontEndProcesses
+        from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
 
         served, loop = self._served, asyncio.get_running_loop()
         if self._common is None:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.frontends.grpc.stream_flow import StreamFlow
+from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.transport import (
+    CLIENT_DOES_NOT_READ,
     NO_MESSAGE,
     NOT_READ_IN_TIME,
     Metadata,
     StreamReceiver,
     StreamRoute,
+    TransportLimits,
     UnaryRoute,
     status_text,
 )
@@ -380,9 +383,88 @@ class ServerStreamCall(ServerCall):
         self._flow.sent()
         message = self._flow.next()
         if message is not None:
-            self._start_sending(message, self._status if self._flow.is_empty() else None)
+            self._start_sending(message, None if self._flow.backlog else self._status)
         elif self._status is not None:
             self._start_sending(None, self._status)
         else:
             self._sending = False
         self._read()
+
+
+class StreamFlow:
+    """The bounds of one stream, whose answers count against the server's memory until they have been sent. Not locked:
+    its call guards it."""
+
+    __slots__ = ("_backlog_bytes", "_limits", "_memory", "_sending_bytes", "_unanswered", "backlog", "held_bytes")
+
+    def __init__(self, limits: TransportLimits, memory: RequestMemory) -> None:
+        self._limits = limits
+        self._memory = memory
+        self.held_bytes = 0
+        self._unanswered = 0
+        self.backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        self._sending_bytes = 0
+
+    def received(self) -> None:
+        self._unanswered += 1
+
+    def answered(self) -> None:
+        self._unanswered = max(0, self._unanswered - 1)
+
+    @property
+    def is_idle(self) -> bool:
+        """All that has come has been answered."""
+        return not self._unanswered
+
+    def may_read(self) -> bool:
+        """Whether there is room for one more message."""
+        return (
+            self._unanswered < self._limits.stream_unanswered_limit
+            and self._backlog_bytes < self._limits.stream_backlog_bytes
+        )
+
+    def queue(self, message: bytes) -> None:
+        """Queue an answer.
+
+        Raises:
+            ServeError: RESOURCE_EXHAUSTED, it is too much, and all that was queued has been dropped.
+        """
+        try:
+            self._memory.admit_answer(self, len(message))
+            if self._backlog_bytes + len(message) >= self._limits.stream_backlog_limit_bytes:
+                raise ServeError(StatusCode.RESOURCE_EXHAUSTED, CLIENT_DOES_NOT_READ)
+        except ServeError:
+            self.drop()
+            raise
+        self.backlog.append(message)
+        self._backlog_bytes += len(message)
+
+    def begin(self, message: bytes) -> None:
+        """An answer is to be sent without being queued.
+
+        Raises:
+            ServeError: RESOURCE_EXHAUSTED, there is no memory for it.
+        """
+        self._memory.admit_answer(self, len(message))
+        self._sending_bytes = len(message)
+
+    def sent(self) -> None:
+        """What was begun, or what `next` gave, is on its way: no memory holds it any more."""
+        self._memory.release_answer(self, self._sending_bytes)
+        self._sending_bytes = 0
+
+    def next(self) -> bytes | None:
+        """The answer whose turn it is."""
+        if not self.backlog:
+            return None
+        message = self.backlog.popleft()
+        self._sending_bytes = len(message)
+        self._backlog_bytes -= self._sending_bytes
+        return message
+
+    def drop(self) -> None:
+        """Nothing more is sent."""
+        self.backlog.clear()
+        self._backlog_bytes = 0
+        self._memory.release_answer(self)
