@@ -80,21 +80,14 @@ class Machine(Protocol):
         """That of a GPU by its number, e.g. "gfx90a"; "" where it is not known."""
 
     def cores(self, policy: str) -> Sequence[int]:
-        """The CPU cores that a host policy names; empty = any.
-
-        Raises:
-            ServeError: the policy cannot be had here.
-        """
+        """The CPU cores that a host policy names; empty = any. Raises: ServeError: the policy cannot be had here."""
 
     def most_instances(self, gpus: int) -> int:
         """How many a model may have on that number of GPUs; on the CPU for 0."""
 
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
-        """The words that stand before the interpreter in the command of the engine's workers.
-
-        Raises:
-            ServeError: UNAVAILABLE, what the engine needs to start is not there.
-        """
+        """The words that stand before the interpreter in the command of the engine's workers. Raises: ServeError:
+        UNAVAILABLE, what the engine needs to start is not there."""
 
 
 @dataclass(frozen=True, slots=True)

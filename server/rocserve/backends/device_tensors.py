@@ -55,11 +55,8 @@ class DeviceTensors:
         torch.cuda.current_stream(self._device).synchronize()
 
     def open(self, tensor: Tensor) -> torch.Tensor:
-        """The tensor of References: valid until the server knows that their batch is done.
-
-        Raises:
-            ServeError: UNAVAILABLE, the memory cannot be opened.
-        """
+        """The tensor of References: valid until the server knows that their batch is done. Raises: ServeError:
+        UNAVAILABLE, the memory cannot be opened."""
         runs: list[tuple[DeviceReference, int]] = []
         for reference in references_of(tensor):
             first = reference
@@ -138,11 +135,8 @@ class SharedTensor:
 
 
 def named_outputs(outputs: Mapping[str, Any], batching: bool) -> BatchResult:
-    """A batch's outputs from PyTorch's tensors and those that are shared.
-
-    Raises:
-        ServeError: INTERNAL, one is no tensor that the protocol can say.
-    """
+    """A batch's outputs from PyTorch's tensors and those that are shared. Raises: ServeError: INTERNAL, one is no
+    tensor that the protocol can say."""
     named: dict[str, np.ndarray[Any, Any] | Tensor] = {}
     kept: list[object] = []
     for name, output in outputs.items():

@@ -18,10 +18,7 @@ MOST_THREADS = 1024
 
 
 def read_integer(config: ModelConfig, name: str, default: int, least: int, most: int) -> int:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT when the parameter is no whole number from `least` to `most`.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT when the parameter is no whole number from `least` to `most`."""
     text = config.parameters.get(name, "").strip()
     if not text:
         return default
@@ -35,10 +32,7 @@ def read_integer(config: ModelConfig, name: str, default: int, least: int, most:
 
 
 def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str, ...]) -> str:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT when the parameter is none of `choices`.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT when the parameter is none of `choices`."""
     text = config.parameters.get(name, "").strip() or default
     if text not in choices:
         raise _wrong(config, name, "one of " + ", ".join(filter(None, choices)), text)

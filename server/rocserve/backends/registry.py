@@ -65,11 +65,8 @@ _WITHOUT_EFFECT = {
 def with_backend_config(
     registry: BackendRegistry, values: Iterable[tuple[str, str, str]]
 ) -> tuple[BackendRegistry, tuple[str, ...]]:
-    """The backends as the settings make them, and the warnings of settings without effect.
-
-    Args:
-        values: backend ("" = all), setting, value; numbers have been checked.
-    """
+    """The backends as the settings make them, and the warnings of settings without effect. `values`: backend ("" =
+    all), setting, value; numbers have been checked."""
     sizes: dict[str, int] = {}
     warnings: list[str] = []
     for backend, setting, value in values:

@@ -53,11 +53,8 @@ class RequestResponder(Protocol):
         """Whether nobody waits for the request's answer any more."""
 
     def send(self, answer: Answer | None, final: bool) -> None:
-        """Send a response or an error. None with `final` ends the request without another response.
-
-        Raises:
-            RuntimeError: the final answer has been sent before.
-        """
+        """Send a response or an error. None with `final` ends the request without another response. Raises:
+        RuntimeError: the final answer has been sent before."""
 
 
 @dataclass(slots=True)
@@ -140,10 +137,7 @@ class RequestModel(Protocol):
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
         """Get ready to serve, with the completed configuration; `config_json` is all of it, as Triton writes it.
-
-        Raises:
-            ServeError or any exception; its text becomes the reason in the repository index.
-        """
+        Raises: ServeError or any exception; its text becomes the reason in the repository index."""
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """The answer to each request, in their order; None where the request's responder answers or has answered.

@@ -25,11 +25,7 @@ def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
 
 def folder_digest(path: Path) -> str:
     """64 hexadecimal digits over the names and bytes of the folder's files, those of folders in it too; of a file, its
-    own digest. Hidden files do not count.
-
-    Raises:
-        ServeError: UNAVAILABLE, a file cannot be read, or there is none.
-    """
+    own digest. Hidden files do not count. Raises: ServeError: UNAVAILABLE, a file cannot be read, or there is none."""
     if path.is_file():
         return file_digest(path)
     listing = folder_listing(path)
@@ -40,10 +36,7 @@ def folder_digest(path: Path) -> str:
 
 def folder_listing(path: Path) -> bytes:
     """The digests and names of the folder's files, a line each as sha256sum writes it; hidden files do not count.
-
-    Raises:
-        ServeError: UNAVAILABLE, a file cannot be read.
-    """
+    Raises: ServeError: UNAVAILABLE, a file cannot be read."""
     names = sorted(
         name
         for name in (file.relative_to(path) for file in path.rglob("*") if file.is_file())

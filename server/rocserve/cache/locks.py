@@ -37,11 +37,7 @@ class FileLock:
 
 
 def try_lock(path: Path) -> FileLock | None:
-    """The lock, or None where another has it. Its folder must exist.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """The lock, or None where another has it. Its folder must exist. Raises: OSError: the file cannot be written."""
     while True:
         # Open for writing: NFS has no exclusive lock on a file that is open for reading.
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
@@ -54,14 +50,8 @@ def try_lock(path: Path) -> FileLock | None:
 
 
 def wait_for_lock(path: Path, waiting: Callable[[], None]) -> FileLock:
-    """The lock, as soon as nobody else has it.
-
-    Args:
-        waiting: called again and again while another has it; what it raises ends the wait.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """The lock, as soon as nobody else has it. `waiting`: called again and again while another has it; what it raises
+    ends the wait. Raises: OSError: the file cannot be written."""
     while (lock := try_lock(path)) is None:
         waiting()
         # Not a blocking flock, which no signal handler of Python's would end.

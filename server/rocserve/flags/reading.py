@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.registry import discover_backends
-from rocserve.cache.private_folder import cache_directory
+from rocserve.cache.folders import cache_directory
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.arguments import add_flags, filled, for_argparse
 from rocserve.observability.tracing.options import trace_options

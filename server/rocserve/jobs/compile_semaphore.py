@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rocserve.cache.folders import make_private
 from rocserve.cache.locks import FileLock, try_lock
-from rocserve.cache.private_folder import make_private
 from rocserve.core.errors import ServeError
 
 _AT_ONCE = 4

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rocserve.backends.request_model import ModelCall
-from rocserve.cache.private_folder import cache_directory
+from rocserve.cache.folders import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.config.model_limits import SHARED_WORKER, worker_bounds
 from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics

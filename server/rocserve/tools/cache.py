@@ -9,9 +9,8 @@ from functools import partial
 
 from rich.console import Console
 
-from rocserve.backends.migraphx.load_trials import LoadTrial
-from rocserve.backends.migraphx.program_cache import CacheEntry, ProgramCache, open_cache
-from rocserve.cache.private_folder import cache_directory
+from rocserve.backends.migraphx.program_cache import CacheEntry, LoadTrial, ProgramCache, open_cache
+from rocserve.cache.folders import cache_directory
 from rocserve.settings import EngineSettings
 from rocserve.settings.flag import SWITCH, Kind, byte_size, flag, positional, text
 from rocserve.tools.printing import console_on, say, show, size, table

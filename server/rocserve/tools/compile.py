@@ -16,12 +16,11 @@ from rich.console import Console
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration import read_calibration
-from rocserve.backends.migraphx.configuration.accelerator import accelerator_parameters
-from rocserve.backends.migraphx.configuration.options import Precision, compile_options
+from rocserve.backends.migraphx.configuration.options import Precision, accelerator_parameters, compile_options
 from rocserve.backends.migraphx.planning.plan import ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
-from rocserve.backends.migraphx.serving.layout import migraphx_name
+from rocserve.backends.migraphx.serving.programs import migraphx_name
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.settings.flag import SWITCH, flag, part, text
 from rocserve.tools.measuring.candidates import migraphx_candidate

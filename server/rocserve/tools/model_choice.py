@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rocserve.backends.base import BackendSpec, ModelSource
-from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH
+from rocserve.backends.migraphx.configuration.options import MAX_DYNAMIC_BATCH
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry, discover_backends

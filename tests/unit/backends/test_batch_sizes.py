@@ -15,7 +15,7 @@ from rocserve.backends.batch_sizes import (
     parse_batch_sizes,
     pieces,
 )
-from rocserve.backends.onnx.runs import SizedRun
+from rocserve.backends.onnx.backend import SizedRun
 from rocserve.core.errors import ServeError, StatusCode
 
 

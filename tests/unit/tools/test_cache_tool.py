@@ -13,9 +13,8 @@ from rich.console import Console
 from support.cached_programs import GENEROUS, a_recipe, being_built, store, stored
 
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.load_trials import LoadTrial
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
-from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, ProgramCache
+from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, LoadTrial, ProgramCache
 from rocserve.cli import main
 from rocserve.core.printable import readable_size
 from rocserve.tools.cache import ListOptions, list_programs

@@ -38,11 +38,8 @@ _DEFAULT_PIPELINE = "pipeline.json"
 
 
 def calibration_data(options: CompileOptions, model_folder: Path) -> Path:
-    """The file or folder; only where the precision needs it.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; there is none, or it is outside of the model's folder.
-    """
+    """The file or folder; only where the precision needs it. Raises: ServeError: INVALID_ARGUMENT; there is none, or it
+    is outside of the model's folder."""
     path = path_within(model_folder, options.calibration_data, (model_folder,), "calibration_data")
     if not path.exists():
         raise invalid_argument(
@@ -53,11 +50,8 @@ def calibration_data(options: CompileOptions, model_folder: Path) -> Path:
 
 
 def calibration_pipeline(options: CompileOptions, model_folder: Path) -> Path | None:
-    """The rocAL pipeline for images; None where there is none.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the one that is named is not there, or outside of the model's folder.
-    """
+    """The rocAL pipeline for images; None where there is none. Raises: ServeError: INVALID_ARGUMENT; the one that is
+    named is not there, or outside of the model's folder."""
     name = options.calibration_pipeline or _DEFAULT_PIPELINE
     path = path_within(model_folder, name, (model_folder,), "calibration_pipeline")
     if path.is_file():
@@ -68,11 +62,8 @@ def calibration_pipeline(options: CompileOptions, model_folder: Path) -> Path | 
 
 
 def calibration_digest(options: CompileOptions, model_folder: Path) -> str:
-    """SHA-256 over the data and the pipeline; "" where the precision needs none.
-
-    Raises:
-        ServeError: as `calibration_data` and `calibration_pipeline`.
-    """
+    """SHA-256 over the data and the pipeline; "" where the precision needs none. Raises: ServeError: as
+    `calibration_data` and `calibration_pipeline`."""
     if not options.precision.needs_calibration:
         return ""
     digests = [folder_digest(calibration_data(options, model_folder))]
@@ -180,14 +171,8 @@ def read_calibration(
 def read_samples(
     model_folder: Path, options: CompileOptions, names: Collection[str], inputs: Mapping[str, CalibrationInput]
 ) -> Mapping[str, Array]:
-    """By input, [samples, *shape]: as many of each, and at least one.
-
-    Args:
-        names: of the model's inputs, which may be more than `inputs`.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs.
-    """
+    """By input, [samples, *shape]: as many of each, and at least one. `names`: of the model's inputs, which may be more
+    than `inputs`. Raises: ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs."""
     data = calibration_data(options, model_folder)
     if not inputs:
         raise invalid_argument("a model without inputs cannot be calibrated; leave out its precision")

@@ -23,11 +23,8 @@ _OTHER_TARGETS = ("cpu", "ref")
 
 
 def choose_migraphx(config: ModelConfig, machine: Machine) -> EngineChoice:
-    """MIGraphX, for models that nothing else runs. Parameter `engine` may say auto or migraphx.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE when MIGraphX is not here.
-    """
+    """MIGraphX, for models that nothing else runs. Parameter `engine` may say auto or migraphx. Raises: ServeError:
+    INVALID_ARGUMENT for another engine, UNAVAILABLE when MIGraphX is not here."""
     read_choice(config, "engine", "auto", ("auto", MIGRAPHX.name))
     return migraphx_choice(config, machine, f"the only one of backend '{config.backend}'", "")
 
@@ -35,11 +32,8 @@ def choose_migraphx(config: ModelConfig, machine: Machine) -> EngineChoice:
 def migraphx_choice(
     config: ModelConfig, machine: Machine, reason: str, remedy: str, fallback: EngineSpec | None = None
 ) -> EngineChoice:
-    """MIGraphX because of `reason`. `remedy`: what else to do than to install it, "" = nothing.
-
-    Raises:
-        ServeError: UNAVAILABLE with why it cannot be used and what to do, INVALID_ARGUMENT for a wrong parameter.
-    """
+    """MIGraphX because of `reason`. `remedy`: what else to do than to install it, "" = nothing. Raises: ServeError:
+    UNAVAILABLE with why it cannot be used and what to do, INVALID_ARGUMENT for a wrong parameter."""
     if machine.migraphx:
         instead = f"; or {remedy}" if remedy else ""
         raise unavailable(f"model '{config.name}' needs MIGraphX ({reason}): {machine.migraphx}{instead}")

@@ -1,23 +1,32 @@
 """The cache of compiled programs, a folder each.
 
 programs/<key>/program.mxr, about.json, .sha256     load-trials/<key>     miopen/
+
+The trials of users' own .mxr files are remembered, so that a file that crashes MIGraphX is tried once. A trial is of a
+file's bytes in an environment: a changed file, another MIGraphX or another GPU is tried anew.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
+import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
-from rocserve.backends.migraphx.load_trials import LoadTrials
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
-from rocserve.cache.folders import ANOTHER_PLACE, CachedFolder, FolderCache, FolderEntry
-from rocserve.cache.private_folder import (
+from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.cache.folders import (
+    ANOTHER_PLACE,
+    CachedFolder,
+    FolderCache,
+    FolderEntry,
     cache_directory,
     check_private,
     is_private,
@@ -27,6 +36,82 @@ from rocserve.cache.private_folder import (
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import EngineSettings
+
+_MOST = 1000
+"""Load trials kept in a folder; the oldest go."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTrial:
+    model: str
+    file: str
+    """The file's name."""
+    migraphx_version: str
+    crash: str = ""
+    """How it ended the process, which is why it is not tried again; "" = it was loaded and run."""
+    time: float = field(default_factory=time.time)
+    """In seconds since 1970."""
+
+
+def load_trial_key(digest: str, environment: ProgramEnvironment, target: str = "") -> str:
+    """64 hexadecimal digits for a file's digest in an environment."""
+    text = json.dumps([digest, target, json.loads(to_json(environment))], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTrials:
+    """Those in a folder, a file each; `spare` takes new ones where that cannot be written."""
+
+    directory: Path
+    spare: Path | None = None
+
+    def find(self, key: str) -> LoadTrial | None:
+        return next(filter(None, (_read(folder / key) for folder in self._folders)), None)
+
+    def remember(self, key: str, trial: LoadTrial) -> None:
+        """Where a folder can be written."""
+        folder = self._folders[-1]
+        new = folder / f".{secrets.token_hex(8)}"
+        with suppress(OSError):
+            try:
+                new.write_bytes(to_json(trial))
+                new.replace(folder / key)
+            finally:
+                new.unlink(missing_ok=True)
+            for path in sorted(_files(folder), key=lambda path: path.stat().st_mtime)[:-_MOST]:
+                path.unlink(missing_ok=True)
+
+    def entries(self) -> Sequence[tuple[str, LoadTrial]]:
+        """Keys and load trials, the oldest first."""
+        found = {path.name: _read(path) for folder in reversed(self._folders) for path in _files(folder)}
+        trials = [(key, trial) for key, trial in found.items() if trial is not None]
+        return sorted(trials, key=lambda entry: entry[1].time)
+
+    def forget(self, key: str) -> None:
+        """Raises: OSError: it cannot be removed."""
+        for folder in self._folders:
+            (folder / key).unlink(missing_ok=True)
+
+    @property
+    def _folders(self) -> Sequence[Path]:
+        return (self.directory,) if self.spare is None else (self.directory, self.spare)
+
+
+def _files(folder: Path) -> Sequence[Path]:
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> LoadTrial | None:
+    """None where there is none, or one that another version of rocserve has written."""
+    try:
+        return from_json(LoadTrial, path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
 
 PROGRAM_FILENAME = "program.mxr"
 ABOUT_FILENAME = "about.json"
@@ -87,11 +172,8 @@ def ignore_message(text: str) -> None:
 
 
 def open_cache(settings: EngineSettings, warn: Callable[[str], None] = ignore_message) -> ProgramCache:
-    """The cache that the settings name. `warn` takes a sentence on each fault of it.
-
-    Raises:
-        ServeError: UNAVAILABLE, others than this user may write to its folder.
-    """
+    """The cache that the settings name. `warn` takes a sentence on each fault of it. Raises: ServeError: UNAVAILABLE,
+    others than this user may write to its folder."""
     return ProgramCache(cache_directory(settings), settings.cache_bytes, warn=warn)
 
 
@@ -176,21 +258,14 @@ class ProgramCache:
         return [key for programs in self._places() for key in programs.being_made()]
 
     def remove(self, key: str) -> bool:
-        """Whether it is gone now: what a process builds or is about to load stays.
-
-        Raises:
-            ServeError: UNAVAILABLE, the folder cannot be written.
-        """
+        """Whether it is gone now: what a process builds or is about to load stays. Raises: ServeError: UNAVAILABLE, the
+        folder cannot be written."""
         gone = [programs.remove(key) for programs in self._places()]
         return all(gone)
 
     def prune(self, limit_bytes: int) -> Sequence[CacheEntry]:
-        """Remove programs, those used least lately first, until the rest takes no more; also what killed processes
-        have left. What was removed.
-
-        Raises:
-            ServeError: UNAVAILABLE, the folder cannot be written.
-        """
+        """Remove programs, those used least lately first, until the rest takes no more; also what killed processes have
+        left. What was removed. Raises: ServeError: UNAVAILABLE, the folder cannot be written."""
         entries = self.entries()
         removed = {entry.path for programs in self._places() for entry in programs.prune(limit_bytes)}
         return [entry for entry in entries if entry.path in removed]

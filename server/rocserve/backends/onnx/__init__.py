@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
-from rocserve.backends.migraphx.configuration import accelerator
+from rocserve.backends.migraphx.configuration import options as migraphx_options
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO, ROCM
@@ -39,7 +39,7 @@ _OF_SESSIONS = frozenset(
 """Of ONNX Runtime's own session entries only numbers and switches: others name folders to read weights from, or files
 that are written."""
 
-REQUEST_PARAMETERS = accelerator.REQUEST_PARAMETERS | _OF_SESSIONS | (_OF_PROVIDERS - _NAMES_A_FOLDER)
+REQUEST_PARAMETERS = migraphx_options.REQUEST_PARAMETERS | _OF_SESSIONS | (_OF_PROVIDERS - _NAMES_A_FOLDER)
 
 
 BACKEND = BackendSpec(

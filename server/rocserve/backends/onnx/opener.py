@@ -55,11 +55,7 @@ _OPTIMIZATION_LEVELS = {
 
 
 def session_options(config: ModelConfig, instance_count: int) -> Any:
-    """The onnxruntime.SessionOptions.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; a parameter is wrong.
-    """
+    """The onnxruntime.SessionOptions. Raises: ServeError: INVALID_ARGUMENT; a parameter is wrong."""
     options = onnxruntime.SessionOptions()
     options.logid = config.name
     # What fails is raised with the same text; logged as well it would let any client fill the log.
@@ -141,10 +137,7 @@ _MOST_NAMED = 8
 
 
 def require_model(path: Path) -> None:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT; the model file is no file, or empty.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT; the model file is no file, or empty."""
     if not path.is_file():
         raise invalid_argument(f"{path} does not exist or is no file")
     if path.stat().st_size == 0:
@@ -207,11 +200,8 @@ class SessionOpener:
         return session
 
     def open_for_signature(self) -> Any:
-        """A session that is only asked for its inputs and outputs: as quick to open as can be.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT; as `open`.
-        """
+        """A session that is only asked for its inputs and outputs: as quick to open as can be. Raises: ServeError:
+        INVALID_ARGUMENT; as `open`."""
         options = self._options(1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return self._open_on_cpu(options)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes, parse_batch_sizes
 from rocserve.backends.contained_paths import path_within
-from rocserve.backends.migraphx.configuration.accelerator import CACHE_NAMES, PARAMETERS
+from rocserve.backends.migraphx.configuration.options import CACHE_NAMES, PARAMETERS
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ExecutionAccelerator, ModelConfig
 
@@ -40,11 +40,8 @@ class ProviderKind:
 
 
 def read_options(kind: ProviderKind, accelerator: ExecutionAccelerator, model: str) -> Mapping[str, str]:
-    """The provider's options as the accelerator's parameters say; those that it passes over are left out.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; a parameter is unknown or has a value that cannot be.
-    """
+    """The provider's options as the accelerator's parameters say; those that it passes over are left out. Raises:
+    ServeError: INVALID_ARGUMENT; a parameter is unknown or has a value that cannot be."""
     options: dict[str, str] = {}
     for name, text in accelerator.parameters.items():
         if name in kind.passed_over:
@@ -215,11 +212,8 @@ _NOT_THE_PROVIDERS = ("precision", "precision_mode", "migraphx_max_dynamic_batch
 
 
 def provider_options(options: Mapping[str, str], model: str, model_folder: Path) -> Mapping[str, str]:
-    """The provider's own options, from the accelerator's parameters.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; a reduced precision is asked for without its calibration table, or in two ways.
-    """
+    """The provider's own options, from the accelerator's parameters. Raises: ServeError: INVALID_ARGUMENT; a reduced
+    precision is asked for without its calibration table, or in two ways."""
     given = {_RENAMED.get(name, name): value for name, value in options.items() if name not in _NOT_THE_PROVIDERS}
     named = {options[name] for name in ("precision", "precision_mode") if name in options}
     if len(named) > 1:

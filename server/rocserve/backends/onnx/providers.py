@@ -32,8 +32,7 @@ from rocserve.backends.onnx.provider_options import (
 )
 from rocserve.backends.parameters import read_choice, usable_cpus
 from rocserve.cache.digests import file_digest
-from rocserve.cache.folders import folder_entries
-from rocserve.cache.private_folder import cache_directory, make_private
+from rocserve.cache.folders import cache_directory, folder_entries, make_private
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import ExecutionAccelerator, InstanceKind
 

@@ -52,13 +52,8 @@ class BoundProgram:
 
 
 def bind(program: ProgramSignature, config: ModelConfig, trial: Trial) -> BoundProgram:
-    """
-    Args:
-        trial: finds the outputs where the file does not say them.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, neither the configuration nor the file says a tensor's datatype or shape.
-    """
+    """`trial`: finds the outputs where the file does not say them. Raises: ServeError: INVALID_ARGUMENT, neither the
+    configuration nor the file says a tensor's datatype or shape."""
     if program.most_rows is not None and config.max_batch_size > program.most_rows:
         raise invalid_argument(
             f"max_batch_size of model '{config.name}' is {config.max_batch_size}, but its program was exported for at"

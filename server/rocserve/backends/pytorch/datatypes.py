@@ -35,10 +35,7 @@ def torch_dtype(datatype: DataType) -> torch.dtype:
 
 
 def datatype_of(dtype: torch.dtype, what: str) -> DataType:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT, the protocol has no such datatype.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT, the protocol has no such datatype."""
     if dtype not in _OURS:
         raise invalid_argument(f"{what} is of {dtype}, which has no datatype in the KServe protocol")
     return _OURS[dtype]
@@ -54,11 +51,8 @@ def to_torch(tensor: Tensor, copies: bool) -> Any:
 
 
 def from_torch(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
-    """An output, on its own memory where that is the CPU's.
-
-    Raises:
-        ServeError: INTERNAL, it is neither a dense tensor nor a list of strings.
-    """
+    """An output, on its own memory where that is the CPU's. Raises: ServeError: INTERNAL, it is neither a dense tensor
+    nor a list of strings."""
     if isinstance(value, list):
         return np.array([bytes_of_text(text) for text in value], np.object_)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dtype not in _OURS:

@@ -26,11 +26,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `parameters`.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, there is no such GPU.
-    """
+    """Parameters: see `parameters`. Raises: ServeError: INVALID_ARGUMENT, the file or the configuration is wrong;
+    UNAVAILABLE, there is no such GPU."""
     kind = file_kind(model.model_file)
     options, device = set_up(model)
     program = _open(model, kind, options.precision, device)
@@ -38,11 +35,8 @@ def load(model: ModelSource) -> LoadedModel:
 
 
 def set_up(model: ModelSource) -> tuple[RunOptions, torch.device]:
-    """Have this process run programs as the parameters say, on the device that is returned.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, a parameter is wrong; UNAVAILABLE, there is no such GPU.
-    """
+    """Have this process run programs as the parameters say, on the device that is returned. Raises: ServeError:
+    INVALID_ARGUMENT, a parameter is wrong; UNAVAILABLE, there is no such GPU."""
     options = run_options(model.config)
     # Inputs are read in place, in memory that only the server writes; those that a program writes into are copied.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

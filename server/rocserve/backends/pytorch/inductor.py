@@ -113,10 +113,7 @@ class InductorJob:
         return f"compiling model '{self.model_name}' with Inductor"
 
     def perform(self, report: Report) -> Written:
-        """
-        Raises:
-            ServeError: the program cannot be compiled.
-        """
+        """Raises: ServeError: the program cannot be compiled."""
         work = Path(self.folder) / _WORK
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work)
         device = torch.device(self.device)

@@ -11,8 +11,7 @@ from pathlib import Path
 from rocserve.backends.base import ModelSource
 from rocserve.backends.parameters import read_integer
 from rocserve.cache.digests import file_digest
-from rocserve.cache.folders import FolderCache
-from rocserve.cache.private_folder import cache_directory
+from rocserve.cache.folders import FolderCache, cache_directory
 from rocserve.jobs.compile_semaphore import machine_semaphore
 from rocserve.jobs.messages import Job
 from rocserve.jobs.runner import JobEngine, JobRunner

@@ -135,11 +135,8 @@ class TorchModel:
             self.execute(sample)
 
     def execute(self, batch: Batch) -> BatchResult:
-        """
-        Raises:
-            ServeError: INVALID_ARGUMENT where the program's own checks refuse the inputs; UNAVAILABLE where memory does
-                not suffice; else INTERNAL, with PyTorch's text.
-        """
+        """Raises: ServeError: INVALID_ARGUMENT where the program's own checks refuse the inputs; UNAVAILABLE where
+        memory does not suffice; else INTERNAL, with PyTorch's text."""
         execution = self.executions[0]
         if not isinstance(execution, SequentialExecution):
             execution.start(batch)

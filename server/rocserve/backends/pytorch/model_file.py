@@ -27,11 +27,8 @@ class FileKind(enum.Enum):
 
 
 def file_kind(path: Path) -> FileKind:
-    """By the content, not the name; compares each part of the file with its checksum.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, it is another kind of file, or damaged.
-    """
+    """By the content, not the name; compares each part of the file with its checksum. Raises: ServeError:
+    INVALID_ARGUMENT, it is another kind of file, or damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
             kind = _kind_of(archive.namelist(), path.name)
@@ -44,10 +41,8 @@ def file_kind(path: Path) -> FileKind:
 
 
 def require_exported(model: ModelSource, engine: str) -> None:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT, the file is no program of torch.export, which is all that this engine takes.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT, the file is no program of torch.export, which is all that this engine
+    takes."""
     kind = file_kind(model.model_file)
     if kind is not FileKind.EXPORTED:
         raise invalid_argument(

@@ -58,10 +58,7 @@ class OnnxJob:
         return f"exporting model '{self.model_name}' to ONNX"
 
     def perform(self, report: Report) -> Written:
-        """
-        Raises:
-            ServeError: the program cannot be written as ONNX.
-        """
+        """Raises: ServeError: the program cannot be written as ONNX."""
         missing = [name for name in ("onnx", "onnxscript") if not is_installed(name)]
         if missing:
             raise unavailable(f"torch.onnx.export needs {' and '.join(missing)}: pip install onnx onnxscript")

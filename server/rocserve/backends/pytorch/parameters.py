@@ -43,10 +43,7 @@ class RunOptions:
 
 
 def run_options(config: ModelConfig) -> RunOptions:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT, a parameter is wrong or cannot be followed.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT, a parameter is wrong or cannot be followed."""
     if _switch(config, "ENABLE_NVFUSER", False):
         raise invalid_argument(
             f"model '{config.name}': parameter 'ENABLE_NVFUSER' cannot be followed: PyTorch has had no nvFuser since"
@@ -80,10 +77,7 @@ class TorchCompileOptions:
 
 
 def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT, it is no such object, or asks for another compiler than Inductor.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT, it is no such object, or asks for another compiler than Inductor."""
     text = config.parameters.get(TORCH_COMPILE, "").strip()
     if not text:
         return TorchCompileOptions()

@@ -114,11 +114,8 @@ def in_precision(program: Program, dtype: torch.dtype) -> Program:
 
 
 def read_exported(path: Path, device: torch.device | None = None) -> Any:
-    """A program of torch.export, with its weights on the device.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, PyTorch cannot read it, with PyTorch's reason.
-    """
+    """A program of torch.export, with its weights on the device. Raises: ServeError: INVALID_ARGUMENT, PyTorch cannot
+    read it, with PyTorch's reason."""
     # Operators of quantised programs, without which these cannot be read.
     import torch.ao.quantization.fx._decomposed
 
@@ -156,14 +153,8 @@ def open_exported(
 
 
 def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping[str, Any] | None = None) -> Program:
-    """The signature of a program of torch.export, and `module`, which takes the same arguments, to run it.
-
-    Args:
-        weights: those of `module`; None = the file's.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, one of its tensors cannot be served.
-    """
+    """The signature of a program of torch.export, and `module`, which takes the same arguments, to run it. `weights`:
+    those of `module`; None = the file's. Raises: ServeError: INVALID_ARGUMENT, one of its tensors cannot be served."""
     in_spec = exported.call_spec.in_spec
     values = _values(exported)
     constants: list[Any] = []
@@ -242,11 +233,8 @@ def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, key
 
 
 def open_package(path: Path, device: torch.device) -> Program:
-    """A package of AOTInductor.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, PyTorch cannot load it; UNAVAILABLE, it is compiled for another kind of device.
-    """
+    """A package of AOTInductor. Raises: ServeError: INVALID_ARGUMENT, PyTorch cannot load it; UNAVAILABLE, it is
+    compiled for another kind of device."""
     try:
         package = torch._inductor.aoti_load_package(
             str(path), device_index=-1 if device.index is None else device.index

@@ -21,12 +21,8 @@ _MODULE = "torch_migraphx"
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `parameters`.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, there is no torch_migraphx or
-            no GPU.
-    """
+    """Parameters: see `parameters`. Raises: ServeError: INVALID_ARGUMENT, the file or the configuration is wrong;
+    UNAVAILABLE, there is no torch_migraphx or no GPU."""
     require_exported(model, "migraphx")
     if not is_installed(_MODULE):
         raise unavailable(

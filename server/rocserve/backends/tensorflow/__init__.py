@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
-from rocserve.backends.migraphx.configuration.accelerator import REQUEST_PARAMETERS
+from rocserve.backends.migraphx.configuration.options import REQUEST_PARAMETERS
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX, choose_migraphx
 
 BACKEND = BackendSpec(

@@ -31,7 +31,7 @@ from rocserve.backends.migraphx.jobs.inspect import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.program_cache import open_cache
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
-from rocserve.cache.private_folder import cache_directory
+from rocserve.cache.folders import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import to_json
 from rocserve.jobs.runner import JobRunner

@@ -23,8 +23,7 @@ from support.cached_programs import (
 )
 
 from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, PROGRAM_FILENAME, ProgramCache, open_cache
-from rocserve.cache.folders import FolderCache
-from rocserve.cache.private_folder import cache_directory
+from rocserve.cache.folders import FolderCache, cache_directory
 from rocserve.settings import EngineSettings
 
 
@@ -222,7 +221,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_a_user_whom_the_machine_does_not_know_has_a_cache_too(tmp_path: Path) -> None:
     script = """
 from rocserve.cache.folders import FolderCache
-from rocserve.cache.private_folder import cache_directory
+from rocserve.cache.folders import cache_directory
 from rocserve.settings import EngineSettings
 os.setuid(54321)
 print(cache_directory(EngineSettings()))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.cached_programs import cache_at, printed_lines, start
 
-from rocserve.backends.migraphx import load_trials as module
-from rocserve.backends.migraphx.load_trials import LoadTrial, LoadTrials, load_trial_key
+from rocserve.backends.migraphx import program_cache as module
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.program_cache import LoadTrial, LoadTrials, load_trial_key
 
 HERE = ProgramEnvironment("2.14.0", "7.1.1", "gfx90a")
 
@@ -47,7 +47,7 @@ def test_a_changed_file_or_environment_is_tried_anew() -> None:
 
 def test_processes_share_load_trials(tmp_path: Path) -> None:
     script = """
-from rocserve.backends.migraphx.load_trials import *
+from rocserve.backends.migraphx.program_cache import *
 known = cache_at(Path(sys.argv[1])).load_trials
 for turn in range(100):
     known.remember("a" * 64, LoadTrial("m", "f", "2", sys.argv[2] * 1000))

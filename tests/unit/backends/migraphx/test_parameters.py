@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from rocserve.backends.migraphx.configuration.accelerator import MAX_DYNAMIC_BATCH, PARAMETERS, known_names
 from rocserve.backends.migraphx.configuration.options import (
+    MAX_DYNAMIC_BATCH,
+    PARAMETERS,
     CompileOptions,
     Precision,
     ServingOptions,
     Target,
     compile_options,
+    known_names,
     serving_options,
 )
 from rocserve.core.errors import ServeError, StatusCode

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.serving.layout import ProgramLayout, ServedTensor
-from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
+from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramLayout, ProgramRunner, ServedTensor
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 

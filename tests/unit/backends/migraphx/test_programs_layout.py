@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.serving.layout import ServedTensor, batch_range, program_layout
+from rocserve.backends.migraphx.serving.programs import ServedTensor, batch_range, program_layout
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import TensorSpec

@@ -39,11 +39,7 @@ class ModuleBinding(Binding):
     name = "module"
 
     def __init__(self, folder: str) -> None:
-        """`folder`: where the module lies.
-
-        Raises:
-            MigraphxError: the module cannot be imported into this process.
-        """
+        """`folder`: where the module lies. Raises: MigraphxError: the module cannot be imported into this process."""
         super().__init__()
         sys.path.insert(0, folder)
         try:

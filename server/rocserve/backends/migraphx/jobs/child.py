@@ -30,11 +30,7 @@ def migraphx_jobs(installation: MigraphxInstallation, binding: str = "auto") -> 
 
 
 def perform(job: Any, context: str, report: Report) -> Any:
-    """The job's result.
-
-    Raises:
-        ServeError: MIGraphX refuses it, or cannot be loaded.
-    """
+    """The job's result. Raises: ServeError: MIGraphX refuses it, or cannot be loaded."""
     library = from_json(_Library, context.encode())
     try:
         binding = open_binding(library.installation, library.binding)

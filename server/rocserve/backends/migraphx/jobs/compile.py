@@ -41,11 +41,7 @@ class CompileJob:
         return f"compiling {self.recipe.title} of model '{self.model_name}'"
 
     def perform(self, binding: Binding, report: Report) -> ProgramAbout:
-        """
-        Raises:
-            MigraphxError: MIGraphX refuses the model.
-            ServeError: the program is not what the model asks for.
-        """
+        """Raises: MigraphxError: MIGraphX refuses the model. ServeError: the program is not what the model asks for."""
         recipe, file, folder = self.recipe, Path(self.program_file), Path(self.model_folder)
         report("reading the model")
         binding.check_target(recipe.options.target.value)

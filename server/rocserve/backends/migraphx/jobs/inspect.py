@@ -38,10 +38,7 @@ class InspectJob:
         return f"inspecting {self.name}"
 
     def perform(self, binding: Binding, report: Report) -> InspectResult:
-        """
-        Raises:
-            MigraphxError: MIGraphX cannot read it.
-        """
+        """Raises: MigraphxError: MIGraphX cannot read it."""
         report("reading the compiled program" if self.recipe is None else "reading the model")
         program = parse_recipe(binding, self.recipe) if self.recipe else binding.load(Path(self.program_file))
         return InspectResult(tuple(program.parameters.values()), program.outputs, program.text())

@@ -92,11 +92,7 @@ class ProbeJob:
         return f"trying {Path(self.path).name} of model '{self.model_name}'"
 
     def perform(self, binding: Binding, report: Report) -> ProbeResult:
-        """
-        Raises:
-            MigraphxError: MIGraphX refuses the file, or to run it.
-            ServeError: it cannot be served.
-        """
+        """Raises: MigraphxError: MIGraphX refuses the file, or to run it. ServeError: it cannot be served."""
         name = Path(self.path).name
         report("loading it")
         program = binding.load(Path(self.path))
@@ -115,12 +111,8 @@ class ProbeJob:
 
 
 def try_saved(binding: Binding, program: Program, path: Path) -> None:
-    """Load a saved program; it must give the results of the program itself, bit for bit.
-
-    Raises:
-        MigraphxError: it cannot be loaded or run.
-        ServeError: INTERNAL, it is another program.
-    """
+    """Load a saved program; it must give the results of the program itself, bit for bit. Raises: MigraphxError: it
+    cannot be loaded or run. ServeError: INTERNAL, it is another program."""
     inputs = Samples().inputs(program.parameters)
     expected = program.run(inputs)
     loaded = binding.load(path)

@@ -29,10 +29,7 @@ class ProgramFile:
 
 
 def read_program_file(recipe: ProgramRecipe, model_folder: Path) -> ProgramFile:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT; it cannot be read or is no model.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT; it cannot be read or is no model."""
     path = Path(recipe.source.path)
     files: tuple[Path, ...] = ()
     if recipe.source.kind is SourceKind.TENSORFLOW:
@@ -53,12 +50,8 @@ def own_recipe(recipe: ProgramRecipe, own_batch: int) -> ProgramRecipe:
 
 
 def parse_recipe(binding: Binding, recipe: ProgramRecipe) -> Program:
-    """The program, neither quantised nor compiled.
-
-    Raises:
-        MigraphxError: MIGraphX refuses the file.
-        ServeError: it reads something else than was planned.
-    """
+    """The program, neither quantised nor compiled. Raises: MigraphxError: MIGraphX refuses the file. ServeError: it
+    reads something else than was planned."""
     source = Path(recipe.source.path)
     varying = (DimensionRange(1, recipe.largest_batch),) if recipe.largest_batch else ()
     shapes = {name: (*varying, *shape[len(varying) :]) for name, shape in recipe.input_shapes.items()}

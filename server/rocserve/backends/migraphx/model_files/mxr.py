@@ -119,10 +119,7 @@ class MxrFile:
 
 
 def read_mxr(path: Path) -> MxrFile:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT; the file cannot be read, or is no compiled program.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT; the file cannot be read, or is no compiled program."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)

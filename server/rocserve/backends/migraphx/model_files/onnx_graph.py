@@ -215,11 +215,7 @@ def _type_name(element_type: int) -> str:
 
 
 def as_text(value: str | bytes) -> str:
-    """Text of an ONNX file, which is handed out as bytes where it is none.
-
-    Raises:
-        UnicodeDecodeError: it is none.
-    """
+    """Text of an ONNX file, which is handed out as bytes where it is none. Raises: UnicodeDecodeError: it is none."""
     return value if isinstance(value, str) else value.decode()
 
 
@@ -240,11 +236,8 @@ class ExternalFiles:
         return tuple(dict.fromkeys(self._paths.values()))
 
     def add(self, tensor: onnx.TensorProto, size: int) -> int:
-        """Check where a tensor of `size` bytes (0 = not known) lies; returns how many bytes it has.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT; the file is outside of the folder, missing or too short.
-        """
+        """Check where a tensor of `size` bytes (0 = not known) lies; returns how many bytes it has. Raises: ServeError:
+        INVALID_ARGUMENT; the file is outside of the folder, missing or too short."""
         entries = {as_text(entry.key): as_text(entry.value) for entry in tensor.external_data}
         if len(entries) != len(tensor.external_data):
             raise self._wrong(tensor, "says something of its external data twice")

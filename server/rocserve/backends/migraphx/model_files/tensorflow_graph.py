@@ -75,10 +75,7 @@ class TensorflowGraph:
     nodes: Mapping[str, TensorflowNode]
 
     def check_outputs(self, names: Iterable[str]) -> None:
-        """
-        Raises:
-            ServeError: INVALID_ARGUMENT; one of these nodes depends on an operator that MIGraphX reads wrongly.
-        """
+        """Raises: ServeError: INVALID_ARGUMENT; a node depends on an operator that MIGraphX reads wrongly."""
         waiting, seen = list(names), set(names)
         while waiting:
             name = waiting.pop()
@@ -95,11 +92,8 @@ class TensorflowGraph:
 
 
 def read_tensorflow_graph(path: Path) -> TensorflowGraph:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT; the file cannot be read, is damaged or is no frozen graph, or a placeholder is of
-            a type that MIGraphX does not take.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT; the file cannot be read, is damaged or is no frozen graph, or a placeholder
+    is of a type that MIGraphX does not take."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise _wrong(path, "has more than the 2 GB that the format can have")

@@ -80,14 +80,8 @@ def _bytes(tensors: Iterable[tuple[int, Sequence[int]]]) -> int:
 
 
 def check_memory(model: str, program: ProgramMemory, device: int | None, host: Host | None = None) -> None:
-    """Refuse a program for which there is not enough free memory.
-
-    Args:
-        device: the GPU's number, for programs of the target gpu; None = 0.
-
-    Raises:
-        ServeError: UNAVAILABLE, with the needed and the free memory, and remedies.
-    """
+    """Refuse a program for which there is not enough free memory. `device`: the GPU's number, for programs of the
+    target gpu; None = 0. Raises: ServeError: UNAVAILABLE, with the needed and the free memory, and remedies."""
     host = host or Host()
     around = host.free_memory()
     on_gpu = program.recipe.options.target is Target.GPU

@@ -60,11 +60,8 @@ class CompileContext:
         return {name: value for name, value in facts.items() if value}
 
     def open_program(self, path: Path) -> Program:
-        """A program that a child has tried before.
-
-        Raises:
-            ServeError: UNAVAILABLE, MIGraphX refuses it in this process.
-        """
+        """A program that a child has tried before. Raises: ServeError: UNAVAILABLE, MIGraphX refuses it in this
+        process."""
         try:
             return self.binding.load(path)
         except MigraphxError as error:
@@ -75,10 +72,8 @@ class CompileContext:
 
 
 def open_compile_context(model: ModelSource, log: logging.Logger) -> CompileContext:
-    """
-    Raises:
-        ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong.
-    """
+    """Raises: ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is
+    wrong."""
     installation = find_installation(model.settings)
     serving = serving_options(model.config)
     try:

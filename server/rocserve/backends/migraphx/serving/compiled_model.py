@@ -15,9 +15,14 @@ from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan,
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.backends.migraphx.serving.compile_context import CompileContext
-from rocserve.backends.migraphx.serving.layout import ProgramLayout, program_layout, varies_with_values
 from rocserve.backends.migraphx.serving.model import BackgroundSizes, MigraphxModel
-from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
+from rocserve.backends.migraphx.serving.programs import (
+    LoadedProgram,
+    ProgramLayout,
+    ProgramRunner,
+    program_layout,
+    varies_with_values,
+)
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec

@@ -60,11 +60,8 @@ class MigraphxModel:
             self._background.start()
 
     def execute(self, batch: Batch) -> BatchResult:
-        """
-        Raises:
-            ServeError: INVALID_ARGUMENT where the inputs are not of a shape that is served, INTERNAL in MIGraphX's own
-                words where it cannot run them.
-        """
+        """Raises: ServeError: INVALID_ARGUMENT where the inputs are not of a shape that is served, INTERNAL in
+        MIGraphX's own words where it cannot run them."""
         try:
             return BatchResult(self._runner.run(batch.arrays, batch.requested_outputs or self._outputs, batch.room))
         except MigraphxError as error:

@@ -18,7 +18,7 @@ from support.migraphx import run_with_migraphx
 from support.migraphx_programs import ProgramFactory, refusal
 from support.workers import open_descriptors
 
-from rocserve.backends.migraphx.binding.c_library import Library
+from rocserve.backends.migraphx.binding.c_api import Library
 from rocserve.backends.migraphx.binding.interface import CompileFlags, DimensionRange, MigraphxError, OnnxOptions
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 

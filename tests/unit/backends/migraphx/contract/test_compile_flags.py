@@ -12,7 +12,7 @@ from support import migraphx_models as models
 from support.cached_programs import a_recipe
 from support.migraphx_programs import ProgramFactory, onnx_runtime
 
-from rocserve.backends.migraphx.binding.c_library import Library
+from rocserve.backends.migraphx.binding.c_api import Library
 from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob
