@@ -242,25 +242,21 @@ class Server:
     def _inference_service(self) -> InferenceService:
         observer = RequestObserver(self._tracing, self._tables, self._log.getChild("requests"))
         loop = asyncio.get_running_loop()
-        self._server_log.on_change += [observer.switch, lambda: loop.call_soon_threadsafe(self._set_workers_verbosity)]
+        set_verbose, log, settings = self._launcher.set_verbose, self._server_log, self._settings
+        log.on_change += [
+            observer.switch,
+            lambda: loop.call_soon_threadsafe(lambda: set_verbose(log.settings.verbose > 0)),
+        ]
+        most, rate = settings.max_requests_per_client, settings.max_request_rate_per_client
         return InferenceService(
             self._dispatcher,
-            ClientMemory(self._tables, self._client_regions, self._settings.max_queue_bytes, self._plane.work_off),
+            ClientMemory(self._tables, self._client_regions, settings.max_queue_bytes, self._plane.work_off),
             observer,
             self._paths,
             self._plane,
-            self._client_limits(),
+            # Where they are off they cost nothing.
+            ClientLimits(most, rate) if most or rate else None,
         )
-
-    def _client_limits(self) -> ClientLimits | None:
-        """None: they are off, and cost nothing."""
-        settings = self._settings
-        if not (settings.max_requests_per_client or settings.max_request_rate_per_client):
-            return None
-        return ClientLimits(settings.max_requests_per_client, settings.max_request_rate_per_client)
-
-    def _set_workers_verbosity(self) -> None:
-        self._launcher.set_verbose(self._server_log.settings.verbose > 0)
 
     def _services(self, readiness: Readiness) -> Services:
         return Services(

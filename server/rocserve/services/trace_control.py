@@ -35,16 +35,13 @@ class TraceControlService:
         """
         name = request.model_name
         if name:
-            self._check_ready(name)
+            try:
+                self._tables.table.find(name, "")
+            except ServeError:
+                raise invalid_argument(f"Request for unknown model : {name}") from None
         if request.settings:
             self._tracing.change(name, _change({key: list(value.value) for key, value in request.settings.items()}))
         return self._answer(name)
-
-    def _check_ready(self, name: str) -> None:
-        try:
-            self._tables.table.find(name, "")
-        except ServeError:
-            raise invalid_argument(f"Request for unknown model : {name}") from None
 
     def _answer(self, name: str) -> pb.TraceSettingResponse:
         options, values = self._tracing.options, self._tracing.values_of(name)

@@ -1,21 +1,162 @@
-"""Collects all metrics of a server, as its settings ask for them, when they are read."""
+"""Collects all metrics of a server, as its settings ask for them, when they are read: those of model versions, by
+Triton's names (and a few of our own), and what other sources give."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 
+from rocserve.core import latencies
 from rocserve.core.latencies import LatencyOptions
-from rocserve.core.serving import ServingTableHolder
-from rocserve.frontends.metrics.exposition import MetricFamily, Sample
+from rocserve.core.serving import ServedVersion, ServingTableHolder
+from rocserve.core.statistics import StatisticsSnapshot
+from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples, summary_samples
 from rocserve.frontends.metrics.machine_families import GpuGauges, MachineMetrics, ProcessorGauges
-from rocserve.frontends.metrics.model_families import VersionReading, model_families, read_version
 from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.residency.resident_models import LazyVersion
 from rocserve.settings import MetricsSettings
 
 Source = Callable[[], Iterable[MetricFamily]]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReading:
+    """A version as it is at one moment."""
+
+    version: ServedVersion
+    labels: Mapping[str, str]
+    numbers: StatisticsSnapshot
+
+
+_CACHED = "in microseconds (includes cached requests)"
+_UNCACHED = "in microseconds (does not include cached requests)"
+
+# By their names what the statistics call them, and their help. Nanoseconds are shown as microseconds.
+_COUNTERS = {
+    "nv_inference_request_success": ("success.count", "Number of successful inference requests, all batch sizes"),
+    "nv_inference_count": (
+        "inference_count",
+        "Number of inferences performed (does not include cached requests)",
+    ),
+    "nv_inference_exec_count": (
+        "execution_count",
+        "Number of model executions performed (does not include cached requests)",
+    ),
+}
+_LATENCY_COUNTERS = {
+    "nv_inference_request_duration_us": ("success.ns", f"Cumulative inference request duration {_CACHED}"),
+    "nv_inference_queue_duration_us": ("queue.ns", f"Cumulative inference queuing duration {_CACHED}"),
+    "nv_inference_compute_input_duration_us": ("compute_input.ns", f"Cumulative compute input duration {_UNCACHED}"),
+    "nv_inference_compute_infer_duration_us": (
+        "compute_infer.ns",
+        f"Cumulative compute inference duration {_UNCACHED}",
+    ),
+    "nv_inference_compute_output_duration_us": (
+        "compute_output.ns",
+        f"Cumulative inference compute output duration {_UNCACHED}",
+    ),
+}
+_CACHE_COUNTERS = {
+    "nv_cache_num_hits_per_model": ("cache_hit.count", "Number of cache hits per model"),
+    "nv_cache_hit_duration_per_model": ("cache_hit.ns", "Total cache hit duration per model, in microseconds"),
+    "nv_cache_num_misses_per_model": ("cache_miss.count", "Number of cache misses per model"),
+    "nv_cache_miss_duration_per_model": (
+        "cache_miss.ns",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+    ),
+}
+
+_OF_VERSIONS = (
+    (
+        "rocserve_worker_restarts_total",
+        "counter",
+        "worker_restarts",
+        "How often a worker of the version had to be started again",
+    ),
+    (
+        "nv_inference_pending_request_count",
+        "gauge",
+        "pending_requests",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+    ),
+    ("nv_model_load_duration_secs", "gauge", "load_seconds", "Model load time in seconds"),
+)
+
+_SUMMARIES = {
+    latencies.REQUEST_SUMMARY: f"Summary of inference request duration {_CACHED}",
+    latencies.QUEUE_SUMMARY: f"Summary of inference queuing duration {_CACHED}",
+    latencies.INPUT_SUMMARY: f"Cumulative compute input duration {_UNCACHED}",
+    latencies.INFER_SUMMARY: f"Cumulative compute inference duration {_UNCACHED}",
+    latencies.OUTPUT_SUMMARY: f"Cumulative inference compute output duration {_UNCACHED}",
+    latencies.CACHE_HIT_SUMMARY: "Summary of cache hit counts/durations per model, in microseconds.",
+    latencies.CACHE_MISS_SUMMARY: "Summary of cache miss counts/durations per model, in microseconds.",
+}
+
+_HISTOGRAMS = {
+    latencies.FIRST_RESPONSE_HISTOGRAM: "Duration from request to first response in milliseconds",
+    latencies.REQUEST_HISTOGRAM: "Durations of successful requests in milliseconds (includes cached requests)",
+    latencies.QUEUE_HISTOGRAM: "Time in the queue of successful requests in milliseconds (includes cached requests)",
+    latencies.BATCH_SIZE_HISTOGRAM: "Sizes of the batches that were executed",
+}
+
+
+def read_version(version: ServedVersion, namespace: str) -> VersionReading:
+    """`namespace`: the model's, where there are namespaces."""
+    tags = {f"_{name}": value for name, value in version.config.metric_tags.items()}
+    model = {"model": version.name, "version": str(version.version)}
+    labels = {**model, **({"namespace": namespace} if namespace else {}), **tags}
+    return VersionReading(version, labels, version.statistics.snapshot())
+
+
+def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
+    """Of all versions; `with_latency_counters`: the sums of latencies and the response cache's numbers too."""
+    yield from _counters(_COUNTERS, readings)
+    if with_latency_counters:
+        yield from _counters(_LATENCY_COUNTERS, readings)
+        caching = [reading for reading in readings if reading.version.config.response_cache]
+        if caching:
+            yield from _counters(_CACHE_COUNTERS, caching)
+    yield MetricFamily(
+        "nv_inference_request_failure",
+        "counter",
+        "Number of failed inference requests, all batch sizes",
+        tuple(sample for reading in readings for sample in _failures(reading)),
+    )
+    for name, kind, attribute, text in _OF_VERSIONS:
+        samples = tuple(Sample(reading.labels, getattr(reading.version, attribute)) for reading in readings)
+        yield MetricFamily(name, kind, text, samples)
+    kept = [(reading.labels, reading.numbers.latencies) for reading in readings if reading.numbers.latencies]
+    for name, text in _SUMMARIES.items():
+        summaries = [(labels, known.summaries[name]) for labels, known in kept if name in known.summaries]
+        if summaries:
+            samples = tuple(sample for labels, known in summaries for sample in summary_samples(labels, known))
+            yield MetricFamily(name, "summary", text, samples)
+    for name, text in _HISTOGRAMS.items():
+        histograms = [(labels, known.histograms[name]) for labels, known in kept if name in known.histograms]
+        if histograms:
+            samples = tuple(sample for labels, known in histograms for sample in histogram_samples(labels, known))
+            yield MetricFamily(name, "histogram", text, samples)
+
+
+def _counters(counters: Mapping[str, tuple[str, str]], readings: Sequence[VersionReading]) -> Iterable[MetricFamily]:
+    for name, (path, text) in counters.items():
+        value, unit = attrgetter(path), 1000 if path.endswith(".ns") else 1
+        samples = tuple(Sample(reading.labels, value(reading.numbers) // unit) for reading in readings)
+        yield MetricFamily(name, "counter", text, samples)
+
+
+def _failures(reading: VersionReading) -> Iterable[Sample]:
+    numbers = reading.numbers
+    # All of them are among the failures.
+    reasons = {
+        "REJECTED": numbers.reject.count,
+        "CANCELED": numbers.cancel.count,
+        "BACKEND": numbers.backend_failures,
+    }
+    reasons["OTHER"] = numbers.fail.count - sum(reasons.values())
+    return (Sample({**reading.labels, "reason": reason}, count) for reason, count in reasons.items())
 
 
 class ServerMetrics:
@@ -49,7 +190,11 @@ class ServerMetrics:
             "rocserve_model_engine_info",
             "gauge",
             "1 for the engine that runs the model, and the one whose place it has taken",
-            tuple(_engine(reading) for reading in readings if "engine" in reading.version.properties),
+            tuple(
+                Sample({**reading.labels, "engine": known["engine"], "replaces": known.get("engine_replaces", "")}, 1)
+                for reading in readings
+                if "engine" in (known := reading.version.properties)
+            ),
         )
         yield MetricFamily(
             "rocserve_engine_fallback_total",
@@ -62,12 +207,6 @@ class ServerMetrics:
         )
         for source in self._further:
             yield from source()
-
-
-def _engine(reading: VersionReading) -> Sample:
-    properties = reading.version.properties
-    replaces = properties.get("engine_replaces", "")
-    return Sample({**reading.labels, "engine": properties["engine"], "replaces": replaces}, 1)
 
 
 def assemble_metrics(
