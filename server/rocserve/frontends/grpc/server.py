@@ -269,7 +269,10 @@ class GrpcServer:
 
     def _shut_down(self) -> None:
         self._stopping = True
-        self._server.shutdown(self._queue, self._on_shut_down)
+        # Ends of cancelled calls may still be on their way when it has, and watchers and streams shall hear of them.
+        self._server.shutdown(
+            self._queue, lambda event: self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, self._end)
+        )
 
     def _cancel_all(self) -> None:
         # Those of a destroyed server would crash the process.
@@ -288,10 +291,6 @@ class GrpcServer:
         elif time.monotonic() - self._idle_since >= LINGER_SECONDS:
             # The core would wait 20 seconds for clients that do not answer its last ping.
             self._server.cancel_all_calls()
-
-    def _on_shut_down(self, event: Event) -> None:
-        # The ends of cancelled calls may still be on their way, and watchers and streams shall hear of them.
-        self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, self._end)
 
     def _end(self) -> None:
         self.closed = True

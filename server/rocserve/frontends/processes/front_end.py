@@ -131,7 +131,10 @@ class RemoteInference:
         except HeapFull as error:
             client.send(error)
             return
-        token = self._tokens.pop() if self._tokens else self._new_token()
+        if self._tokens:
+            token = self._tokens.pop()
+        else:
+            token = self._next_token = self._next_token + 1
         self._open[token] = (client, request.id)
         deadline_ns = int(request.deadline * 1e9) if request.deadline is not None else 0
         self.end.post(
@@ -145,10 +148,6 @@ class RemoteInference:
             pieces, nbytes = framed((text, request_id))
             place = self.end.place(pieces, nbytes)
             self.end.post(ENTRY.pack(entries.REFUSED, 0, int(error.code), 0, place, nbytes, 0))
-
-    def _new_token(self) -> int:
-        self._next_token += 1
-        return self._next_token
 
     def _send_head(self, head: RequestHead) -> _Head:
         if len(self._heads) >= entries.REMEMBERED_HEADS:
