@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -238,6 +240,20 @@ def test_parameters_that_cannot_be(
     model_source: SourceMaker, torch_files: TorchFiles, parameters: dict[str, str], text: str
 ) -> None:
     assert refusal(model_source("model.pt2", torch_files.data("classifier"), parameters=parameters)).startswith(text)
+
+
+def test_torch_migraphx_wants_a_gpu(
+    model_source: SourceMaker, torch_files: TorchFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rocserve.backends.pytorch import torch_migraphx
+
+    monkeypatch.setitem(sys.modules, "torch_migraphx", ModuleType("torch_migraphx"))
+    source = model_source("model.pt2", torch_files.data("classifier"), parameters={"engine": "migraphx"})
+    with pytest.raises(
+        ServeError, match="which runs programs on AMD GPUs only, and the instance is on the CPU"
+    ) as error:
+        torch_migraphx.load(source)
+    assert error.value.code is StatusCode.UNAVAILABLE
 
 
 def test_instances_share_the_cores(model_source: SourceMaker) -> None:

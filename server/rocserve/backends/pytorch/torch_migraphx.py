@@ -30,6 +30,11 @@ def load(model: ModelSource) -> LoadedModel:
             ' installed; pip install torch_migraphx beside PyTorch for ROCm, or use "migraphx-onnx"'
         )
     options, device = set_up(model)
+    if device.type == "cpu":
+        raise unavailable(
+            f"model '{model.name}': parameter 'engine' is \"migraphx\", which runs programs on AMD GPUs only, and the"
+            ' instance is on the CPU; give the model instances of KIND_GPU, or use "eager" or "migraphx-onnx"'
+        )
     importlib.import_module(_MODULE)  # It registers the compiler.
     program = open_exported(
         read_exported(model.model_file, device),
