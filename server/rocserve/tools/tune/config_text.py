@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from rocserve.config.pbtxt import parse_model_config, read_text
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER
 from rocserve.config.validation import check_model_config
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
-from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.printing import replacing
 
@@ -29,13 +29,6 @@ class ServingChoice:
     """What is compiled ahead, where an engine does that; ascending."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    start: int
-    end: int
-    text: str
-
-
 def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
     """The text with the choice written in.
 
@@ -43,115 +36,133 @@ def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
         ServeError: INVALID_ARGUMENT; the text is no config.pbtxt, or has no one place for the choice.
     """
     expected = parse_model_config(text, filename)
-    changed = _ConfigText(text).changed(choice)
-    _set(expected, choice)
-    _check(changed, expected, filename)
-    return changed
-
-
-class _ConfigText:
-    """A text with the places of its fields. A change without a place, a str, goes to the end."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._fields = _Reader(text).fields()
-
-    def changed(self, choice: ServingChoice) -> str:
-        changes = [self._instance_count(choice.instances)]
-        if choice.largest_batch:
-            changes += [self._largest_batch(choice.largest_batch), self._preferred_batch_size(choice.largest_batch)]
-        if choice.batch_sizes:
-            changes.append(self._batch_sizes(f'"{_listed(choice.batch_sizes)}"'))
-        return _apply(self._text, changes)
-
-    def _instance_count(self, count: int) -> _Change | str:
-        groups = [value for field in _named(self._fields, "instance_group") for value in field.values]
-        if len(groups) > 1:
+    if not expected.instance_group:
+        expected.instance_group.add()
+    expected.instance_group[0].count = choice.instances
+    places = _Places(text)
+    if (groups := len(places.values["instance_group"])) > 1:
+        raise invalid_argument(
+            f"it has {groups} instance groups, and which of them is to have a count of {choice.instances} is not known;"
+            " write it yourself"
+        )
+    places.put("instance_group.count", str(choice.instances), f"instance_group [ {{ count: {choice.instances} }} ]")
+    if largest := choice.largest_batch:
+        expected.max_batch_size = largest
+        expected.dynamic_batching.preferred_batch_size[:] = [largest]
+        places.put("max_batch_size", str(largest), f"max_batch_size: {largest}")
+        if (times := len(places.fields[_PREFERRED])) > 1:
             raise invalid_argument(
-                f"it has {len(groups)} instance groups, and which of them is to have a count of {count} is not known;"
-                " write it yourself"
+                f"it has preferred_batch_size {times} times; write it once, as a list, or {largest} yourself"
             )
-        return _scalar_in(groups[0], "count", str(count)) if groups else f"instance_group [ {{ count: {count} }} ]"
-
-    def _largest_batch(self, largest: int) -> _Change | str:
-        found = _named(self._fields, "max_batch_size")
-        return _replaced(found[-1].values[0], str(largest)) if found else f"max_batch_size: {largest}"
-
-    def _preferred_batch_size(self, largest: int) -> _Change | str:
-        batching = _named(self._fields, "dynamic_batching")
-        if not batching:
-            return f"dynamic_batching {{ preferred_batch_size: [ {largest} ] }}"
-        inner = _named(batching[0].values[0].fields, "preferred_batch_size")
-        if not inner:
-            return _inserted(batching[0].values[0], f"preferred_batch_size: [ {largest} ]")
-        if len(inner) > 1:
-            raise invalid_argument(
-                f"it has preferred_batch_size {len(inner)} times; write it once, as a list, or {largest} yourself"
-            )
-        start, end = inner[0].list_span or (inner[0].values[0].start, inner[0].values[0].end)
-        return _Change(start, end, f"[ {largest} ]")
-
-    def _batch_sizes(self, quoted: str) -> _Change | str:
-        for entry in (value for field in _named(self._fields, "parameters") for value in field.values):
-            keys, holders = _named(entry.fields, "key"), _named(entry.fields, "value")
-            if keys and holders and self._text_of(keys[0].values[0]) == "batch_sizes":
-                return _scalar_in(holders[0].values[0], "string_value", quoted)
-        return f'parameters {{ key: "batch_sizes" value: {{ string_value: {quoted} }} }}'
-
-    def _text_of(self, quoted: _Value) -> str:
-        return self._text[quoted.start + 1 : quoted.end - 1]
-
-
-def _set(message: ModelConfig, choice: ServingChoice) -> None:
-    if not message.instance_group:
-        message.instance_group.add()
-    message.instance_group[0].count = choice.instances
-    if choice.largest_batch:
-        message.max_batch_size = choice.largest_batch
-        message.dynamic_batching.preferred_batch_size[:] = [choice.largest_batch]
+        places.put(_PREFERRED, f"[ {largest} ]", f"dynamic_batching {{ preferred_batch_size: [ {largest} ] }}")
     if choice.batch_sizes:
-        message.parameters["batch_sizes"].string_value = _listed(choice.batch_sizes)
-
-
-def _check(text: str, expected: ModelConfig, filename: str) -> None:
-    """However the text was written: it now says what it is to say, and all else that it said before."""
+        sizes = ",".join(map(str, choice.batch_sizes))
+        expected.parameters["batch_sizes"].string_value = sizes
+        line = f'parameters {{ key: "batch_sizes" value: {{ string_value: "{sizes}" }} }}'
+        places.put("parameters.value.string_value", f'"{sizes}"', line, places.parameter("batch_sizes"))
+    changed = places.changed()
+    # However the text was written: it now says what it is to say, and all else that it said before.
     try:
-        written = parse_model_config(text, filename)
+        written = parse_model_config(changed, filename)
     except ServeError as error:
         raise internal(f"{filename} would not be valid any more ({error.text}) and stays as it was") from None
     if written != expected:
         raise internal(f"the choice cannot be written into {filename} as it is; write it yourself")
+    return changed
 
 
-def _scalar_in(message: _Value, name: str, text: str) -> _Change:
-    found = _named(message.fields, name)
-    return _replaced(found[-1].values[0], text) if found else _inserted(message, f"{name}: {text}")
+_PREFERRED = "dynamic_batching.preferred_batch_size"
+_TOKEN = re.compile(
+    r"""(?P<blank>[\s:,;]+|\#[^\n]*)
+      | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+      | (?P<bracket>[][{}<>])
+      | (?P<word>[^][{}<>:,;\s#"']+)""",
+    re.VERBOSE,
+)
+_CLOSING = {"{": "}", "<": ">"}
+_Span = tuple[int, int]
+"""From a character of the text up to another; the brackets of messages and lists included."""
 
 
-def _replaced(value: _Value, text: str) -> _Change:
-    return _Change(value.start, value.end, text)
+class _Places:
+    """The places in a text of protobuf's text format, which is known to be well-formed, by the paths of their fields:
+    "instance_group.count"; and what is to stand there."""
+
+    def __init__(self, text: str) -> None:
+        self.fields: dict[str, list[_Span]] = defaultdict(list)
+        """What each field has: a value, or a list."""
+        self.values: dict[str, list[_Span]] = defaultdict(list)
+        """Each value, be it alone or in a list."""
+        self._text = text
+        self._changes: list[tuple[_Span, str]] = []
+        self._added: list[str] = []
+        self._tokens = deque(match for match in _TOKEN.finditer(text) if match.lastgroup != "blank")
+        self._read_fields("", "")
+
+    def put(self, path: str, value: str, line: str, holders: Sequence[_Span] | None = None) -> None:
+        """The value where the field is, else as the first one of the message that holds it, else the line at the end.
+
+        `holders`: the messages that may; None = those of the path.
+        """
+        outer, _, name = path.rpartition(".")
+        holders = self.values[outer] if holders is None else holders
+        found = [field for field in self.fields[path] if not outer or any(_holds(one, field) for one in holders)]
+        if found:
+            self._changes.append((found[-1], value))
+        elif holders:
+            begin = holders[0][0] + 1
+            self._changes.append(((begin, begin), f" {name}: {value}"))
+        else:
+            self._added.append(line)
+
+    def parameter(self, name: str) -> list[_Span]:
+        """The `value` of the entry of `parameters` with this key."""
+        keys = [key for key in self.values["parameters.key"] if self._text[key[0] + 1 : key[1] - 1] == name]
+        entries = [entry for entry in self.values["parameters"] if any(_holds(entry, key) for key in keys)]
+        return [one for one in self.values["parameters.value"] if any(_holds(entry, one) for entry in entries)]
+
+    def changed(self) -> str:
+        text = self._text
+        for (start, end), value in sorted(self._changes, reverse=True):
+            text = text[:start] + value + text[end:]
+        if self._added and text and not text.endswith("\n"):
+            text += "\n"
+        return text + "".join(f"{line}\n" for line in self._added)
+
+    def _read_fields(self, prefix: str, until: str) -> None:
+        """Up to the bracket `until`, which is not taken; "" = to the end."""
+        while self._next() != until:
+            path = prefix + self._tokens.popleft()[0]
+            start = self._tokens[0].start()
+            if self._next() == "[":
+                self._tokens.popleft()
+                while self._next() != "]":
+                    self._read_value(path)
+                end = self._tokens.popleft().end()
+            else:
+                end = self._read_value(path)
+            self.fields[path].append((start, end))
+
+    def _read_value(self, path: str) -> int:
+        """Its end."""
+        first = self._tokens.popleft()
+        end = first.end()
+        if first[0] in _CLOSING:
+            self._read_fields(f"{path}.", _CLOSING[first[0]])
+            end = self._tokens.popleft().end()
+        # Strings that follow each other are one.
+        while first.lastgroup == "string" and self._next().startswith(('"', "'")):
+            end = self._tokens.popleft().end()
+        self.values[path].append((first.start(), end))
+        return end
+
+    def _next(self) -> str:
+        """No string is a bracket: it has its quotes; "" at the end."""
+        return self._tokens[0][0] if self._tokens else ""
 
 
-def _inserted(message: _Value, text: str) -> _Change:
-    """As the message's first field."""
-    return _Change(message.start + 1, message.start + 1, f" {text}")
-
-
-def _apply(text: str, changes: Sequence[_Change | str]) -> str:
-    placed = [change for change in changes if isinstance(change, _Change)]
-    added = [change for change in changes if isinstance(change, str)]
-    for change in sorted(placed, key=lambda one: one.start, reverse=True):
-        text = text[: change.start] + change.text + text[change.end :]
-    if added and text and not text.endswith("\n"):
-        text += "\n"
-    return text + "".join(f"{line}\n" for line in added)
-
-
-def _listed(sizes: Iterable[int]) -> str:
-    return ",".join(map(str, sizes))
-
-
-_USUAL_MODE = 0o644
+def _holds(outer: _Span, inner: _Span) -> bool:
+    return outer[0] < inner[0] < outer[1]
 
 
 def config_path(model: ToolModel, config_name: str) -> Path:
@@ -193,92 +204,9 @@ def write_choice(path: Path, model: ToolModel, choice: ServingChoice) -> None:
         message.backend = model.backend.name
     normalise(message, model.backend)
     check_model_config(message)
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else _USUAL_MODE
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
     try:
         with replacing(path, mode) as file:
             file.write(text.encode())
     except OSError as error:
         raise unavailable(f"cannot write {path}: {error.strerror or error}") from None
-
-
-_TOKEN = re.compile(
-    r"""(?P<blank>\s+|\#[^\n]*)
-      | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
-      | (?P<mark>[][{}<>:,;])
-      | (?P<word>[^][{}<>:,;\s#"']+)""",
-    re.VERBOSE,
-)
-_CLOSING = {"{": "}", "<": ">"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A scalar, or a message with its fields; an element of a list or a field's one value."""
-
-    start: int
-    end: int
-    """The brackets of a message included."""
-    fields: tuple[_Field, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    values: tuple[_Value, ...]
-    """One, or those of a list."""
-    list_span: tuple[int, int] | None = None
-    """Where the list is, its brackets included."""
-
-
-def _named(fields: Sequence[_Field], name: str) -> tuple[_Field, ...]:
-    return tuple(field for field in fields if field.name == name)
-
-
-class _Reader:
-    """Finds the fields of a text in protobuf's text format, which is known to be well-formed. Goes through it once."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = [match for match in _TOKEN.finditer(text) if match.lastgroup != "blank"]
-        self._next = 0
-
-    def fields(self, until: str = "") -> tuple[_Field, ...]:
-        """Up to the bracket `until`, which is not taken; "" = to the end."""
-        found = []
-        while self._peek() != until:
-            found.append(self._field())
-            while self._peek() in (",", ";"):
-                self._take()
-        return tuple(found)
-
-    def _field(self) -> _Field:
-        name = self._take()[0]
-        if self._peek() == ":":
-            self._take()
-        if self._peek() != "[":
-            return _Field(name, (self._value(),))
-        start = self._take().start()
-        values = []
-        while self._peek() != "]":
-            values.append(self._value())
-            if self._peek() == ",":
-                self._take()
-        return _Field(name, tuple(values), (start, self._take().end()))
-
-    def _value(self) -> _Value:
-        first = self._take()
-        if first[0] in _CLOSING:
-            fields = self.fields(until=_CLOSING[first[0]])
-            return _Value(first.start(), self._take().end(), fields)
-        end = first.end()
-        # Strings that follow each other are one.
-        while first.lastgroup == "string" and self._peek().startswith(('"', "'")):
-            end = self._take().end()
-        return _Value(first.start(), end)
-
-    def _peek(self) -> str:
-        """The next token (no string is a mark: it has its quotes); "" at the end."""
-        return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
-
-    def _take(self) -> re.Match[str]:
-        self._next += 1
-        return self._tokens[self._next - 1]
