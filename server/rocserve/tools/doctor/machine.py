@@ -10,7 +10,9 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rocserve.backends.host import Host
@@ -41,61 +43,60 @@ class Finding:
     """What to do; "" = nothing."""
 
 
-_SECTION = "machine"
+_MACHINE, _SOFTWARE = partial(Finding, "machine"), partial(Finding, "software")
 _DRIVER = Path("/dev/kfd")
 _VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "ROCM_PATH")
 _PREFIXES = ("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")
 
 
 def examine_machine(host: Host) -> Iterator[Finding]:
-    yield _fact("Python", f"{platform.python_version()} ({sys.executable})")
     cpus = usable_cpus()
-    yield _fact("system", f"{platform.platform()}, {cpus} CPUs may be used")
-    served = f"{count} processes each" if (count := default_front_ends(cpus)) else "the server's own process"
-    yield _fact("gRPC and HTTP", f"served by {served}, unless --front-ends says otherwise")
-    memory = host.free_memory()
-    if memory is not None:
-        yield _fact("memory", f"{size(memory.free_bytes)} of {size(memory.total_bytes)} free ({memory.place})")
+    front_ends = default_front_ends(cpus)
+    served = f"{front_ends} processes each" if front_ends else "the server's own process"
+    facts = {
+        "Python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.platform()}, {cpus} CPUs may be used",
+        "gRPC and HTTP": f"served by {served}, unless --front-ends says otherwise",
+    }
+    if memory := host.free_memory():
+        facts["memory"] = f"{size(memory.free_bytes)} of {size(memory.total_bytes)} free ({memory.place})"
+    for name, text in facts.items():
+        yield _MACHINE(name, State.FACT, text)
     if host.rocm_version:
-        yield _fact("ROCm", host.rocm_version)
+        yield _MACHINE("ROCm", State.FACT, host.rocm_version)
     else:
         text = f"no {host.rocm} with a version, and no $ROCM_PATH"
-        yield Finding(_SECTION, "ROCm", State.ABSENT, text, _ROCM_ADVICE)
+        yield _MACHINE("ROCm", State.ABSENT, text, _ROCM_ADVICE)
     yield from _gpus(host)
     for name in sorted(host.environment):
         if name in _VARIABLES or name.startswith(_PREFIXES):
-            yield _fact(f"${name}", host.environment[name])
+            yield _MACHINE(f"${name}", State.FACT, host.environment[name])
 
 
 def _gpus(host: Host) -> Iterator[Finding]:
     numbers = host.gpus
     if not numbers:
-        yield Finding(_SECTION, "GPUs", State.ABSENT, "no AMD GPU that this process may use")
-        yield from _idle_gpus(host)
+        yield _MACHINE("GPUs", State.ABSENT, "no AMD GPU that this process may use")
+    # AMD's display controllers on the PCI bus, where nothing drives them.
+    idle = not numbers and not (host.system / "module/amdgpu").exists()
+    for device in sorted((host.system / "bus/pci/devices").glob("*")) if idle else ():
+        vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        if vendor == _AMD and kind.startswith(_DISPLAY_CONTROLLER):
+            text = f"the GPU at PCI {device.name} has no driver: the kernel module amdgpu is not loaded"
+            yield _MACHINE("GPU driver", State.BROKEN, text, _DRIVER_ADVICE)
     for number in numbers:
         gpu = host.gpu(number)
         if gpu is None:
             advice = "check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES"
-            yield Finding(_SECTION, f"GPU {number}", State.BROKEN, "is asked for, and there is none", advice)
+            yield _MACHINE(f"GPU {number}", State.BROKEN, "is asked for, and there is none", advice)
             continue
         memory = host.free_gpu_memory(gpu)
         amount = size(gpu.memory_bytes) if memory is None else f"{size(memory.free_bytes)} of {size(gpu.memory_bytes)}"
         text = f"{gpu.architecture or 'architecture unknown'}, {amount} free, PCI {gpu.pci_slot}"
-        yield _fact(f"GPU {number}", text)
+        yield _MACHINE(f"GPU {number}", State.FACT, text)
     if numbers and not os.access(_DRIVER, os.R_OK | os.W_OK):
         text = f"{_DRIVER} may not be read and written by this user" if _DRIVER.exists() else f"there is no {_DRIVER}"
-        yield Finding(_SECTION, "GPU driver", State.BROKEN, text, _ACCESS_ADVICE)
-
-
-def _idle_gpus(host: Host) -> Iterator[Finding]:
-    """AMD's display controllers on the PCI bus, where nothing drives them."""
-    if (host.system / "module/amdgpu").exists():
-        return
-    for device in sorted((host.system / "bus/pci/devices").glob("*")):
-        vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-        if vendor == _AMD and kind.startswith(_DISPLAY_CONTROLLER):
-            text = f"the GPU at PCI {device.name} has no driver: the kernel module amdgpu is not loaded"
-            yield Finding(_SECTION, "GPU driver", State.BROKEN, text, _DRIVER_ADVICE)
+        yield _MACHINE("GPU driver", State.BROKEN, text, _ACCESS_ADVICE)
 
 
 _AMD = "0x1002"
@@ -107,12 +108,6 @@ _ACCESS_ADVICE = (
     " --device=/dev/dri --group-add=video --group-add=$(getent group render | cut -d: -f3)"
 )
 
-
-def _fact(name: str, text: str) -> Finding:
-    return Finding(_SECTION, name, State.FACT, text)
-
-
-_SOFTWARE = "software"
 
 _CPU_EXTRA = "pip install 'rocserve[cpu]'"
 _PACKAGES = (
@@ -139,32 +134,32 @@ _PACKAGES = (
 
 
 def examine_software() -> Iterator[Finding]:
-    yield _grpc()
+    version = importlib.metadata.version("grpcio")
+    requirement = next(line for line in importlib.metadata.requires("rocserve") or () if line.startswith("grpcio"))
+    # Of "grpcio<1.90,>=1.62" the least and the first that is too high.
+    least, end = (_numbers(re.findall(sign + r"([\d.]+)", requirement)[0]) for sign in (">=", "<"))
+    if least <= _numbers(version) < end:
+        yield _SOFTWARE("grpcio", State.FACT, f"{version}, with which the transport is tested")
+    else:
+        advice = f"the transport relies on grpcio's internals; install one with which it is tested: {requirement}"
+        yield _SOFTWARE("grpcio", State.BROKEN, f"{version} is outside the tested range", advice)
     for module, distributions, purpose, remedy in _PACKAGES:
         if not is_installed(module):
             text = "not installed" + (f" (for {purpose})" if purpose else "")
-            yield Finding(_SOFTWARE, module, State.ABSENT, text, f"{module}: {remedy}")
+            yield _SOFTWARE(module, State.ABSENT, text, f"{module}: {remedy}")
         elif module == "onnxruntime":
             yield _onnxruntime(_version(distributions))
         else:
-            yield Finding(_SOFTWARE, module, State.FACT, _version(distributions))
-    yield _libturbojpeg()
+            yield _SOFTWARE(module, State.FACT, _version(distributions))
+    from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
 
-
-def _grpc() -> Finding:
-    version = importlib.metadata.version("grpcio")
-    requirement = next(line for line in importlib.metadata.requires("rocserve") or () if line.startswith("grpcio"))
-    if is_in_range(version, requirement):
-        return Finding(_SOFTWARE, "grpcio", State.FACT, f"{version}, with which the transport is tested")
-    advice = f"the transport relies on grpcio's internals; install one with which it is tested: {requirement}"
-    return Finding(_SOFTWARE, "grpcio", State.BROKEN, f"{version} is outside the tested range", advice)
-
-
-def is_in_range(version: str, requirement: str) -> bool:
-    """Whether a version is one of a requirement such as "grpcio<1.90,>=1.62"."""
-    numbers = _numbers(version)
-    at_least, below = (_numbers(re.findall(sign + r"([\d.]+)", requirement)[0]) for sign in (">=", "<"))
-    return at_least <= numbers < below
+    try:
+        TurboJpeg()
+    except RuntimeError as error:
+        advice = "install libturbojpeg (Debian, Ubuntu: apt-get install libturbojpeg0; Fedora: dnf install turbojpeg)"
+        yield _SOFTWARE("libturbojpeg", State.ABSENT, " ".join(str(error).split()), advice)
+    else:
+        yield _SOFTWARE("libturbojpeg", State.FACT, "2.0 or newer")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -177,26 +172,13 @@ def _onnxruntime(version: str) -> Finding:
         providers = importlib.import_module("onnxruntime").get_available_providers()
     except Exception as error:
         advice = "install it anew; two distributions of onnxruntime in one environment overwrite each other"
-        return Finding(_SOFTWARE, "onnxruntime", State.BROKEN, f"{version}: {type(error).__name__}: {error}", advice)
-    return Finding(_SOFTWARE, "onnxruntime", State.FACT, f"{version}, providers: {', '.join(providers)}")
-
-
-def _libturbojpeg() -> Finding:
-    from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
-
-    try:
-        TurboJpeg()
-    except RuntimeError as error:
-        advice = "install libturbojpeg (Debian, Ubuntu: apt-get install libturbojpeg0; Fedora: dnf install turbojpeg)"
-        return Finding(_SOFTWARE, "libturbojpeg", State.ABSENT, " ".join(str(error).split()), advice)
-    return Finding(_SOFTWARE, "libturbojpeg", State.FACT, "2.0 or newer")
+        return _SOFTWARE("onnxruntime", State.BROKEN, f"{version}: {type(error).__name__}: {error}", advice)
+    return _SOFTWARE("onnxruntime", State.FACT, f"{version}, providers: {', '.join(providers)}")
 
 
 def _version(distributions: tuple[str, ...]) -> str:
     found = []
     for name in distributions:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return ", ".join(found) or "installed, version unknown"

@@ -8,10 +8,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from pathlib import Path
 
-from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
@@ -20,12 +19,7 @@ from rocserve.backends.host import Host
 from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
-from rocserve.backends.migraphx.installation import (
-    INSTALL_LINES,
-    MigraphxInstallation,
-    find_installation,
-    python_command,
-)
+from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation, python_command
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.inspect import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.program_cache import open_cache
@@ -42,9 +36,7 @@ from rocserve.tools.doctor.trial import NETWORK, PIPELINE, TinyModel, try_engine
 from rocserve.tools.printing import ToolProgress, console_on, say, show_folded, size, table
 from rocserve.tools.verb import Verb, tool_log
 
-_SECTION = "engines"
-_NO_FILE = "cannot open shared object file"
-_LIMIT = "--timeout-secs"
+_ENGINE = partial(Finding, "engines")
 
 
 class EngineExamination:
@@ -61,51 +53,53 @@ class EngineExamination:
         if is_installed("onnxruntime"):
             yield self._tried("ONNX Runtime", NETWORK, ONNXRUNTIME.module, {"engine": "cpu"})
         else:
-            yield Finding(_SECTION, "ONNX Runtime", State.ABSENT, "not installed")
+            yield _ENGINE("ONNX Runtime", State.ABSENT, "not installed")
         yield from self._migraphx()
-        yield from self._rocal()
+        (rocal,) = BACKEND.engines
+        for name, module, engine, absent in (
+            ("rocAL's CPU engine", "cv2", "cpu", "cv2 is not installed"),
+            ("rocAL", ROCAL_MODULE, "rocal", f"the Python module {ROCAL_MODULE} is not installed"),
+        ):
+            if is_installed(module):
+                yield self._tried(name, PIPELINE, rocal.module, {"engine": engine})
+            else:
+                yield _ENGINE(name, State.ABSENT, absent)
 
     def _migraphx(self) -> Iterator[Finding]:
         try:
-            installation = find_installation(self._settings)
+            found = find_installation(self._settings)
         except ServeError as error:
             # What is named is meant to be there.
             state = State.BROKEN if self._settings.migraphx_root else State.ABSENT
-            yield Finding(_SECTION, "MIGraphX", state, error.text, f"MIGraphX (for AMD GPUs): {INSTALL_LINES}")
+            yield _ENGINE("MIGraphX", state, error.text, f"MIGraphX (for AMD GPUs): {INSTALL_LINES}")
             return
-        yield Finding(_SECTION, "MIGraphX is in", State.FACT, _place(installation))
-        runner = JobRunner(migraphx_jobs(installation), self._report, self._log)
+        places = [found.library or "no C library"]
+        if found.module_folder:
+            places.append(f"Python module in {found.module_folder}")
+        if found.loader:
+            places.append("started with its own C library")
+        yield _ENGINE("MIGraphX is in", State.FACT, f"{', '.join(places)} (found by {found.origin})")
+        runner = JobRunner(migraphx_jobs(found), self._report, self._log)
         try:
-            library = runner.run(LibraryJob(), LibraryResult, timeout_seconds=self._timeout_seconds, limit_name=_LIMIT)
+            library = runner.run(
+                LibraryJob(), LibraryResult, timeout_seconds=self._timeout_seconds, limit_name="--timeout-secs"
+            )
         except ServeError as error:
-            yield Finding(_SECTION, "MIGraphX", State.BROKEN, error.text, "MIGraphX is there, but cannot be loaded")
+            yield _ENGINE("MIGraphX", State.BROKEN, error.text, "MIGraphX is there, but cannot be loaded")
             return
-        text = f"{library.version or 'of unknown version'}, reached by {library.binding}"
-        yield Finding(_SECTION, "MIGraphX", State.FACT, text)
+        version = library.version or "of unknown version"
+        yield _ENGINE("MIGraphX", State.FACT, f"{version}, reached by {library.binding}")
         for target in Target:
-            yield self._target(target, library.targets[target.value], installation)
-
-    def _target(self, target: Target, fault: str, installation: MigraphxInstallation) -> Finding:
-        if fault:
-            return target_fault(target, fault)
-        name = _target_name(target)
-        gpus = Host().gpus if target is Target.GPU else ()
-        if target is Target.GPU and not gpus:
-            return Finding(_SECTION, name, State.ABSENT, "installed, but there is no GPU that this process may use")
-        device = gpus[0] if gpus else None
-        python = python_command(installation)
-        return self._tried(name, NETWORK, MIGRAPHX.module, {"target": target.value}, device, python)
-
-    def _rocal(self) -> Iterator[Finding]:
-        (engine,) = BACKEND.engines
-        if is_installed("cv2"):
-            yield self._tried("rocAL's CPU engine", PIPELINE, engine.module, {"engine": "cpu"})
-        else:
-            yield Finding(_SECTION, "rocAL's CPU engine", State.ABSENT, "cv2 is not installed")
-        if is_installed(ROCAL_MODULE):
-            yield self._tried("rocAL", PIPELINE, engine.module, {"engine": "rocal"})
-        else:
-            yield Finding(_SECTION, "rocAL", State.ABSENT, f"the Python module {ROCAL_MODULE} is not installed")
+            gpus = Host().gpus if target is Target.GPU else ()
+            if fault := library.targets[target.value]:
+                yield target_fault(target, fault)
+            elif target is Target.GPU and not gpus:
+                text = "installed, but there is no GPU that this process may use"
+                yield _ENGINE(_target_name(target), State.ABSENT, text)
+            else:
+                device, parameters = next(iter(gpus), None), {"target": target.value}
+                python = python_command(found)
+                yield self._tried(_target_name(target), NETWORK, MIGRAPHX.module, parameters, device, python)
 
     def _tried(
         self,
@@ -120,35 +114,30 @@ class EngineExamination:
         try:
             seconds = try_engine(model, module, parameters, self._settings, self._timeout_seconds, device, python)
         except ServeError as error:
-            return Finding(_SECTION, name, State.BROKEN, error.text, f"{name} does not work; see its line above")
-        return Finding(_SECTION, name, State.WORKS, f"a tiny model, right answer, {seconds:.2f} s with its process")
+            return _ENGINE(name, State.BROKEN, error.text, f"{name} does not work; see its line above")
+        return _ENGINE(name, State.WORKS, f"a tiny model, right answer, {seconds:.2f} s with its process")
 
 
 def target_fault(target: Target, fault: str) -> Finding:
     """Tells a target that is not installed from one that is and cannot be loaded, by MIGraphX's words."""
     own_library = f"libmigraphx_{target.value}.so"
     name = _target_name(target)
-    if fault.partition(own_library)[2].startswith(f": {_NO_FILE}"):
-        return Finding(_SECTION, name, State.ABSENT, f"{own_library} is not installed")
+    if fault.partition(own_library)[2].startswith(": cannot open shared object file"):
+        return _ENGINE(name, State.ABSENT, f"{own_library} is not installed")
     advice = f"{name}: a library that {own_library} needs is missing or of another version (ldd on it shows which)"
-    return Finding(_SECTION, name, State.BROKEN, fault, advice)
+    return _ENGINE(name, State.BROKEN, fault, advice)
 
 
 def _target_name(target: Target) -> str:
     return f"MIGraphX on {target.value}"
 
 
-def _place(installation: MigraphxInstallation) -> str:
-    places = [installation.library or "no C library"]
-    if installation.module_folder:
-        places.append(f"Python module in {installation.module_folder}")
-    if installation.loader:
-        places.append("started with its own C library")
-    return f"{', '.join(places)} (found by {installation.origin})"
-
-
-_STYLES = {State.FACT: "", State.WORKS: "green", State.ABSENT: "yellow", State.BROKEN: "red"}
-_WORDS = {State.FACT: "", State.WORKS: "works", State.ABSENT: "absent", State.BROKEN: "BROKEN"}
+_SHOWN = {
+    State.FACT: Text(""),
+    State.WORKS: Text("works", "green"),
+    State.ABSENT: Text("absent", "yellow"),
+    State.BROKEN: Text("BROKEN", "red"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,48 +168,37 @@ def run_doctor(options: DoctorOptions) -> int:
     broken = sum(finding.state is State.BROKEN for finding in findings)
     if options.json:
         say(out, to_json(Report(rocserve.__version__, broken, tuple(findings))).decode())
-    else:
-        _print(findings, broken, out)
-    return 1 if broken else 0
-
-
-def _cache(settings: EngineSettings) -> Iterator[Finding]:
-    directory = cache_directory(settings)
-    if not directory.exists():
-        parent = next(path for path in directory.parents if path.exists())
-        state = State.FACT if os.access(parent, os.W_OK) else State.BROKEN
-        advice = "" if state is State.FACT else "name another folder with --cache-directory"
-        yield Finding("cache", "directory", state, f"{directory}, which is made when it is needed", advice)
-        yield _disk(parent)
-        return
-    try:
-        entries = open_cache(settings).entries()
-    except ServeError as error:
-        yield Finding("cache", "directory", State.BROKEN, error.text, "name another folder with --cache-directory")
-        return
-    total = sum(entry.size_bytes for entry in entries)
-    limit = size(settings.cache_bytes)
-    yield Finding(
-        "cache", "directory", State.FACT, f"{directory}: {len(entries)} programs, {size(total)} of at most {limit}"
-    )
-    yield _disk(directory)
-
-
-def _disk(path: Path) -> Finding:
-    usage = shutil.disk_usage(path)
-    return Finding("cache", "disk", State.FACT, f"{size(usage.free)} of {size(usage.total)} free")
-
-
-def _print(findings: Sequence[Finding], broken: int, out: Console) -> None:
+        return 1 if broken else 0
     say(out, f"rocserve {rocserve.__version__}")
     for section, group in groupby(findings, key=lambda finding: finding.section):
-        rows = [
-            (one.name, Text(_WORDS[one.state], style=_STYLES[one.state]), " ".join(one.text.split())) for one in group
-        ]
+        rows = [(one.name, _SHOWN[one.state], " ".join(one.text.split())) for one in group]
         show_folded(out, table(section, ("", "", Column(overflow="fold")), rows, left=2, has_header=False))
     for advice in dict.fromkeys(finding.advice for finding in findings if finding.advice):
         say(out, f"advice: {advice}")
     say(out, f"{broken} broken" if broken else "nothing that is installed is broken")
+    return 1 if broken else 0
+
+
+def _cache(settings: EngineSettings) -> Iterator[Finding]:
+    place = directory = cache_directory(settings)
+    found, advice = partial(Finding, "cache"), "name another folder with --cache-directory"
+    if not directory.exists():
+        place = next(path for path in directory.parents if path.exists())
+        text = f"{directory}, which is made when it is needed"
+        if os.access(place, os.W_OK):
+            yield found("directory", State.FACT, text)
+        else:
+            yield found("directory", State.BROKEN, text, advice)
+    else:
+        try:
+            entries = open_cache(settings).entries()
+        except ServeError as error:
+            yield found("directory", State.BROKEN, error.text, advice)
+            return
+        total, limit = size(sum(entry.size_bytes for entry in entries)), size(settings.cache_bytes)
+        yield found("directory", State.FACT, f"{directory}: {len(entries)} programs, {total} of at most {limit}")
+    usage = shutil.disk_usage(place)
+    yield found("disk", State.FACT, f"{size(usage.free)} of {size(usage.total)} free")
 
 
 VERB = Verb(
