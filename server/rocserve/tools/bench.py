@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 
 from rocserve.core.plain import to_json
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
-from rocserve.tools.measuring.candidates import ENGINES, Candidates, main_engine, prepare
+from rocserve.tools.measuring.candidates import ENGINES, main_engine, prepare
 from rocserve.tools.measuring.comparing import RANDOM_SAMPLE, Compared, Comparison, Difference, worst
 from rocserve.tools.measuring.process import LatencySummary, Timing
 from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model
@@ -45,25 +46,6 @@ class BenchResult:
     times: tuple[EngineTimes, ...]
     missing: tuple[str, ...]
     """The engines that could not be opened."""
-
-
-def bench(model_name: str, candidates: Candidates, timing: Timing, progress: ToolProgress) -> BenchResult:
-    """Time all of them at each batch size of the first.
-
-    Raises:
-        ServeError: the first one cannot be opened.
-    """
-    times: list[EngineTimes] = []
-    with ExitStack() as stack:
-        comparison = Comparison(candidates.available, stack, progress.report)
-        missing = {**candidates.missing, **comparison.failures}
-        batch_sizes = comparison.inputs[candidates.available[0].name]
-        progress.steps(len(batch_sizes))
-        for batch_size in batch_sizes:
-            progress.report(f"batch size {batch_size}: timing" if batch_size else "timing")
-            times += _times(comparison.compare(batch_size, (RANDOM_SAMPLE,), timing), batch_size)
-            progress.done()
-    return BenchResult(model_name, {**comparison.descriptions, **missing}, tuple(times), tuple(missing))
 
 
 def _times(compared: Mapping[str, Compared], batch_size: int) -> Iterator[EngineTimes]:
@@ -109,19 +91,28 @@ def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: loggin
     Raises:
         ServeError: the model's own engine could not.
     """
-    against, timing, as_json = options.against, options.timing, options.json
     main = main_engine(model, options.engine)
-    names = [main, *(name for name in dict.fromkeys(against) if name != main)]
-    with ToolProgress() as progress:
-        result = bench(model.source.name, prepare(model, names, progress, log), timing, progress)
-    if as_json:
+    names = dict.fromkeys((main, *options.against))
+    times: list[EngineTimes] = []
+    with ToolProgress() as progress, ExitStack() as stack:
+        candidates = {name: partial(prepare, model, name, progress, log) for name in names}
+        comparison = Comparison(candidates, stack, progress.report)
+        batch_sizes = comparison.inputs[main]
+        progress.steps(len(batch_sizes))
+        for batch_size in batch_sizes:
+            progress.report(f"batch size {batch_size}: timing" if batch_size else "timing")
+            times += _times(comparison.compare(batch_size, (RANDOM_SAMPLE,), options.timing), batch_size)
+            progress.done()
+    missing = comparison.failures
+    result = BenchResult(model.source.name, {**comparison.descriptions, **missing}, tuple(times), tuple(missing))
+    if options.json:
         say(out, to_json(result).decode())
     else:
         _print(result, out)
-    failures = [result.engines[name] for name in result.missing] + [one.failure for one in result.times if one.failure]
-    if against and names == [main] and not as_json:
-        say(out, f"nothing to compare with: the model is on {main} already; --engine names another")
-    for failure in dict.fromkeys(failures):
+        if options.against and len(names) == 1:
+            say(out, f"nothing to compare with: the model is on {main} already; --engine names another")
+    failures = dict.fromkeys((*missing.values(), *(one.failure for one in times if one.failure)))
+    for failure in failures:
         complain(f"rocserve bench: {failure}")
     return 1 if failures else 0
 

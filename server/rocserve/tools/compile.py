@@ -8,8 +8,10 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -24,9 +26,8 @@ from rocserve.backends.migraphx.serving.programs import migraphx_name
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.settings.flag import SWITCH, flag, part, text
 from rocserve.tools.measuring.candidates import migraphx_candidate
-from rocserve.tools.measuring.comparing import Array, Candidate, Compared, Comparison
-from rocserve.tools.measuring.messages import MeasuredInput, random_inputs, save_inputs
-from rocserve.tools.measuring.process import LatencySummary, Timing
+from rocserve.tools.measuring.comparing import Candidate, Compared, Comparison
+from rocserve.tools.measuring.process import Array, LatencySummary, MeasuredInput, Timing, random_inputs
 from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model, with_batch_sizes
 from rocserve.tools.printing import ToolProgress, complain, replacing, say, show, size, table
 from rocserve.tools.tool_context import ToolContext, usable_targets
@@ -95,7 +96,9 @@ def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Co
             progress.done()
         reference = compiled[_REFERENCE]
         recipe = reference.plan.recipes[0]
-        comparison = Comparison([one.candidate(name) for name, one in compiled.items()], stack, progress.report)
+        comparison = Comparison(
+            {name: partial(one.candidate, name) for name, one in compiled.items()}, stack, progress.report
+        )
         batch_size = recipe.batch_size or recipe.largest_batch
         progress.report("reading the calibration data")
         inputs = comparison.inputs[_REFERENCE][batch_size]
@@ -140,7 +143,7 @@ def _samples(
     reference: _Compiled, calibrated: ToolModel | None, inputs: Sequence[MeasuredInput], folder: Path
 ) -> tuple[list[str], str]:
     """Files with the inputs of a run each, and what they are."""
-    runs: Sequence[Mapping[str, Array]]
+    runs: Sequence[Mapping[str, Any]]
     if calibrated is not None:
         tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
         recipe = reference.plan.recipes[0]
@@ -158,7 +161,7 @@ def _samples(
         data = f"{len(runs)} runs of RANDOM inputs: name real ones with --calibration-data for errors that count"
     files = [folder / f"inputs-{number}.npz" for number in range(len(runs))]
     for file, run in zip(files, runs, strict=True):
-        save_inputs(file, run)
+        np.savez(file, **run)
     return [str(file) for file in files], data
 
 

@@ -16,16 +16,17 @@ from rocserve.backends.migraphx.installation import find_installation, python_co
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings
-from rocserve.tools.measuring.messages import (
+from rocserve.tools.measuring.process import (
     Measure,
     MeasuredInput,
+    MeasuringProcess,
+    Timing,
     TorchModule,
     WorkerEngine,
     read_outputs,
-    save_inputs,
+    time_interleaved,
 )
-from rocserve.tools.measuring.messages import random_inputs as seeded_inputs
-from rocserve.tools.measuring.process import MeasuringProcess, Timing, time_interleaved
+from rocserve.tools.measuring.process import random_inputs as seeded_inputs
 
 _PYTHON = (sys.executable,)
 
@@ -77,7 +78,7 @@ def test_it_begins_when_it_is_told_to(process: MeasuringProcess) -> None:
 
 def test_inputs_and_outputs_in_files(process: MeasuringProcess, tmp_path: Path) -> None:
     inputs, outputs = tmp_path / "in.npz", tmp_path / "out.npz"
-    save_inputs(inputs, random_inputs(mlp(), 3))
+    np.savez(inputs, **random_inputs(mlp(), 3))
     order = Measure(_measure(3).inputs, data_file=str(inputs), outputs_file=str(outputs), repeats=0)
     assert process.measure(order).latencies == ()
     (scores,) = read_outputs(str(outputs))

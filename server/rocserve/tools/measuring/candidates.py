@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,12 @@ from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGINE
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind
 from rocserve.repository.engine_plan import plan_workers
 from rocserve.repository.machine import ThisMachine
 from rocserve.tools.measuring.comparing import Candidate, Inputs
-from rocserve.tools.measuring.messages import MeasuredInput, Opened, TorchModule, WorkerEngine
+from rocserve.tools.measuring.process import MeasuredInput, Opened, TorchModule, WorkerEngine
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.printing import ToolProgress
 from rocserve.tools.tool_context import ToolContext
@@ -56,36 +56,7 @@ def main_engine(model: ToolModel, wanted: str) -> str:
     return model.backend.engine_for(config, ThisMachine(model.source.settings)).engine.name
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Who is to be measured."""
-
-    available: tuple[Candidate, ...]
-    """The first is what the others are compared with."""
-    missing: Mapping[str, str]
-    """By the names of the others that cannot have the model: why not."""
-
-
-def prepare(model: ToolModel, names: Sequence[str], progress: ToolProgress, log: logging.Logger) -> Candidates:
-    """The candidates of these names, in their order.
-
-    Raises:
-        ServeError: the first cannot be had.
-    """
-    first, *others = names
-    candidates = [prepare_one(model, first, progress, log)]
-    missing = {}
-    for name in others:
-        try:
-            candidates.append(prepare_one(model, name, progress, log))
-        except ServeError as error:
-            missing[name] = f"{name}: {error.text}"
-    return Candidates(tuple(candidates), missing)
-
-
-def prepare_one(
-    model: ToolModel, name: str, progress: ToolProgress, log: logging.Logger, instances: int = 1
-) -> Candidate:
+def prepare(model: ToolModel, name: str, progress: ToolProgress, log: logging.Logger, instances: int = 1) -> Candidate:
     """The model in the engine of this name; what MIGraphX has to compile is compiled.
 
     `instances`: how many threads are to run an engine that is safe on several.
@@ -100,28 +71,36 @@ def prepare_one(
     if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
         raise invalid_argument(f"{name} runs PyTorch's files, and {model.source.model_file.name} is none")
     if name == MIGRAPHX:
-        return _migraphx(model, progress, log)
-    given, model = model.source.model_file, _on_onnx_file(model)
-    read = model.source.model_file
-    candidate = _torch_beside(model) if name == TORCH else _onnxruntime(model, instances)
+        # All of its programs are compiled here, which shows how far that is.
+        context = ToolContext(model, progress.report, log)
+        if model.source.model_file.suffix == ".mxr":
+            check_mxr(model.source.model_file, context.environment, context.options.target)
+        else:
+            recipes = context.plan().recipes
+            progress.steps(len(recipes))
+            for recipe in recipes:
+                context.program(recipe)
+                progress.done()
+        return migraphx_candidate(MIGRAPHX, model, context.device)
+    given = model.source.model_file
+    read = sibling_model(given) if given.suffix == ".mxr" else given
+    if read is None or model.backend.name == "tensorflow":
+        raise invalid_argument(
+            f"{given.name} can only be measured on MIGraphX; other engines need the ONNX file of the model"
+        )
+    model = replace(model, source=replace(model.source, model_file=read))
+    if name == TORCH:
+        # A file that PyTorch has written goes before the conversion of the ONNX file.
+        files = [model.source.version_folder / name for name in _TORCH_FILES] if model.definition else []
+        written = next((path for path in files if path.is_file()), None)
+        order = [one.name for one in model.source.config.inputs] if written else ()
+        candidate = _torch(model, written or read, order)
+    else:
+        candidate = _onnxruntime(model, instances)
     if read == given:
         return candidate
     title = f"{name}: {given.name} runs on MIGraphX only, so {read.name} beside it is measured"
     return replace(candidate, title=title)
-
-
-def _migraphx(model: ToolModel, progress: ToolProgress, log: logging.Logger) -> Candidate:
-    """All of its programs are compiled here, which shows how far that is."""
-    context = ToolContext(model, progress.report, log)
-    if model.source.model_file.suffix == ".mxr":
-        check_mxr(model.source.model_file, context.environment, context.options.target)
-    else:
-        recipes = context.plan().recipes
-        progress.steps(len(recipes))
-        for recipe in recipes:
-            context.program(recipe)
-            progress.done()
-    return migraphx_candidate(MIGRAPHX, model, context.device)
 
 
 def migraphx_candidate(name: str, model: ToolModel, device: int | None) -> Candidate:
@@ -243,30 +222,3 @@ def _torch(model: ToolModel, file: Path, order: Sequence[str] = ()) -> Candidate
         }
 
     return Candidate(TORCH, TorchModule(str(file), on_gpu), inputs)
-
-
-def _torch_beside(model: ToolModel) -> Candidate:
-    """A file that PyTorch has written goes before the conversion of the ONNX file."""
-    source = model.source
-    files = [source.version_folder / name for name in _TORCH_FILES] if model.definition else []
-    file = next((path for path in files if path.is_file()), None)
-    if file is None:
-        return _torch(model, source.model_file)
-    return _torch(model, file, [one.name for one in source.config.inputs])
-
-
-def _on_onnx_file(model: ToolModel) -> ToolModel:
-    """The model by its ONNX file: what ONNX Runtime and PyTorch can be measured on.
-
-    Raises:
-        ServeError: there is none.
-    """
-    file: Path | None = model.source.model_file
-    if file is not None and file.suffix == ".mxr":
-        file = sibling_model(file)
-    if file is None or model.backend.name == "tensorflow":
-        raise invalid_argument(
-            f"{model.source.model_file.name} can only be measured on MIGraphX; other engines need the ONNX file of the"
-            " model"
-        )
-    return replace(model, source=replace(model.source, model_file=file))

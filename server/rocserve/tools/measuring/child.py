@@ -15,8 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
 from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
@@ -25,9 +23,9 @@ from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.tools.measuring.messages import (
+from rocserve.tools.measuring.process import (
     Answer,
-    Engine,
+    Array,
     Measure,
     Measured,
     MeasuredInput,
@@ -39,7 +37,6 @@ from rocserve.tools.measuring.messages import (
     save_outputs,
 )
 
-Array = np.ndarray[Any, Any]
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 """One run. Safe on several threads at once only where the engine is."""
 
@@ -54,18 +51,6 @@ class OpenedEngine:
     description: str
     run: Run
     signature: Signature | None = None
-
-
-def open_engine(engine: Engine) -> OpenedEngine:
-    """
-    Raises:
-        ServeError or whatever the engine raises: it cannot be had, or cannot load the model.
-    """
-    match engine:
-        case WorkerEngine():
-            return _open_worker_engine(engine)
-        case TorchModule():
-            return _open_torch(engine)
 
 
 def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
@@ -168,7 +153,8 @@ def main(answers: int, parent_pipe: int) -> None:
             order = from_json(Order, line)
             try:
                 if order.engine is not None:
-                    engine = open_engine(order.engine)
+                    asked = order.engine
+                    engine = _open_torch(asked) if isinstance(asked, TorchModule) else _open_worker_engine(asked)
                     answer = Answer(opened=Opened(engine.description, engine.signature))
                 else:
                     assert engine is not None and order.measure is not None, "it is opened before"

@@ -6,17 +6,24 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.tools.measuring.messages import Engine, Measure, MeasuredInput, Opened, read_outputs
-from rocserve.tools.measuring.process import LatencySummary, MeasuringProcess, Timing, summarise, time_interleaved
-
-Array = np.ndarray[Any, Any]
+from rocserve.tools.measuring.process import (
+    Array,
+    Engine,
+    LatencySummary,
+    Measure,
+    MeasuredInput,
+    MeasuringProcess,
+    Opened,
+    Timing,
+    read_outputs,
+    summarise,
+    time_interleaved,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,83 +137,69 @@ class Compared:
 
 
 class Comparison:
-    """Candidates whose processes are open for as long as the stack is."""
+    """Candidates by their names, whose processes are open for as long as the stack is. The first is what the others are
+    compared with."""
 
-    def __init__(self, candidates: Sequence[Candidate], stack: ExitStack, report: Callable[[str], None]) -> None:
-        """Raises: ServeError: the first one cannot be opened."""
+    def __init__(
+        self, candidates: Mapping[str, Callable[[], Candidate]], stack: ExitStack, report: Callable[[str], None]
+    ) -> None:
+        """`candidates`: what makes each, or raises ServeError. Raises: ServeError: the first one cannot be had."""
         self.descriptions: dict[str, str] = {}
         """What runs it, of each that could be opened."""
         self.failures: dict[str, str] = {}
         """Why not, of the others."""
         self.inputs: dict[str, Inputs] = {}
         self._processes: dict[str, MeasuringProcess] = {}
-        for candidate in candidates:
-            report(f"opening {candidate.name}")
+        for name, candidate_of in candidates.items():
+            candidate = None
             try:
+                candidate = candidate_of()
+                report(f"opening {name}")
                 process = stack.enter_context(candidate.process())
                 opened = process.open(candidate.engine)
-                self.inputs[candidate.name] = candidate.inputs(opened, self.inputs.get(candidates[0].name, {}))
-                self.descriptions[candidate.name] = opened.description
+                self.inputs[name] = candidate.inputs(opened, next(iter(self.inputs.values()), {}))
+                self.descriptions[name], self._processes[name] = opened.description, process
             except ServeError as error:
-                if candidate is candidates[0]:
+                if not self._processes:
                     raise
-                self.failures[candidate.name] = error.text
-            else:
-                self._processes[candidate.name] = process
-        self._candidates = [candidate for candidate in candidates if candidate.name in self._processes]
+                self.failures[name] = error.text if candidate else f"{name}: {error.text}"
 
     def compare(self, batch_size: int, samples: Sequence[str], timing: Timing) -> dict[str, Compared]:
         """Each that is open, by its name. `samples`: files of inputs, of which the first is timed."""
         failures: dict[str, str] = {}
         outputs: dict[str, list[list[Array]]] = {}
+        orders: dict[str, Measure] = {}
         with TemporaryDirectory(prefix="rocserve-outputs-") as folder:
-            for one in self._candidates:
+            for name, process in self._processes.items():
+                file = f"{folder}/{name}.npz"
                 try:
-                    outputs[one.name] = self._outputs(one, batch_size, samples, Path(folder) / f"{one.name}.npz")
+                    if batch_size not in self.inputs[name]:
+                        raise invalid_argument(f"{name}: cannot run batch size {batch_size} of this model")
+                    orders[name] = Measure(self.inputs[name][batch_size], data_file=samples[0])
+                    runs = []
+                    for sample in samples:
+                        process.measure(replace(orders[name], data_file=sample, repeats=0, outputs_file=file))
+                        runs.append(read_outputs(file))
+                    outputs[name] = runs
                 except ServeError as error:
-                    failures[one.name] = error.text
-        differences = self._differences(outputs, failures)
-        running = [one for one in self._candidates if one.name not in failures]
-        orders = {one.name: self._order(one, batch_size, samples[0]) for one in running}
-        latencies = time_interleaved(self._processes, orders, timing) if orders else {}
-        return {
-            one.name: Compared(
-                summarise(latencies[one.name]) if one.name in latencies else None,
-                differences.get(one.name, ()),
-                failures.get(one.name, ""),
-            )
-            for one in self._candidates
-        }
-
-    def _outputs(self, one: Candidate, batch_size: int, samples: Sequence[str], file: Path) -> list[list[Array]]:
-        """Of a run of each sample. Raises: ServeError: it cannot run one."""
-        outputs = []
-        for sample in samples:
-            order = replace(self._order(one, batch_size, sample), repeats=0, outputs_file=str(file))
-            self._processes[one.name].measure(order)
-            outputs.append(read_outputs(str(file)))
-        return outputs
-
-    def _order(self, one: Candidate, batch_size: int, sample: str) -> Measure:
-        """Raises: ServeError: it cannot run batches of this size."""
-        inputs = self.inputs[one.name]
-        if batch_size not in inputs:
-            raise invalid_argument(f"{one.name}: cannot run batch size {batch_size} of this model")
-        return Measure(inputs[batch_size], data_file=sample)
-
-    def _differences(
-        self, outputs: Mapping[str, list[list[Array]]], failures: dict[str, str]
-    ) -> dict[str, tuple[Difference, ...]]:
-        """Of all that answer as the first one does; the others are among the failures then."""
+                    failures[name] = error.text
         differences: dict[str, tuple[Difference, ...]] = {}
-        reference = outputs.get(self._candidates[0].name)
-        if reference is None:
-            return differences
-        for name, given in outputs.items():
+        first = next(iter(self._processes))
+        for name, given in outputs.items() if first in outputs else ():
+            reference = outputs[first]
             shapes, expected = ([list(output.shape) for run in side for output in run] for side in (given, reference))
             if shapes == expected:
                 by_output = zip(zip(*given, strict=True), zip(*reference, strict=True), strict=True)
                 differences[name] = tuple(difference(zip(*runs, strict=True)) for runs in by_output)
             else:
                 failures[name] = f"{name}: answers with outputs of shapes {shapes}, not {expected}"
-        return differences
+        orders = {name: order for name, order in orders.items() if name not in failures}
+        latencies = time_interleaved(self._processes, orders, timing) if orders else {}
+        return {
+            name: Compared(
+                summarise(latencies[name]) if name in latencies else None,
+                differences.get(name, ()),
+                failures.get(name, ""),
+            )
+            for name in self._processes
+        }

@@ -1,5 +1,5 @@
-"""A measuring process as its parent has it: takes orders, answers, and ends with all that it started; latencies taken
-in turns."""
+"""A measuring process as its parent has it: takes orders, a line of JSON each, answers, and ends with all that it
+started; the inputs and outputs of runs, as files; latencies taken in turns."""
 
 from __future__ import annotations
 
@@ -7,18 +7,149 @@ import math
 import os
 import select
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from rocserve.core.errors import unavailable
+from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.plain import from_json, to_json
+from rocserve.core.requests import Signature
 from rocserve.jobs.hints import with_hint
 from rocserve.jobs.runner import JobProcess, describe_end
+from rocserve.settings import EngineSettings
 from rocserve.settings.flag import AMOUNT, POSITIVE, flag, number
-from rocserve.tools.measuring.messages import Answer, Engine, Measure, Measured, Opened, Order
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEngine:
+    """A model in an engine as a worker of the server would have it."""
+
+    title: str
+    """What the engine is called: "ONNX Runtime"."""
+    library: str
+    """The Python module that has its version; "" = MIGraphX, whose version the loaded model knows."""
+    module: str
+    """EngineSpec's."""
+    model_folder: str
+    model_file: str
+    config: ModelConfig
+    instance_kind: InstanceKind
+    device: int | None
+    instance_count: int
+    """How many are to run it at once."""
+    settings: EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TorchModule:
+    """A model in PyTorch: a TorchScript or exported program's file, or an ONNX file that is converted."""
+
+    torch_file: str
+    on_gpu: bool
+
+
+Engine = WorkerEngine | TorchModule
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredInput:
+    name: str
+    datatype: str
+    """numpy's name, e.g. float32; bf16 and fp8 go as the unsigned integers of their bits."""
+    shape: tuple[int, ...]
+    """Batch dimension included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Run until both `repeats` runs are done and `seconds` have passed."""
+
+    inputs: tuple[MeasuredInput, ...]
+    data_file: str = ""
+    """An .npz with the inputs; "" = random ones, the same for the same names and shapes."""
+    repeats: int = 1
+    seconds: float = 0.0
+    begin_at: float = 0.0
+    """The time (CLOCK_MONOTONIC, seconds) that all begin at who measure together; 0 = at once."""
+    threads: int = 1
+    """How many run it at once."""
+    outputs_file: str = ""
+    """Where the outputs of one more run go (.npz: output_0, output_1 ...); "" = nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    description: str
+    """What runs it: "MIGraphX 2.14.0 (c_api)", "ONNX Runtime 1.31.1 (CPUExecutionProvider)"."""
+    signature: Signature | None = None
+    """Of a WorkerEngine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    latencies: tuple[float, ...]
+    """Seconds, of each run, of all threads."""
+    elapsed: float
+    """From the beginning to the end of the last run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One of the two, a line of JSON to the process."""
+
+    engine: WorkerEngine | TorchModule | None = None
+    """To be opened."""
+    measure: Measure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the three, a line back."""
+
+    opened: Opened | None = None
+    measured: Measured | None = None
+    failure: str = ""
+
+
+def random_inputs(inputs: Sequence[MeasuredInput], seed: int = 0) -> dict[str, Array]:
+    """The same for the same names, shapes and seed: floats from 0 to 1 (images look like this, logarithms and roots
+    exist), integers 0 or 1 (they may be indices, masks or counts), booleans."""
+    made: dict[str, Array] = {}
+    for one in inputs:
+        generator = np.random.default_rng((seed, zlib.crc32(one.name.encode())))
+        datatype = np.dtype(one.datatype)
+        if datatype.kind == "f":
+            made[one.name] = generator.random(one.shape, dtype=np.float32).astype(datatype)
+        else:
+            made[one.name] = generator.integers(0, 2, one.shape).astype(datatype)
+    return made
+
+
+def inputs_of(inputs: Sequence[MeasuredInput], data_file: str) -> Mapping[str, Array]:
+    """Those of an .npz file, which lacks the inputs on which no output depends; "" = random ones."""
+    if not data_file:
+        return random_inputs(inputs)
+    with np.load(data_file, allow_pickle=False) as file:
+        return {one.name: np.ascontiguousarray(file[one.name]) for one in inputs if one.name in file}
+
+
+def save_outputs(path: str, outputs: Sequence[Array]) -> None:
+    """As output_0, output_1, ... in the model's order; those that are text are left out."""
+    numbers = [output for output in map(np.asarray, outputs) if output.dtype.kind in "biuf"]
+    named: dict[str, Any] = {f"output_{number}": output for number, output in enumerate(numbers)}
+    np.savez(path, **named)
+
+
+def read_outputs(path: str) -> list[Array]:
+    with np.load(path, allow_pickle=False) as file:
+        return [file[f"output_{number}"] for number in range(len(file.files))]
+
 
 _CHILD = "rocserve.tools.measuring.child"
 
@@ -53,40 +184,30 @@ class MeasuringProcess:
 
     def open(self, engine: Engine) -> Opened:
         """Load the model. Raises: ServeError: it cannot be had or cannot load the model, with the reason."""
-        self._send(Order(engine=engine))
+        self.send(Order(engine=engine))
         opened = self.answer().opened
         assert opened is not None
         return opened
 
     def measure(self, order: Measure) -> Measured:
         """Raises: ServeError: a run failed."""
-        self.begin(order)
+        self.send(Order(measure=order))
         return self.measured()
 
-    def begin(self, order: Measure) -> None:
-        """As `measure`, without waiting for the answer."""
-        self._send(Order(measure=order))
-
     def measured(self) -> Measured:
-        """The answer to what was begun. Raises: ServeError."""
+        """The answer to the order that was sent. Raises: ServeError."""
         measured = self.answer().measured
         assert measured is not None
         return measured
 
-    def answer(self) -> Answer:
-        """The next one. Raises: ServeError: it is that something failed, or there will be none."""
-        answer = from_json(Answer, self._line())
-        if answer.failure:
-            raise unavailable(f"{self.title}: {answer.failure}")
-        return answer
-
-    def _send(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         try:
             self._process.send(to_json(order))
         except BrokenPipeError:
             raise unavailable(f"{self.title}: {self._end()}") from None
 
-    def _line(self) -> bytes:
+    def answer(self) -> Answer:
+        """The next one. Raises: ServeError: it is that something failed, or there will be none."""
         poll = select.poll()
         poll.register(self._process.replies, select.POLLIN)
         while not self._lines:
@@ -103,7 +224,10 @@ class MeasuringProcess:
                 self._lines += lines
         # What engines write is in memory until it is taken, and they may write much.
         self._process.output.take_lines()
-        return self._lines.pop(0)
+        answer = from_json(Answer, self._lines.pop(0))
+        if answer.failure:
+            raise unavailable(f"{self.title}: {answer.failure}")
+        return answer
 
     def _end(self) -> str:
         status = self._process.wait()
@@ -126,12 +250,6 @@ class LatencySummary:
 
 
 def summarise(seconds: Sequence[float]) -> LatencySummary:
-    """
-    Raises:
-        ValueError: there is nothing to summarise.
-    """
-    if not seconds:
-        raise ValueError("no times were measured")
     milliseconds = np.asarray(seconds, dtype=np.float64) * 1e3
     p50, p95, p99 = (float(value) for value in np.percentile(milliseconds, (50, 95, 99)))
     return LatencySummary(
@@ -168,10 +286,10 @@ def time_interleaved(
     for name, order in orders.items():
         if timing.warm_up:
             processes[name].measure(replace(order, repeats=timing.warm_up, seconds=0.0))
-    share = Timing(0, math.ceil(timing.repeats / _ROUNDS), timing.seconds / _ROUNDS)
+    repeats, seconds = math.ceil(timing.repeats / _ROUNDS), timing.seconds / _ROUNDS
     latencies: dict[str, list[float]] = {name: [] for name in orders}
     for place in range(min(_ROUNDS, timing.repeats)):
         for name in list(orders)[:: -1 if place % 2 else 1]:
-            order = replace(orders[name], repeats=share.repeats, seconds=share.seconds, outputs_file="")
+            order = replace(orders[name], repeats=repeats, seconds=seconds, outputs_file="")
             latencies[name] += processes[name].measure(order).latencies
     return latencies

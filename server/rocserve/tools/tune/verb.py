@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +18,16 @@ from rocserve.core.plain import to_json
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings.flag import SWITCH, Kind, flag, number, one_of, part
 from rocserve.tools.bench import LATENCY_COLUMNS, latency_cells
-from rocserve.tools.measuring.candidates import ENGINES, MIGRAPHX, main_engine, prepare_one
-from rocserve.tools.measuring.comparing import Candidate
-from rocserve.tools.measuring.messages import Measure, Measured
-from rocserve.tools.measuring.process import LatencySummary, MeasuringProcess, Timing, summarise
+from rocserve.tools.measuring.candidates import ENGINES, MIGRAPHX, main_engine, prepare
+from rocserve.tools.measuring.process import (
+    LatencySummary,
+    Measure,
+    Measured,
+    MeasuringProcess,
+    Order,
+    Timing,
+    summarise,
+)
 from rocserve.tools.model_choice import COUNTS, ModelOptions, ToolModel, run_on_model
 from rocserve.tools.printing import ToolProgress, complain, say, show, table
 from rocserve.tools.tune.config_text import ServingChoice, config_path, write_choice
@@ -118,20 +124,15 @@ class Sweep:
     """Of settings that could not be measured."""
 
 
-def sweep(
-    candidate_of: Callable[[int], Candidate], instances: Sequence[int], timing: Timing, progress: ToolProgress
-) -> Sweep:
-    """
-    `candidate_of`: the engine for a number of instances.
-
-    Raises:
-        ServeError: the engine cannot be opened for one instance.
-    """
+def _sweep(model: ToolModel, engine: str, options: TuneOptions, progress: ToolProgress, log: logging.Logger) -> Sweep:
+    """Raises: ServeError: the engine cannot be opened for one instance."""
     found: list[Measurement] = []
     failures: list[str] = []
-    description = ""
-    for count in sorted(instances):
-        candidate = candidate_of(count)
+    description, candidate = "", None
+    for count in sorted(options.instances):
+        # MIGraphX's programs are the same for any number of processes.
+        if candidate is None or engine != MIGRAPHX:
+            candidate = prepare(model, engine, progress, log, count)
         progress.report(f"opening {counted(count)}")
         try:
             with ExitStack() as stack:
@@ -143,7 +144,7 @@ def sweep(
                 for batch_size, measured in inputs.items():
                     progress.report(f"timing batch size {batch_size}, {counted(count)}")
                     order = Measure(measured, threads=of_each)
-                    found.append(_measured(processes, order, batch_size, count, timing))
+                    found.append(_measured(processes, order, batch_size, count, options.timing))
                     progress.done()
         except ServeError as error:
             if not found:
@@ -170,11 +171,8 @@ def _measured(
 
 def _all(processes: Sequence[MeasuringProcess], order: Measure) -> list[Measured]:
     for process in processes:
-        process.begin(order)
+        process.send(Order(measure=order))
     return [process.measured() for process in processes]
-
-
-_MARK = "<- recommended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,27 +243,13 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
     return 1 if swept.failures else 0
 
 
-def _sweep(model: ToolModel, engine: str, options: TuneOptions, progress: ToolProgress, log: logging.Logger) -> Sweep:
-    ready: dict[int, Candidate] = {}
-
-    def candidate_of(instances: int) -> Candidate:
-        # MIGraphX's programs are the same for any number of processes.
-        key = 1 if engine == MIGRAPHX else instances
-        if key not in ready:
-            ready[key] = prepare_one(model, engine, progress, log, instances)
-        return ready[key]
-
-    return sweep(candidate_of, options.instances, options.timing, progress)
-
-
 def _print_table(model: ToolModel, swept: Sweep, best: Recommendation | None, out: Console) -> None:
-    recommended = best.measurement if best else None
     rows: list[Sequence[str]] = [
         (
             str(one.instances),
             str(one.batch_size or "-"),
             *latency_cells(one.latency, one.throughput),
-            _MARK if one is recommended else "",
+            "<- recommended" if best is not None and one is best.measurement else "",
         )
         for one in swept.measurements
     ]
