@@ -108,14 +108,16 @@ class ModelConfig:
             )
 
 
-def get_input_config_by_name(model_config: dict[str, Any], name: str) -> Any:
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """The input of that name in a configuration; None when there is none."""
-    return next((tensor for tensor in model_config.get("input", []) if tensor["name"] == name), None)
+    tensors: list[dict[str, Any]] = model_config.get("input", [])
+    return next((tensor for tensor in tensors if tensor["name"] == name), None)
 
 
-def get_output_config_by_name(model_config: dict[str, Any], name: str) -> Any:
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """The output of that name in a configuration; None when there is none."""
-    return next((tensor for tensor in model_config.get("output", []) if tensor["name"] == name), None)
+    tensors: list[dict[str, Any]] = model_config.get("output", [])
+    return next((tensor for tensor in tensors if tensor["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
