@@ -210,14 +210,15 @@ def check_batch_inputs_fit(message: ModelConfig, inputs: Mapping[str, TensorSpec
                 )
 
 
+def _sources_fault(what: str, kind: str, sources: Sequence[str]) -> str:
+    return f"batch {what} kind '{kind}' expects 1 source input, got {len(sources)}"
+
+
 def _input_faults(message: ModelConfig) -> Iterator[str]:
     inputs = {tensor.name: tensor for tensor in message.input}
     for entry in message.batch_input:
         if len(entry.source_input) != 1:
-            yield (
-                f"batch input kind '{BatchInput.Kind.Name(entry.kind)}' expects 1 source input, got"
-                f" {len(entry.source_input)}"
-            )
+            yield _sources_fault("input", BatchInput.Kind.Name(entry.kind), entry.source_input)
         if entry.data_type not in (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32):
             yield "batch input data type must be TYPE_INT32 or TYPE_FP32"
         for name in entry.source_input:
@@ -237,10 +238,7 @@ def _output_faults(message: ModelConfig) -> Iterator[str]:
     outputs = {tensor.name: tensor for tensor in message.output}
     for entry in message.batch_output:
         if len(entry.source_input) != 1:
-            yield (
-                f"batch output kind '{BatchOutput.Kind.Name(entry.kind)}' expects 1 source input, got"
-                f" {len(entry.source_input)}"
-            )
+            yield _sources_fault("output", BatchOutput.Kind.Name(entry.kind), entry.source_input)
         for name in entry.source_input:
             if name not in inputs:
                 yield f"unknown source input name '{name}'"

@@ -110,21 +110,21 @@ class AbandonedRequests:
 
     def _run(self) -> None:
         while (dropped := self._dropped.get()) is not None:
-            responder, had_response = dropped
-            error = None
-            if self._decoupled or had_response:
-                # A client of Triton does not notice that the final flag never came; here it need not wait either.
-                _LOG.warning(
-                    "model '%s' let go of a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
-                    self._model_name,
-                )
-            else:
-                error = internal(f"model '{self._model_name}' let go of a request without a response")
-            # It may have been answered meanwhile, as when its worker gives up.
-            with suppress(RuntimeError):
-                responder.send(error, True)
-            # Nothing is held on to while the thread waits for the next.
-            del dropped, responder
+            self._end(*dropped)
+
+    def _end(self, responder: RequestResponder, had_response: bool) -> None:
+        error = None
+        if self._decoupled or had_response:
+            # A client of Triton does not notice that the final flag never came; here it need not wait either.
+            _LOG.warning(
+                "model '%s' let go of a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
+                self._model_name,
+            )
+        else:
+            error = internal(f"model '{self._model_name}' let go of a request without a response")
+        # It may have been answered meanwhile, as when its worker gives up.
+        with suppress(RuntimeError):
+            responder.send(error, True)
 
 
 _LOG = logging.getLogger(__name__)

@@ -91,9 +91,7 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
             raise TritonModelException(f"Expected BF16 tensor to have 16 bits, but had: {head.dtype.bits}")
         head.dtype.code = _UINT
     try:
-        # numpy asks for an object with these two methods.
-        methods = {"__dlpack__": lambda self, **_: capsule, "__dlpack_device__": lambda self: CPU_DEVICE}
-        array = np.from_dlpack(type("Offer", (), methods)())
+        array = np.from_dlpack(_Offer(capsule))
     except (BufferError, RuntimeError) as error:
         raise TritonModelException(f"DLPack tensor cannot be read: {error}") from None
     if not array.flags.c_contiguous:
@@ -113,6 +111,19 @@ def device_tensor(tensor: Any) -> Any:
         return None
     found = tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
     return found.detach()
+
+
+class _Offer:
+    """A capsule as the object that numpy asks for."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU_DEVICE
 
 
 def _require_host(device_type: int) -> None:

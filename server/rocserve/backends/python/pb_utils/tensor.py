@@ -26,10 +26,25 @@ if TYPE_CHECKING:
     from rocserve.backends.device_tensors import DeviceTensors
 
 _LENGTH = struct.Struct("<I")
+_NUMBERS: dict[DataType, int] = {
+    DataType.BOOL: 1,
+    DataType.UINT8: 2,
+    DataType.UINT16: 3,
+    DataType.UINT32: 4,
+    DataType.UINT64: 5,
+    DataType.INT8: 6,
+    DataType.INT16: 7,
+    DataType.INT32: 8,
+    DataType.INT64: 9,
+    DataType.FP16: 10,
+    DataType.FP32: 11,
+    DataType.FP64: 12,
+    DataType.BYTES: 13,
+    DataType.BF16: 14,
+}
+"""TRITONSERVER_DataType, which are also the numbers of config.pbtxt's DataType."""
+_BY_NUMBER = {number: datatype for datatype, number in _NUMBERS.items()}
 _BY_NUMPY_DTYPE = {datatype.numpy_dtype: datatype for datatype in DataType if datatype is not DataType.BF16}
-_BY_NUMBER = dict(enumerate((*_BY_NUMPY_DTYPE.values(), DataType.BF16), 1))
-_NUMBERS = {datatype: number for number, datatype in _BY_NUMBER.items()}
-"""TRITONSERVER_DataType, which are also the numbers of config.pbtxt's DataType: BOOL = 1, BYTES = 13, BF16 = 14."""
 BY_CONFIG_NAME = {
     "TYPE_STRING" if datatype is DataType.BYTES else f"TYPE_{datatype.value}": datatype for datatype in DataType
 }
