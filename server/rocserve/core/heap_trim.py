@@ -18,9 +18,12 @@ _CHECK_SECONDS = 1.0
 _QUIET_CHECKS = 3
 """Checks in a row that must find little of requests, which come in bursts, before they count as over."""
 _WORTH_BYTES = 32 << 20
-"""Growth since the last trim that is worth another."""
+"""Growth since the last trim that is worth another at once, and growth of the whole that is worth any."""
 _LITTLE = 1 / 16
 """Of that growth: requests that hold less than this are not what has grown."""
+_REPEAT_CHECKS = 15
+"""After a trim until the next without such growth: what was in use then may have been freed since. A trim of 500 MiB
+takes some milliseconds, beside all other threads."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
 """Of malloc.h."""
@@ -73,8 +76,10 @@ class HeapTrim:
         self._use = use
         self._trim = trim
         self._private = private
-        self._least = private()
+        self._least = self._left = private()
+        """The least that it has ever had, and what the last trim has left."""
         self._quiet = 0
+        self._checks_to_repeat = 0
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -91,10 +96,12 @@ class HeapTrim:
         self._least = min(self._least, private)
         growth = private - self._least
         self._quiet = self._quiet + 1 if growth >= _WORTH_BYTES and self._use() <= growth * _LITTLE else 0
-        return self._quiet >= _QUIET_CHECKS
+        self._checks_to_repeat -= 1
+        return self._quiet >= _QUIET_CHECKS and (private - self._left >= _WORTH_BYTES or self._checks_to_repeat <= 0)
 
     def trim(self) -> None:
-        """The rest is in use, and is the new base."""
+        """The rest is in use, as far as anybody can tell now."""
         self._trim()
-        self._least = self._private()
+        self._left = self._private()
         self._quiet = 0
+        self._checks_to_repeat = _REPEAT_CHECKS

@@ -167,10 +167,13 @@ class EnginePlan:
 
 def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Machine) -> EnginePlan:
     """The engine that the configuration and the machine lead to. Raises: ServeError: the engine that is asked for
-    cannot be had here, or an instance cannot have its GPU."""
+    cannot be had here, an instance cannot have its GPU, or the files cannot be read."""
     backend = definition.backend
     assert backend is not None, "an ensemble has no engine"
-    model_bytes = sum(file.stat().st_size for file in version_folder.rglob("*") if file.is_file())
+    try:
+        model_bytes = sum(file.stat().st_size for file in version_folder.rglob("*") if file.is_file())
+    except OSError as error:  # They may be taken away meanwhile.
+        raise invalid_argument(f"the version's files cannot be read: {error.strerror}") from None
     return _plan(definition, backend.engine_for(definition.config, machine), machine, model_bytes)
 
 

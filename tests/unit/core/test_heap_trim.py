@@ -61,14 +61,27 @@ def test_pauses_of_traffic_that_goes_on_are_no_end() -> None:
     assert process.trims == 0
 
 
-def test_what_is_in_use_is_asked_for_once() -> None:
+def test_what_is_in_use_is_asked_for_now_and_then() -> None:
     process = Process()
     process.private = process.in_use = 500 * MIB
-    process.checks(20)
+    process.checks(17)
     assert process.trims == 1
-    process.private += 10 * MIB
-    process.checks(20)
-    assert process.trims == 1
+    process.checks(60)
+    assert process.trims == 5
+
+
+def test_what_is_freed_after_a_trim_is_given_back_though_nothing_has_grown_since() -> None:
+    process = Process()
+    process.private, process.in_use = 130 * MIB, 100 * MIB
+    process.checks(3)
+    assert process.private == 100 * MIB
+    process.private, process.in_use = 120 * MIB, 70 * MIB
+    process.checks(15)
+    assert process.private == 70 * MIB
+    trims = process.trims
+    process.private += 20 * MIB
+    process.checks(60)
+    assert process.trims == trims
 
 
 async def test_checks_go_on_after_one_for_which_there_was_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.machine import ToldMachine
 
 from rocserve.backends.base import EngineChoice, EngineSpec
+from rocserve.config.definition import FolderReading
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, plan_workers
+from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, plan_engine, plan_workers
+
+from .conftest import REGISTRY, Folders
 
 CPU_ONLY = EngineSpec("some", "some.engine", thread_safe=True, forks_from_zygote=True)
 # A module of the standard library, which is installed everywhere.
@@ -148,3 +155,19 @@ def test_clients_see_where_groups_have_come_to() -> None:
             place,
             (InstanceKind.MODEL, ()),
         ]
+
+
+def test_files_that_vanish_while_they_are_counted_are_an_error_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folders(tmp_path).model("m", 1)
+    (definition,) = FolderReading(folder, REGISTRY).definitions()
+
+    def vanished(path: Path, pattern: str) -> Iterator[Path]:
+        yield path / "model.onnx"
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    assert plan_engine(definition, folder / "1", ToldMachine()).model_bytes
+    monkeypatch.setattr(Path, "rglob", vanished)
+    with pytest.raises(ServeError, match=r"^the version's files cannot be read: No such file or directory$"):
+        plan_engine(definition, folder / "1", ToldMachine())
