@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -147,6 +148,18 @@ def test_the_precision_is_the_weights_own_where_no_other_is_asked_for(
     model = load(model_source("model.pt2", torch_files.data("narrow")))
     assert model.properties["precision"] == "bf16"
     assert "precision" not in load(model_source("model.pt2", torch_files.data("half"))).properties
+
+
+@pytest.mark.parametrize("before", ["", "0"])
+def test_reading_a_program_leaves_the_environment_as_it_was(
+    model_source: SourceMaker, torch_files: TorchFiles, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """What the process loads beside it, such as a module that torch_migraphx has saved, may be other than tensors."""
+    monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)
+    if before:
+        monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", before)
+    load(model_source("model.pt2", torch_files.data("classifier")))
+    assert os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "") == before
 
 
 @pytest.mark.parametrize(

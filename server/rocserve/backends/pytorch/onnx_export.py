@@ -41,7 +41,9 @@ def load(model: ModelSource) -> LoadedModel:
     folder = written_folder(
         model, "onnx", parts, lambda folder: OnnxJob(model.name, str(model.model_file), str(folder), inputs, outputs)
     )
-    return load_compiled(context, folder / _FILE, "written as ONNX from a program of torch.export")
+    note = "written as ONNX from a program of torch.export"
+    # A quantised one is written in int8, whichever of the two it was in.
+    return load_compiled(context, folder / _FILE, note, quantised_in="int8")
 
 
 @dataclass(frozen=True, slots=True)

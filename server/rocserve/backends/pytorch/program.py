@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ _UNBOUNDED = 1 << 31
 """torch.export gives a size without a bound a larger one."""
 _LEAST_ROWS = 2
 """torch.export's lower bound of a size that it has not tried with 0 and 1, which work."""
+_ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
 """In a package's metadata: the kind of device that it was compiled for."""
 
@@ -119,11 +121,9 @@ def read_exported(path: Path, device: torch.device | None = None) -> Any:
     # Operators of quantised programs, without which these cannot be read.
     import torch.ao.quantization.fx._decomposed
 
-    # Pickles in it, of the example's tensors, are read as tensors and nothing else: PyTorch itself would fall back to
-    # pickles that call functions.
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
-        exported = torch.export.load(path)
+        with _only_tensors():
+            exported = torch.export.load(path)
     except Exception as error:
         raise _unreadable(path, error) from error
     if device is None or device.type == "cpu":
@@ -131,6 +131,21 @@ def read_exported(path: Path, device: torch.device | None = None) -> Any:
     from torch.export.passes import move_to_device_pass
 
     return move_to_device_pass(exported, device)
+
+
+@contextmanager
+def _only_tensors() -> Iterator[None]:
+    """Has pickles in a program, those of the example's tensors, read as tensors and nothing else: PyTorch itself would
+    fall back to pickles that call functions."""
+    before = os.environ.get(_ONLY_TENSORS)
+    os.environ[_ONLY_TENSORS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ONLY_TENSORS]
+        else:
+            os.environ[_ONLY_TENSORS] = before
 
 
 def open_exported(

@@ -49,6 +49,8 @@ class ProgramPlan:
     """Whether the first dimension of every tensor is the batch."""
     weight_bytes: int
     """Of the model as its file has it."""
+    is_quantised: bool = False
+    """Whether the file holds quantising operators."""
 
 
 def plan_programs(
@@ -113,6 +115,7 @@ def plan_programs(
         ),
         batches=batch is not None,
         weight_bytes=graph.weight_bytes,
+        is_quantised=graph.is_quantised,
     )
 
 

@@ -39,12 +39,12 @@ class CompileContext:
     compiler: ProgramCompiler
     log: logging.Logger
 
-    def properties(self, batch_sizes: str, note: str = "") -> Mapping[str, str]:
+    def properties(self, batch_sizes: str, of_program: Mapping[str, str]) -> Mapping[str, str]:
         """Facts about the engine, for a model's metadata; those that do not apply are left out.
 
         Args:
             batch_sizes: those in service; "" for a model without a batch dimension.
-            note: why the program is another than the model's file says.
+            of_program: what is to be said of the program, also in the place of what follows from the parameters.
         """
         facts = {
             "migraphx_version": self.binding.migraphx_version,
@@ -55,7 +55,7 @@ class CompileContext:
             "target": self.options.target.value,
             "precision": self.options.precision.value,
             "batch_sizes": batch_sizes,
-            "note": note,
+            **of_program,
         }
         return {name: value for name, value in facts.items() if value}
 

@@ -5,7 +5,7 @@ The program of the first batch size makes it READY; those of the others follow w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,11 +28,14 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
 
 
-def load_compiled(context: CompileContext, model_file: Path | None = None, note: str = "") -> MigraphxModel:
+def load_compiled(
+    context: CompileContext, model_file: Path | None = None, note: str = "", quantised_in: str = ""
+) -> MigraphxModel:
     """
     Args:
         model_file: an ONNX file to compile instead of the version's own.
         note: for the model's metadata; why it is that file.
+        quantised_in: its precision, should it hold quantising operators.
 
     Raises:
         ServeError: the file or the configuration is wrong, it cannot be compiled, or memory does not suffice.
@@ -40,7 +43,9 @@ def load_compiled(context: CompileContext, model_file: Path | None = None, note:
     plan = plan_programs(context.model, context.options, context.serving, context.environment, model_file=model_file)
     if model_file is not None:
         plan = _with_configured_names(plan, context.model.config)
-    model = _Compiled(context, plan).load(note)
+    precision = quantised_in if plan.is_quantised else ""
+    facts = {name: text for name, text in (("precision", precision), ("note", note)) if text}
+    model = _Compiled(context, plan).load(facts)
     context.model.report("")
     return model
 
@@ -51,13 +56,13 @@ class _Compiled:
         self._plan = plan
         self._name = context.model.name
 
-    def load(self, note: str) -> MigraphxModel:
+    def load(self, facts: Mapping[str, str]) -> MigraphxModel:
         # The batch size that a file has baked in is sure to be had; others may turn out not to be.
         first, *others = sorted(self._plan.recipes, key=lambda recipe: recipe.rebatched)
         loaded = self._loaded(first)
         runner = ProgramRunner(self._name, loaded)
         signature = plan_signature(self._plan, loaded.layout, self._context.model.config)
-        return MigraphxModel(self._context, signature, runner, note, self._background(runner, others))
+        return MigraphxModel(self._context, signature, runner, facts, self._background(runner, others))
 
     def _loaded(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> LoadedProgram:
         program = self._program(recipe, report)

@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from rocserve.backends.base import Batch, BatchResult
 from rocserve.backends.migraphx.binding.interface import MigraphxError
@@ -23,15 +24,15 @@ class MigraphxModel:
         context: CompileContext,
         signature: Signature,
         runner: ProgramRunner,
-        note: str = "",
+        facts: Mapping[str, str] = MappingProxyType({}),
         background: BackgroundSizes | None = None,
     ) -> None:
-        """`note`: for the model's metadata."""
+        """`facts`: of its program, for the metadata."""
         self._context = context
         self._signature = signature
         self._outputs = tuple(spec.name for spec in signature.outputs)
         self._runner = runner
-        self._note = note
+        self._facts = facts
         self._background = background
         self._last_facts: Mapping[str, str] = {}
 
@@ -42,7 +43,7 @@ class MigraphxModel:
     @property
     def properties(self) -> Mapping[str, str]:
         """Facts about the engine, as they are now. From any thread, also of a model that is closed."""
-        return self._last_facts or self._context.properties(self._runner.batch_sizes, self._note)
+        return self._last_facts or self._context.properties(self._runner.batch_sizes, self._facts)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Run every program on zeros, then the samples; then the remaining batch sizes are got ready.
