@@ -56,8 +56,8 @@ class EngineChoice:
     engine: EngineSpec
     reason: str
     """For the log and the model's metadata: goes on after "engine onnxruntime: "."""
-    fallback: EngineSpec | None = None
-    """Takes its place, said loudly, when it cannot load the model."""
+    fallback: EngineChoice | None = None
+    """Takes its place, said loudly, when it cannot load the model: another engine, or the same without GPUs."""
     auto_takes_gpus: bool = False
     """Whether instances of KIND_AUTO (and KIND_MODEL) go to the GPUs where there are any; else they are on the CPU."""
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.config.definition import ModelDefinition
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.workers.messages import WorkerPlan
 
@@ -138,7 +138,7 @@ class EnginePlan:
     workers: Sequence[WorkerPlan]
     loader: tuple[str, ...]
     """The words before the interpreter in the workers' command."""
-    fallback: EngineSpec | None
+    fallback: EngineChoice | None
     """What may take its place when it cannot load the model."""
     model_bytes: int
     """Of the version's files."""
@@ -200,25 +200,34 @@ async def load_on_engine(
         ServeError: what `plan_engine` or `load` raises; or that the engine failed, with why no other has loaded it.
     """
     plan = plan_engine(definition, version_folder, machine)
-    try:
-        return await load(plan)
-    except EngineFailed as failed:
-        error = failed.error
+    before = ""
+    while True:
+        try:
+            return await load(plan)
+        except EngineFailed as failed:
+            error = failed.error
+        if not _may_help(plan, error):
+            raise ServeError(error.code, f"engine {plan.engine.name}: {error.text}{before}") if before else error
+        assert plan.fallback is not None, "it may help"
+        instead = plan.fallback.engine.name
+        try:
+            next_plan = _plan(definition, plan.fallback, machine, plan.model_bytes)
+        except ServeError as refusal:
+            text = f"{error.text}{before}; engine {instead} does not take its place: {refusal.text}"
+            raise ServeError(error.code, text) from None
+        on_gpu, on_cpu = (" on the GPU", " on the CPU") if instead == plan.engine.name else ("", "")
+        failure = f"engine {plan.engine.name} cannot load it{on_gpu}: {error.text}{before}"
+        log.warning("%s: %s; engine %s%s takes its place", name, failure, instead, on_cpu)
+        plan = replace(next_plan, reason=failure, replaces=plan.replaces or plan.engine.name)
+        before = f"; before, {failure}"
+
+
+def _may_help(plan: EnginePlan, error: ServeError) -> bool:
+    """Whether what may take an engine's place may load what it could not. A file or a configuration that is wrong is
+    so to the same engine elsewhere, too."""
     if plan.fallback is None:
-        raise error
-    choice = EngineChoice(plan.fallback, f"in the place of {plan.engine.name}")
-    try:
-        instead = _plan(definition, choice, machine, plan.model_bytes)
-    except ServeError as refusal:
-        text = f"{error.text}; engine {plan.fallback.name} does not take its place: {refusal.text}"
-        raise ServeError(error.code, text) from None
-    failure, engine = f"engine {plan.engine.name} cannot load it: {error.text}", instead.engine.name
-    log.warning("%s: %s; engine %s takes its place", name, failure, engine)
-    try:
-        return await load(replace(instead, reason=failure, replaces=plan.engine.name))
-    except EngineFailed as second:
-        text = f"engine {engine}: {second.error.text}; before, {failure}"
-        raise ServeError(second.error.code, text) from None
+        return False
+    return plan.fallback.engine.name != plan.engine.name or error.code is not StatusCode.INVALID_ARGUMENT
 
 
 def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine, model_bytes: int) -> EnginePlan:

@@ -52,7 +52,7 @@ def config(*kinds: InstanceKind, gpus: tuple[int, ...] = (), **parameters: str) 
 def test_onnx_models(model: ModelConfig, machine: ToldMachine, engine: str, fallback: str | None) -> None:
     choice = ONNX_BACKEND.engine_for(model, machine)
     assert choice.engine.name == engine
-    assert (choice.fallback.name if choice.fallback else None) == fallback
+    assert (choice.fallback.engine.name if choice.fallback else None) == fallback
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ LOG = logging.getLogger("rocserve.test.fallback")
 
 def choose(config: ModelConfig, machine: Machine) -> EngineChoice:
     wanted = config.parameters.get("engine", "")
-    fallback = None if wanted == COMPILER.name else PLAIN
+    fallback = None if wanted == COMPILER.name else EngineChoice(PLAIN, f"in the place of {COMPILER.name}")
     return EngineChoice(COMPILER, "it is there", fallback, auto_takes_gpus=True)
 
 

@@ -35,10 +35,11 @@ def migraphx_choice(
     """MIGraphX because of `reason`. `remedy`: what else to do than to install it, "" = nothing. Raises: ServeError:
     UNAVAILABLE with why it cannot be used and what to do, INVALID_ARGUMENT for a wrong parameter."""
     if machine.migraphx:
-        instead = f"; or {remedy}" if remedy else ""
-        raise unavailable(f"model '{config.name}' needs MIGraphX ({reason}): {machine.migraphx}{instead}")
+        other_way = f"; or {remedy}" if remedy else ""
+        raise unavailable(f"model '{config.name}' needs MIGraphX ({reason}): {machine.migraphx}{other_way}")
     check_parameters(config)
-    return EngineChoice(MIGRAPHX, reason, fallback, auto_takes_gpus=aims_at_gpus(config))
+    instead = None if fallback is None else EngineChoice(fallback, f"in the place of {MIGRAPHX.name}")
+    return EngineChoice(MIGRAPHX, reason, instead, auto_takes_gpus=aims_at_gpus(config))
 
 
 def aims_at_gpus(config: ModelConfig) -> bool:

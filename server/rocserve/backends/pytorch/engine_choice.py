@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
-from rocserve.backends.migraphx.engine_choice import MIGRAPHX, migraphx_choice
+from rocserve.backends.migraphx.engine_choice import MIGRAPHX, has_gpu_for, migraphx_choice
 from rocserve.backends.parameters import read_choice
 from rocserve.backends.pytorch.parameters import TORCH_COMPILE, torch_compile_options
 from rocserve.core.errors import unavailable
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import InstanceKind, ModelConfig
 
 _GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
 """Of PyTorch's builds for GPUs; AMD's comes first."""
@@ -60,7 +60,19 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     auto_takes_gpus = machine.is_installed("torch", _GPU_LIBRARIES[:1])
     if wanted == INDUCTOR.name:
         return EngineChoice(INDUCTOR, named, auto_takes_gpus=auto_takes_gpus)
-    if wanted == "auto" and torch_compile_options(config).is_asked_for:
-        return EngineChoice(INDUCTOR, f"parameter '{TORCH_COMPILE}' says so", auto_takes_gpus=auto_takes_gpus)
-    reason = named if wanted == EAGER.name else "it runs all of PyTorch's files as they are"
-    return EngineChoice(EAGER, reason, auto_takes_gpus=auto_takes_gpus)
+    if wanted == EAGER.name:
+        return EngineChoice(EAGER, named, auto_takes_gpus=auto_takes_gpus)
+    choice = EngineChoice(EAGER, "it runs all of PyTorch's files as they are", auto_takes_gpus=auto_takes_gpus)
+    if torch_compile_options(config).is_asked_for:
+        choice = replace(choice, engine=INDUCTOR, reason=f"parameter '{TORCH_COMPILE}' says so")
+    return _with_the_cpu_behind(choice, config, machine)
+
+
+def _with_the_cpu_behind(choice: EngineChoice, config: ModelConfig, machine: Machine) -> EngineChoice:
+    """With the same engine on the CPU to take its place, where an instance may be on a GPU and the configuration does
+    not insist on that: a GPU that PyTorch's build cannot use is known once a worker has tried."""
+    groups = [group for group in config.instance_groups if not group.passive]
+    insists = any(group.kind is InstanceKind.GPU for group in groups) and config.parameters.get("engine") != "auto"
+    if insists or not has_gpu_for(config, machine):
+        return choice
+    return replace(choice, fallback=EngineChoice(replace(choice.engine, gpu_module=""), choice.reason))

@@ -1,0 +1,106 @@
+"""A GPU that PyTorch's build cannot use: which models go on on the CPU, and which do not. With real workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+
+import pytest
+from support.dispatching import dispatcher_of
+from support.machine import ToldMachine
+from support.pytorch import NO_PYTORCH, TorchFiles
+from support.workers import mail_of
+
+from rocserve.backends.pytorch import BACKEND
+from rocserve.backends.registry import BackendRegistry
+from rocserve.config.definition import FolderReading
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.serving import ServingTableHolder
+from rocserve.plane.loop import PlaneLoop
+from rocserve.repository.engine_plan import Fallback, FallbackCounter
+from rocserve.repository.lifecycle import LoadOrder
+from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
+from rocserve.workers.launcher import WorkerLauncher
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH),
+]
+
+LOG = logging.getLogger("rocserve.test.fallback")
+ON_GPU = "instance_group { kind: KIND_GPU }"
+
+Load = Callable[..., Coroutine[None, None, LoadedModelVersion]]
+
+
+class WithGpu(ToldMachine):
+    """Of PyTorch's build for AMD's GPUs it is told; the one that is here is for CPUs, and finds none."""
+
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        return module == "torch"
+
+
+@pytest.fixture
+def fallbacks() -> FallbackCounter:
+    return FallbackCounter()
+
+
+@pytest.fixture
+async def load(
+    plane: PlaneLoop, launcher: WorkerLauncher, torch_files: TorchFiles, tmp_path: Path, fallbacks: FallbackCounter
+) -> AsyncIterator[Load]:
+    machine = WithGpu(gpus=(0,))
+    dispatcher = dispatcher_of(ServingTableHolder())
+    loader = WorkerVersionLoader(launcher, mail_of(plane), dispatcher, machine, LOG, fallbacks=fallbacks)
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    versions: list[LoadedModelVersion] = []
+
+    async def loaded(config: str, engine: str = "", model: str = "classifier") -> LoadedModelVersion:
+        (folder / "1" / "model.pt2").write_bytes(torch_files.data(model))
+        parameter = f'parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}' if engine else ""
+        (folder / "config.pbtxt").write_text(f'backend: "pytorch" {config} {parameter}')
+        (definition,) = FolderReading(folder, BackendRegistry([BACKEND])).definitions()
+        version = await loader.load(LoadOrder(definition, 1, folder / "1"))
+        assert isinstance(version, LoadedModelVersion)
+        versions.append(version)
+        return version
+
+    yield loaded
+    for version in versions:
+        await version.unload()
+
+
+async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
+    load: Load, fallbacks: FallbackCounter, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = await load("")
+    assert loaded.available
+    properties = loaded.properties
+    assert (properties["engine"], properties["engine_replaces"]) == ("eager", "eager")
+    assert (properties["devices"], properties["device"]) == ("cpu", "cpu")
+    reason = properties["engine_reason"]
+    assert reason.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
+    assert "finds no GPU here that it can use" in reason
+    assert loaded.status_reason.startswith(f"served by eager instead: {reason[:100]}")
+    assert fallbacks.snapshot() == {Fallback("m", 1, "eager", "eager"): 1}
+    (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
+    assert warning.message == f"model 'm' version 1: {reason}; engine eager on the CPU takes its place"
+
+
+@pytest.mark.parametrize("engine", ["", "eager"])
+async def test_a_model_that_asks_for_the_gpu_is_not_moved(load: Load, fallbacks: FallbackCounter, engine: str) -> None:
+    with pytest.raises(ServeError, match=r"PyTorch .* finds no GPU here that it can use; install PyTorch's ") as caught:
+        await load(ON_GPU, engine)
+    assert caught.value.code is StatusCode.UNAVAILABLE and "takes its place" not in caught.value.text
+    assert not fallbacks.snapshot()
+    assert (await load(ON_GPU, "auto")).properties["device"] == "cpu"
+
+
+async def test_what_is_wrong_with_the_file_is_wrong_on_the_cpu_too(load: Load) -> None:
+    with pytest.raises(ServeError) as caught:
+        await load("", model="weights")
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert caught.value.text.startswith("model.pt2 holds a pickle of weights or of a module, not a program")
