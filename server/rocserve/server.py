@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rocserve.amd_inference_server.service import AmdInferenceServerService
@@ -51,16 +51,12 @@ from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
-from rocserve.services.client_memory.regions import ClientRegions
-from rocserve.services.client_memory.service import ClientMemoryService
+from rocserve.services.client_memory.regions import ClientMemoryService, ClientRegions
+from rocserve.services.control import LogControlService, RepositoryControlService, TraceControlService
 from rocserve.services.inference import InferenceService
-from rocserve.services.log_control import LogControlService
-from rocserve.services.methods import Services, methods
+from rocserve.services.methods import Method, without_paths
 from rocserve.services.observation import RequestObserver
-from rocserve.services.page import PageService
 from rocserve.services.queries import QueryService, Readiness
-from rocserve.services.repository_control import RepositoryControlService
-from rocserve.services.trace_control import TraceControlService
 from rocserve.settings import ControlMode, ServerSettings
 from rocserve.settings.repository import SingleModel, WhatKind
 from rocserve.start_table import print_sample, print_table
@@ -231,7 +227,7 @@ class Server:
         )
         return Served(
             inference=self._inference_service(),
-            methods=methods(self._services(readiness), self._paths),
+            methods=without_paths(self._methods(readiness), self._paths),
             tables=self._tables,
             readiness=readiness,
             subscribe=self._repository.subscribe,
@@ -258,16 +254,16 @@ class Server:
             ClientLimits(most, rate) if most or rate else None,
         )
 
-    def _services(self, readiness: Readiness) -> Services:
-        return Services(
-            queries=QueryService(self._tables, self._repository, self._settings.server_id, readiness, self._paths),
-            repository_control=RepositoryControlService(self._repository),
-            client_memory=ClientMemoryService(self._client_regions, self._settings.allow_client_shared_memory),
-            trace_control=TraceControlService(self._tracing, self._tables),
-            log_control=LogControlService(self._server_log),
-            amd=AmdInferenceServerService(self._tables, self._repository, ThisMachine(self._settings.engines)),
-            page=PageService(self._repository, self._settings.server_id, readiness.is_ready, self._paths),
-        )
+    def _methods(self, readiness: Readiness) -> Mapping[str, Method]:
+        """All but ModelInfer and ModelStreamInfer, which have ways of their own in each front end."""
+        return {
+            **QueryService(self._tables, self._repository, self._settings.server_id, readiness, self._paths).methods(),
+            **RepositoryControlService(self._repository).methods(),
+            **TraceControlService(self._tracing, self._tables).methods(),
+            **LogControlService(self._server_log).methods(),
+            **ClientMemoryService(self._client_regions, self._settings.allow_client_shared_memory).methods(),
+            **AmdInferenceServerService(self._tables, self._repository, ThisMachine(self._settings.engines)).methods(),
+        }
 
     def _reload(self) -> None:
         """Look at what may have changed. Certificates are read at each connection, and the line that is written here

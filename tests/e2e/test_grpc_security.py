@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from rocserve.protocol import grpc_service_pb2, health_pb2
-from rocserve.services.restrictions import PROTOCOLS
+from rocserve.services.access import PROTOCOLS
 
 TELLS_PARAMETERS = """
 import numpy as np

@@ -19,7 +19,7 @@ from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.admin_calls import ADMIN_METHODS
+from rocserve.services.access import ADMIN_METHODS
 
 
 class Forwarder:

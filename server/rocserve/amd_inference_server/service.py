@@ -11,7 +11,7 @@ from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.parameters import read_parameters
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
-from rocserve.services.method import Method, QuickMethod, SlowMethod
+from rocserve.services.methods import Method, QuickMethod, SlowMethod
 
 
 class AmdInferenceServerService:

@@ -22,10 +22,10 @@ from rocserve.frontends.listen_address import ListenAddress
 from rocserve.observability.failures import LoopErrors
 from rocserve.plane import anonymous_file
 from rocserve.plane.loop import PlaneLoop
-from rocserve.services.admin_calls import Access
+from rocserve.services.access import Access
 from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.services.inference import InferenceService
-from rocserve.services.method import Method, on_loop
+from rocserve.services.methods import Method, on_loop
 from rocserve.services.queries import Readiness
 from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, default_front_ends
 

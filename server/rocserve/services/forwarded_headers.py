@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.requests import RequestHead
 
@@ -39,14 +39,18 @@ class HeaderForwarding:
             ServeError: INVALID_ARGUMENT for a header whose name has a meaning of its own among the parameters.
         """
         search = self._pattern.search
-        pairs = tuple((name, _text(value)) for name, value in headers if search(name))
+        pairs = tuple(
+            (name, value if isinstance(value, str) else value.decode(errors="replace"))
+            for name, value in headers
+            if search(name)
+        )
         if not pairs:
             return head
         forwarded = self._heads.get((head, pairs))
         if forwarded is None:
             for name, _ in pairs:
                 if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
-                    raise _reserved(name)
+                    raise invalid_argument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
             parameters = {**head.parameters, **dict(pairs)}
             forwarded = self._heads.keep((head, pairs), replace(head, parameters=parameters))
         return forwarded
@@ -55,11 +59,3 @@ class HeaderForwarding:
 def header_forwarding(pattern: str) -> HeaderForwarding | None:
     """None where no header is forwarded; see `HeaderForwarding`."""
     return HeaderForwarding(pattern) if pattern else None
-
-
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode(errors="replace")
-
-
-def _reserved(name: str) -> ServeError:
-    return invalid_argument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")

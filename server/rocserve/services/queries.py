@@ -1,20 +1,27 @@
-"""The methods that only read: liveness, readiness, metadata, configuration, statistics, the index."""
+"""The methods that only read: liveness, readiness, metadata, configuration, statistics, the index, and what the page
+of the HTTP port asks beside them."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from google.protobuf.message import Message
 
 import rocserve
-from rocserve.core.errors import ServeError, invalid_argument, unimplemented
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.printable import encodable
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.serving import ServedVersion, ServingTableHolder, parse_version
+from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder, parse_version
 from rocserve.core.statistics import BatchStatistics, Duration, ResponseStatistics, StatisticsSnapshot
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol import page_pb2
 from rocserve.repository.model_repository import ModelRepository
+from rocserve.services.control import refuse_repository_name
+from rocserve.services.methods import Method, QuickMethod, SlowMethod
+from rocserve.workers.resource_watch import memory_bytes
 
 
 class Readiness:
@@ -31,6 +38,10 @@ class Readiness:
         """Not ready from now on, nor are the models."""
         self.is_exiting = True
 
+
+_QUANTILES = (0.5, 0.9, 0.99)
+_WAIT_SECONDS = 10.0
+"""For the next event; then the answer is that there is none yet."""
 
 EXTENSIONS = (
     "classification",
@@ -74,11 +85,22 @@ class QueryService:
         self._readiness = readiness
         self._paths = paths
 
-    def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
-        return pb.ServerLiveResponse(live=True)
-
-    def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._readiness.is_ready())
+    def methods(self) -> Mapping[str, Method]:
+        """By name."""
+        return {
+            "ServerLive": QuickMethod(pb.ServerLiveRequest, lambda request: pb.ServerLiveResponse(live=True)),
+            "ServerReady": QuickMethod(
+                pb.ServerReadyRequest, lambda request: pb.ServerReadyResponse(ready=self._readiness.is_ready())
+            ),
+            "ModelReady": QuickMethod(pb.ModelReadyRequest, self.model_ready),
+            "ServerMetadata": QuickMethod(pb.ServerMetadataRequest, self.server_metadata),
+            "ModelMetadata": QuickMethod(pb.ModelMetadataRequest, self.model_metadata),
+            "ModelConfig": QuickMethod(pb.ModelConfigRequest, self.model_config),
+            "ModelStatistics": QuickMethod(pb.ModelStatisticsRequest, self.model_statistics),
+            "RepositoryIndex": QuickMethod(pb.RepositoryIndexRequest, self.repository_index),
+            "Overview": SlowMethod(page_pb2.OverviewRequest, self.overview),
+            "RepositoryEvents": SlowMethod(page_pb2.RepositoryEventsRequest, self.events),
+        }
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         if request.version:
@@ -94,10 +116,22 @@ class QueryService:
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         version = self._tables.table.find(request.name, request.version)
-        model = self._tables.table.models[request.name]
-        numbers = [version.version] if request.version else sorted(model.versions)
-        properties = {name: self._paths.hide(text) for name, text in version.properties.items()}
-        return _metadata(version, numbers, properties)
+        model, config = self._tables.table.models[request.name], version.config
+        lead = [-1] if config.max_batch_size > 0 else []
+
+        def tensor(entry: InputConfig | OutputConfig) -> pb.ModelMetadataResponse.TensorMetadata:
+            return pb.ModelMetadataResponse.TensorMetadata(
+                name=entry.name, datatype=entry.datatype.value, shape=[*lead, *entry.dims]
+            )
+
+        return pb.ModelMetadataResponse(
+            name=config.name,
+            versions=[str(number) for number in ([version.version] if request.version else sorted(model.versions))],
+            platform=config.platform or config.backend,
+            inputs=[tensor(entry) for entry in config.inputs],
+            outputs=[tensor(entry) for entry in config.outputs],
+            properties={name: self._paths.hide(text) for name, text in version.properties.items()},
+        )
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         version = self._tables.table.find(request.name, request.version)
@@ -108,7 +142,19 @@ class QueryService:
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
         response = pb.ModelStatisticsResponse()
         for version in self._versions(request.name, request.version):
-            _fill_statistics(response.model_stats.add(), version.name, version.version, version.statistics.snapshot())
+            snapshot = version.statistics.snapshot()
+            message = response.model_stats.add(
+                name=version.name,
+                version=str(version.version),
+                last_inference=snapshot.last_inference_ms,
+                inference_count=snapshot.inference_count,
+                execution_count=snapshot.execution_count,
+            )
+            _fill_durations(message.inference_stats, snapshot)
+            for size, batch in snapshot.batches.items():
+                _fill_durations(message.batch_stats.add(batch_size=size), batch)
+            for index, responses in snapshot.responses.items():
+                _fill_durations(message.response_stats[str(index)], responses)
         return response
 
     def _versions(self, name: str, version: str) -> Iterable[ServedVersion]:
@@ -124,47 +170,74 @@ class QueryService:
         return model.versions.values() if number is None else [model.versions[number]]
 
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        if request.repository_name:
-            raise unimplemented("'repository_name' specification is not supported")
+        refuse_repository_name(request.repository_name)
         response = pb.RepositoryIndexResponse()
         for entry in self._repository.index(request.ready):
-            reason = encodable(self._paths.hide(entry.reason))
-            response.models.add(name=encodable(entry.name), version=entry.version, state=entry.state, reason=reason)
+            response.models.add(
+                name=encodable(entry.name), version=entry.version, state=entry.state, reason=self._shown(entry.reason)
+            )
         return response
 
-
-def _metadata(
-    version: ServedVersion, versions: Iterable[int], properties: Mapping[str, str]
-) -> pb.ModelMetadataResponse:
-    config = version.config
-    lead = [-1] if config.max_batch_size > 0 else []
-
-    def tensor(entry: InputConfig | OutputConfig) -> pb.ModelMetadataResponse.TensorMetadata:
-        return pb.ModelMetadataResponse.TensorMetadata(
-            name=entry.name, datatype=entry.datatype.value, shape=[*lead, *entry.dims]
+    async def overview(self, request: page_pb2.OverviewRequest) -> page_pb2.OverviewResponse:
+        # Of hundreds of models it takes a while, which nobody else is to wait for.
+        return await asyncio.to_thread(
+            lambda: page_pb2.OverviewResponse(
+                server=self._server_id,
+                version=rocserve.__version__,
+                ready=self._readiness.is_ready(),
+                now_ms=time.time_ns() // 1_000_000,
+                models=[self._model(row) for row in self._repository.index(ready_only=False)],
+            )
         )
 
-    return pb.ModelMetadataResponse(
-        name=config.name,
-        versions=[str(version) for version in versions],
-        platform=config.platform or config.backend,
-        inputs=[tensor(entry) for entry in config.inputs],
-        outputs=[tensor(entry) for entry in config.outputs],
-        properties=properties,
-    )
+    def _model(self, row: IndexEntry) -> page_pb2.ModelOverview:
+        overview = page_pb2.ModelOverview(
+            name=encodable(row.name), version=row.version, state=row.state, reason=self._shown(row.reason)
+        )
+        served = row.served
+        if served is None:
+            return overview
+        numbers, properties = served.statistics.snapshot(), served.properties
+        overview.platform = served.config.platform or served.config.backend
+        overview.engine = encodable(properties.get("engine", ""))
+        overview.devices = encodable(properties.get("devices", ""))
+        overview.load_seconds = served.load_seconds
+        overview.pending_requests = served.pending_requests
+        overview.last_inference_ms = numbers.last_inference_ms
+        overview.success_count, overview.success_ns = numbers.success.count, numbers.success.ns
+        overview.queue_ns = numbers.queue.ns
+        overview.failure_count = numbers.fail.count
+        overview.inference_count, overview.execution_count = numbers.inference_count, numbers.execution_count
+        overview.cache_hit_count, overview.cache_miss_count = numbers.cache_hit.count, numbers.cache_miss.count
+        for size, batch in numbers.batches.items():
+            overview.batches[size] = batch.compute_infer.count
+        for quantile, value in served.statistics.quantiles(_QUANTILES).quantiles:
+            if value == value:  # NaN: there was no request.
+                overview.latencies_us.add(quantile=quantile, value=value)
+        overview.worker_memory_bytes.extend(memory_bytes(pid) // models for pid, models in served.worker_pids.items())
+        overview.worker_restarts = served.worker_restarts
+        for failure in served.statistics.failures:
+            overview.failures.add(time_ms=failure.time_ms, text=self._shown(failure.text))
+        return overview
 
+    async def events(self, request: page_pb2.RepositoryEventsRequest) -> page_pb2.RepositoryEventsResponse:
+        events = self._repository.events
+        response = page_pb2.RepositoryEventsResponse()
+        for event in await events.after(request.after, _WAIT_SECONDS):
+            row = event.row
+            response.events.add(
+                number=event.number,
+                time_ms=event.time_ms,
+                name=encodable(row.name),
+                version=row.version,
+                state=row.state,
+                reason=self._shown(row.reason),
+            )
+        response.is_last = events.has_ended
+        return response
 
-def _fill_statistics(message: pb.ModelStatistics, name: str, version: int, snapshot: StatisticsSnapshot) -> None:
-    message.name = name
-    message.version = str(version)
-    message.last_inference = snapshot.last_inference_ms
-    message.inference_count = snapshot.inference_count
-    message.execution_count = snapshot.execution_count
-    _fill_durations(message.inference_stats, snapshot)
-    for size, batch in snapshot.batches.items():
-        _fill_durations(message.batch_stats.add(batch_size=size), batch)
-    for index, responses in snapshot.responses.items():
-        _fill_durations(message.response_stats[str(index)], responses)
+    def _shown(self, text: str) -> str:
+        return encodable(self._paths.hide(text))
 
 
 def _fill_durations(message: Message, counters: StatisticsSnapshot | BatchStatistics | ResponseStatistics) -> None:

@@ -9,8 +9,7 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.guards import peer_of
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.admin_calls import ADMIN_METHODS, AdminCalls, Peer
-from rocserve.services.restrictions import PROTOCOLS
+from rocserve.services.access import ADMIN_METHODS, PROTOCOLS, AdminCalls, Peer
 from rocserve.settings import AdminAddresses
 from rocserve.settings.server import admin_addresses
 

@@ -11,7 +11,7 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.observability.logs import ROOT, ServerLog
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.log_control import LogControlService
+from rocserve.services.control import LogControlService
 from rocserve.settings import LogSettings
 
 Value = bool | int | str | None

@@ -10,7 +10,7 @@ import pytest
 from rocserve.core.errors import ServeError
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.repository.model_repository import ModelRepository
-from rocserve.services.repository_control import RepositoryControlService
+from rocserve.services.control import RepositoryControlService
 
 
 class NotingRepository:

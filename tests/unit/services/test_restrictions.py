@@ -8,7 +8,7 @@ import pytest
 
 from rocserve.core.errors import StatusCode
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.restrictions import GRPC_HEADER_PREFIX, PROTOCOLS, Restriction, restrictions
+from rocserve.services.access import GRPC_HEADER_PREFIX, PROTOCOLS, Restriction, restrictions
 from rocserve.settings import RestrictedProtocols
 
 LOG = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.observability.tracing.options import trace_options
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.trace_control import TraceControlService
+from rocserve.services.control import TraceControlService
 
 CONFIG = (("", "level", "TIMESTAMPS"), ("", "rate", "100"), ("triton", "file", "/tmp/trace.json"))
 AT_START = {

@@ -12,8 +12,7 @@ from google.protobuf.message import Message
 from rocserve.core.errors import ServeError
 from rocserve.frontends.grpc.transport import Route, StreamCall, StreamReceiver, StreamRoute, UnaryCall, UnaryRoute
 from rocserve.protocol.faults import parse_message
-from rocserve.services.admin_calls import FORWARDING_HEADERS, AdminCalls, Peer
-from rocserve.services.restrictions import Restriction
+from rocserve.services.access import FORWARDING_HEADERS, AdminCalls, Peer, Restriction
 
 _INFERENCE = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"

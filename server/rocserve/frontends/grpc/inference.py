@@ -24,10 +24,10 @@ from rocserve.frontends.grpc.transport import (
     UnaryRoute,
 )
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
+from rocserve.services.access import Restriction
 from rocserve.services.forwarded_headers import HeaderForwarding
 from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
 from rocserve.services.observation import RequestOrigin
-from rocserve.services.restrictions import Restriction
 
 
 class InferenceHandlers:

@@ -18,10 +18,9 @@ from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import health_pb2 as pb
 from rocserve.protocol.faults import parse_message
-from rocserve.services.admin_calls import ADMIN_METHODS, Access
-from rocserve.services.method import Method, SlowMethod
+from rocserve.services.access import ADMIN_METHODS, PROTOCOLS, Access
+from rocserve.services.methods import Method, SlowMethod
 from rocserve.services.queries import Readiness
-from rocserve.services.restrictions import PROTOCOLS
 
 SERVER_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health")
 

@@ -14,7 +14,7 @@ from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.request import JSON, Request, Response
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
-from rocserve.services.method import Method, SlowMethod
+from rocserve.services.methods import Method, SlowMethod
 
 _FILES = "page_files"
 _OPENAPI = "openapi.json"

@@ -17,7 +17,7 @@ from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.request import Request
 from rocserve.scheduling.batch import send_copied
 from rocserve.services.inference import Inference
-from rocserve.services.method import Method
+from rocserve.services.methods import Method
 from rocserve.services.observation import ClientResponder, RequestOrigin
 from rocserve.settings import HttpSettings
 

@@ -40,10 +40,9 @@ from rocserve.frontends.http.routes import (
 )
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.observability.failures import RequestFailures
-from rocserve.services.admin_calls import FORWARDING_HEADERS, Access, Peer
+from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, Restriction
 from rocserve.services.forwarded_headers import header_forwarding
-from rocserve.services.method import Method, SlowMethod
-from rocserve.services.restrictions import Restriction
+from rocserve.services.methods import Method, SlowMethod
 from rocserve.settings import ServerSettings
 
 _PREFLIGHT = {

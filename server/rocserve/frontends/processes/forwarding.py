@@ -29,7 +29,7 @@ from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.link_end import FrontLinkEnd
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane.heap import HeapFull
-from rocserve.services.restrictions import PROTOCOLS
+from rocserve.services.access import PROTOCOLS
 from rocserve.workers.entries import ENTRY
 from rocserve.workers.messages import status_code
 

@@ -10,8 +10,8 @@ from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.server import GrpcServer
 from rocserve.frontends.grpc.transport import TransportLimits, transport_settings
 from rocserve.frontends.processes.main import WayToServer
+from rocserve.services.access import GRPC_HEADER_PREFIX, restrictions
 from rocserve.services.forwarded_headers import header_forwarding
-from rocserve.services.restrictions import GRPC_HEADER_PREFIX, restrictions
 from rocserve.settings import ServerSettings
 
 

@@ -26,7 +26,7 @@ from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.main import WayToServer
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
-from rocserve.services.method import Method, SlowMethod
+from rocserve.services.methods import Method, SlowMethod
 from rocserve.settings import ServerSettings
 
 _LARGE_BODY_PROCESSES = 1

@@ -19,8 +19,13 @@ from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.plane.guarded_mapping import GuardedMapping
 from rocserve.plane.heap import COPIED_AT_ONCE
-from rocserve.services.client_memory.region import ClientRegion
-from rocserve.services.client_memory.regions import ClientRegions, RegionPart, RegionReference, read_reference
+from rocserve.services.client_memory.regions import (
+    AnyRegion,
+    ClientRegion,
+    ClientRegions,
+    RegionReference,
+    read_reference,
+)
 
 _ZERO = np.zeros(1, dtype=np.uint8)
 _READ_AT_ONCE = 64 * 1024
@@ -28,6 +33,8 @@ _READ_AT_ONCE = 64 * 1024
 
 SeenPart = tuple[ClientRegion, GuardedMapping, int]
 """Of a region, whose memory a model is given where it lies: its mapping, and the part's end."""
+WantedPart = tuple[AnyRegion, RegionReference]
+"""Where an output is to be left."""
 
 
 class ClientMemory:
@@ -86,10 +93,10 @@ class ClientMemory:
         wanted = _wanted_parts(head)
         if not wanted and not seen:
             return responder, copying
-        parts: dict[str, RegionPart] = {}
+        parts: dict[str, WantedPart] = {}
         try:
             for name, reference in wanted.items():
-                parts[name] = self._regions.borrow(reference)
+                parts[name] = self._regions.borrow(reference), reference
         except ServeError:
             self._give_back(parts)
             raise
@@ -111,14 +118,14 @@ class ClientMemory:
                 " --max-queue-bytes)",
             )
         if copying is None:
-            return self._regions.read(reference)
+            return self._regions.checked(reference).read(reference.offset, reference.nbytes)
         data = np.empty(reference.nbytes, np.uint8).data
         copying.append(self._regions.checked(reference).read_into(data, reference.offset))
         return data
 
-    def _give_back(self, parts: Mapping[str, RegionPart]) -> None:
-        for part in parts.values():
-            self._regions.give_back(part)
+    def _give_back(self, parts: Mapping[str, WantedPart]) -> None:
+        for region, _ in parts.values():
+            self._regions.give_back(region)
 
 
 class RegionResponder(EndingResponder):
@@ -127,7 +134,7 @@ class RegionResponder(EndingResponder):
     def __init__(
         self,
         responder: Responder,
-        parts: Mapping[str, RegionPart],
+        parts: Mapping[str, WantedPart],
         seen: Sequence[SeenPart],
         give_back: Callable[[], None],
         config: ModelConfig,
@@ -166,22 +173,20 @@ class RegionResponder(EndingResponder):
                 region.check_whole(mapping, end)
             for index, head in enumerate(response.head.outputs):
                 if head.name in self._parts:
-                    yield from self._leave(self._parts[head.name], head.name, memoryview(data[index]))
+                    wanted, part = self._parts[head.name]
+                    output = memoryview(data[index])
+                    if len(output) > part.nbytes:
+                        raise internal(
+                            f"{self._where}shared memory size specified with the request for output '{head.name}'"
+                            f" ({part.nbytes} bytes) should be at least {len(output)} bytes to hold the results"
+                        )
+                    yield from wanted.write(part.offset, output)
                     data[index] = b""
         except ServeError as error:
             self.send(error, final)
             return
         # A new one: what was given may be kept, to answer other requests.
         super().send(replace(response, data=data, in_shared_memory=self._parts.keys()), final)
-
-    def _leave(self, part: RegionPart, name: str, data: memoryview) -> Generator[None, None, None]:
-        nbytes = len(data)
-        if nbytes > part.nbytes:
-            raise internal(
-                f"{self._where}shared memory size specified with the request for output '{name}'"
-                f" ({part.nbytes} bytes) should be at least {nbytes} bytes to hold the results"
-            )
-        yield from part.region.write(part.offset, data)
 
 
 def _only_copies(config: ModelConfig) -> bool:

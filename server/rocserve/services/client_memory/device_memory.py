@@ -8,18 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
 
-from rocserve.backends.installed import has_file
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.plane import anonymous_file
 from rocserve.services.client_memory import device_process
 from rocserve.services.client_memory.device_process import CLOSE, DONE, OPEN, READ, REQUEST, WRITE
-from rocserve.services.client_memory.region import Region
 
-_GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
-"""Of PyTorch's builds for GPUs."""
-_COPIED_AT_ONCE = 4 << 20
+COPIED_AT_ONCE = 4 << 20
 """Bytes: a millisecond's work, of which the data plane has some a turn."""
 _START_SECONDS = 120.0
 """PyTorch is imported, and a GPU's driver started."""
@@ -36,7 +31,7 @@ class DeviceProcess:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._is_given_up = False
-        memory = anonymous_file.create("rocserve:devices", _COPIED_AT_ONCE)
+        memory = anonymous_file.create("rocserve:devices", COPIED_AT_ONCE)
         self._memory = anonymous_file.map_to_write(memory)
         self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", device_process.__name__, str(peer.fileno()), str(memory)]
@@ -103,66 +98,3 @@ class DeviceProcess:
         self._is_given_up = True
         self._process.kill()
         return unavailable(f"the process that opens the memory of GPUs has ended ({reason}); register the region again")
-
-
-class DeviceRegion(Region):
-    """A region on a GPU. Safe on any thread."""
-
-    def __init__(self, name: str, device: int, nbytes: int, process: DeviceProcess, handle: bytes) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT, it cannot be opened."""
-        super().__init__(name, nbytes)
-        self.device = device
-        self._process = process
-        self._number = process.open(handle, device, nbytes)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_number"):
-            self._process.close(self._number)
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """A copy of a part that is within bounds. Raises: ServeError."""
-        data = bytearray(nbytes)
-        for _ in self.read_into(memoryview(data), offset):
-            pass
-        return bytes(data)
-
-    def read_into(self, data: memoryview, offset: int) -> Generator[None, None, None]:
-        """As `read`, into memory that a part fills, some bytes a step."""
-        for begin in range(0, len(data), _COPIED_AT_ONCE):
-            self._process.read(self._number, offset + begin, data[begin : begin + _COPIED_AT_ONCE])
-            yield
-
-    def write(self, offset: int, data: memoryview) -> Generator[None, None, None]:
-        """Fill a part that is within bounds, some bytes a step. Raises: ServeError."""
-        for begin in range(0, len(data), _COPIED_AT_ONCE):
-            self._process.write(self._number, offset + begin, data[begin : begin + _COPIED_AT_ONCE])
-            yield
-
-
-class Devices:
-    """Starts the process when a client shares the first memory of a GPU, and another one when it has ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: DeviceProcess | None = None
-
-    def open(self, name: str, handle: bytes, device: int, nbytes: int) -> DeviceRegion:
-        """A region of that name; takes seconds the first time.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT in Triton's words: there is no GPU, or its driver refuses the handle.
-        """
-        if not has_file("torch", _GPU_LIBRARIES):
-            raise invalid_argument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
-        try:
-            if len(handle) != HANDLE_BYTES or not nbytes or device < 0:
-                raise invalid_argument(f"expected a handle of {HANDLE_BYTES} bytes, a device_id and a byte_size")
-            with self._lock:
-                if self._process is None or self._process.has_ended:
-                    self._process = DeviceProcess()
-            return DeviceRegion(name, device, nbytes, self._process, handle)
-        except ServeError as error:
-            raise ServeError(
-                error.code,
-                f"failed to register CUDA shared memory region: '{name}': failed to open CUDA IPC handle: {error.text}",
-            ) from None

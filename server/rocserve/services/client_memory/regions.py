@@ -1,18 +1,188 @@
-"""The regions that clients have registered, by their names, and how requests refer to them."""
+"""The regions that clients have registered by their names, and the methods that register, list and unregister them. A
+region is a part of a file of POSIX shared memory, or memory of a GPU (`device_memory.py`).
+
+A file is mapped, and its client may cut the file at any time, by mistake or not: see `plane/guarded_mapping.py`. What a
+request has read or written is therefore checked afterwards.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import stat
 import threading
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_found
+from rocserve.backends.installed import has_file
+from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, not_found, unimplemented
 from rocserve.core.requests import SHARED_BYTE_SIZE, SHARED_OFFSET, SHARED_REGION, Parameters
-from rocserve.plane.guarded_mapping import FaultGuard
-from rocserve.services.client_memory.device_memory import DeviceRegion
-from rocserve.services.client_memory.region import ClientRegion
+from rocserve.plane.guarded_mapping import FaultGuard, GuardedFile, GuardedMapping
+from rocserve.plane.heap import copy_in_steps
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.services.client_memory.device_memory import COPIED_AT_ONCE, HANDLE_BYTES, DeviceProcess
+from rocserve.services.methods import Method, QuickMethod, SlowMethod
 
+FOLDER = "/dev/shm"
+"""Where Linux keeps POSIX shared memory."""
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _UNSIGNED = (1 << 64) - 1
+_GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
+"""Of PyTorch's builds for GPUs."""
+
+
+class Region:
+    """What regions have in common. Safe on any thread."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.users = 0
+        """Requests under way that write to it; counted by the region's owner."""
+        self.is_leaving = False
+        """It goes when its last user has."""
+
+    def check_bounds(self, offset: int, nbytes: int) -> None:
+        """Raises: ServeError: INVALID_ARGUMENT in Triton's words, the part is not within the region."""
+        if offset >= self.nbytes:
+            raise invalid_argument(f"Invalid offset for shared memory region: '{self.name}'")
+        if nbytes > _UNSIGNED - offset:
+            raise invalid_argument(
+                f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value"
+                f" ({_UNSIGNED}) for region '{self.name}'"
+            )
+        if offset + nbytes > self.nbytes:
+            raise invalid_argument(f"Invalid offset + byte size for shared memory region: '{self.name}'")
+
+
+class ClientRegion(Region):
+    """A part of a file, which is closed with the last reference to it."""
+
+    def __init__(self, name: str, key: str, offset: int, nbytes: int, guard: FaultGuard) -> None:
+        """Open the file; `offset` and `nbytes` say which part of it the region is.
+
+        Raises:
+            ServeError: there is no such file, it is smaller than that, or cannot be mapped; codes and texts are
+                Triton's.
+        """
+        super().__init__(name, nbytes)
+        self.key = key
+        self.offset = offset
+        descriptor = _open(name, key)
+        try:
+            if offset + nbytes > os.fstat(descriptor).st_size:
+                raise _refused(name, "invalid args")
+            if not nbytes:
+                raise OSError(errno.EINVAL, "nothing to map")
+            self.file = GuardedFile(guard, descriptor, offset + nbytes, to_write=True)
+        except (OSError, ServeError) as error:
+            os.close(descriptor)
+            if isinstance(error, OSError):
+                raise _refused(name, f"unable to process address space{os.strerror(error.errno or 0)}") from None
+            raise
+
+    def view(self, offset: int, nbytes: int) -> tuple[memoryview, GuardedMapping]:
+        """A part that is within bounds where it lies, and what `check_whole` takes when it has been read or written. It
+        stays valid when the region goes.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, the client has cut the file.
+        """
+        self._check_present(offset + nbytes)
+        return self.file.view(self.offset + offset, nbytes), self.file.mapping
+
+    def check_whole(self, mapping: GuardedMapping, end: int) -> None:
+        """Raises: ServeError: not all before byte `end` of the region was there: INVALID_ARGUMENT, the client has cut
+        the file; RESOURCE_EXHAUSTED, there is no room for its pages."""
+        self._check_present(end)
+        if mapping.is_torn:
+            text = f"shared memory region '{self.name}' lacks pages: is {FOLDER} large enough?"
+            raise ServeError(StatusCode.RESOURCE_EXHAUSTED, text)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        view, mapping = self.view(offset, nbytes)
+        data = bytes(view)
+        self.check_whole(mapping, offset + nbytes)
+        return data
+
+    def read_into(self, data: memoryview, offset: int) -> Generator[None, None, None]:
+        view, mapping = self.view(offset, len(data))
+        yield from copy_in_steps(data, 0, view)
+        self.check_whole(mapping, offset + len(data))
+
+    def write(self, offset: int, data: memoryview) -> Generator[None, None, None]:
+        view, mapping = self.view(offset, len(data))
+        yield from copy_in_steps(view, 0, data)
+        self.check_whole(mapping, offset + len(data))
+
+    def _check_present(self, end: int) -> None:
+        size = self.file.bytes_left
+        if size < self.offset + end:
+            raise invalid_argument(
+                f"shared memory region '{self.name}' has been cut: byte {self.offset + end} of '{self.key}' is needed,"
+                f" which has {size} now; register it again"
+            )
+
+
+def _open(name: str, key: str) -> int:
+    """shm_open's rules: slashes at the beginning do not count, and there is no other."""
+    file_name = key.lstrip("/")
+    if not file_name:
+        raise invalid_argument(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
+    if file_name.startswith(RESERVED_PREFIX):
+        raise invalid_argument(
+            f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved prefix"
+            f" '{RESERVED_PREFIX}'"
+        )
+    unable = internal(f"Unable to open shared memory region: '{key}'")
+    if "/" in file_name:
+        raise unable
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(f"{FOLDER}/{file_name}", flags)
+    except (OSError, ValueError):
+        raise unable from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise unable
+    return descriptor
+
+
+def _refused(name: str, why: str) -> ServeError:
+    return invalid_argument(f"failed to register shared memory region '{name}': {why}")
+
+
+class DeviceRegion(Region):
+    """Memory on a GPU."""
+
+    def __init__(self, name: str, device: int, nbytes: int, process: DeviceProcess, handle: bytes) -> None:
+        """Raises: ServeError: INVALID_ARGUMENT, it cannot be opened."""
+        super().__init__(name, nbytes)
+        self.device = device
+        self._process = process
+        self._number = process.open(handle, device, nbytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            self._process.close(self._number)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        data = bytearray(nbytes)
+        for _ in self.read_into(memoryview(data), offset):
+            pass
+        return bytes(data)
+
+    def read_into(self, data: memoryview, offset: int) -> Generator[None, None, None]:
+        for begin in range(0, len(data), COPIED_AT_ONCE):
+            self._process.read(self._number, offset + begin, data[begin : begin + COPIED_AT_ONCE])
+            yield
+
+    def write(self, offset: int, data: memoryview) -> Generator[None, None, None]:
+        for begin in range(0, len(data), COPIED_AT_ONCE):
+            self._process.write(self._number, offset + begin, data[begin : begin + COPIED_AT_ONCE])
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +230,8 @@ def _wrong_type(name: str, tensor: str, expected: str) -> ServeError:
     return invalid_argument(f"invalid value type for '{name}' parameter for tensor '{tensor}', expected {expected}.")
 
 
+AnyRegion = ClientRegion | DeviceRegion
 RegionKind = TypeVar("RegionKind", ClientRegion, DeviceRegion)
-
-
-@dataclass(frozen=True, slots=True)
-class RegionPart:
-    """A part of a region that a request may write to, until it is given back."""
-
-    region: ClientRegion | DeviceRegion
-    offset: int
-    nbytes: int
 
 
 class ClientRegions:
@@ -82,24 +244,26 @@ class ClientRegions:
     def __init__(self, guard: FaultGuard) -> None:
         self._guard = guard
         self._lock = threading.Lock()
-        """Guards the dict and the regions' marks."""
-        self._regions: dict[str, ClientRegion | DeviceRegion] = {}
+        """Guards changes of the dict and the regions' marks."""
+        self._regions: dict[str, AnyRegion] = {}
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Raises: ServeError: ALREADY_EXISTS, or as ClientRegion does."""
-        with self._lock:
-            if name in self._regions:
-                raise taken(name)
-            self._regions[name] = ClientRegion(name, key, offset, nbytes, self._guard)
+        self.check_free(name)
+        self.add(ClientRegion(name, key, offset, nbytes, self._guard))
 
-    def add(self, region: DeviceRegion) -> None:
+    def check_free(self, name: str) -> None:
+        """Raises: ServeError: ALREADY_EXISTS."""
+        if name in self._regions:
+            raise ServeError(StatusCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
+
+    def add(self, region: AnyRegion) -> None:
         """Raises: ServeError: ALREADY_EXISTS."""
         with self._lock:
-            if region.name in self._regions:
-                raise taken(region.name)
+            self.check_free(region.name)
             self._regions[region.name] = region
 
-    def unregister(self, name: str, kind: type[ClientRegion] | type[DeviceRegion]) -> None:
+    def unregister(self, name: str, kind: type[Region]) -> None:
         """One of another kind, or that is not known, is passed over; all of the kind where the name is empty."""
         with self._lock:
             for region in [self._regions.get(name)] if name else list(self._regions.values()):
@@ -112,49 +276,141 @@ class ClientRegions:
             found = [region for region in self._regions.values() if isinstance(region, kind)]
         return sorted(found, key=lambda region: region.name)
 
-    def find(self, name: str) -> ClientRegion | DeviceRegion | None:
-        with self._lock:
-            return self._regions.get(name)
+    def find(self, name: str) -> AnyRegion | None:
+        return self._regions.get(name)
 
-    def read(self, reference: RegionReference) -> bytes:
-        """A copy of a part of a region.
+    def checked(self, reference: RegionReference) -> AnyRegion:
+        """The region that a reference names.
 
         Raises:
             ServeError: there is no such region, or no such part of it.
         """
-        return self.checked(reference).read(reference.offset, reference.nbytes)
-
-    def checked(self, reference: RegionReference) -> ClientRegion | DeviceRegion:
-        """The region that a reference names, which holds the part that it names; raises as `read` does."""
-        with self._lock:
-            return self._checked(reference)
-
-    def borrow(self, reference: RegionReference) -> RegionPart:
-        """A part to write to, which is to be given back; raises as `read` does."""
-        with self._lock:
-            region = self._checked(reference)
-            region.users += 1
-        return RegionPart(region, reference.offset, reference.nbytes)
-
-    def give_back(self, part: RegionPart) -> None:
-        """The part is no longer written to."""
-        with self._lock:
-            part.region.users -= 1
-            if part.region.is_leaving:
-                self._leave(part.region)
-
-    def _checked(self, reference: RegionReference) -> ClientRegion | DeviceRegion:
-        region = self._regions.get(reference.region)
+        region = self.find(reference.region)
         if region is None:
             raise not_found(f"Unable to find shared memory region: '{reference.region}'")
         region.check_bounds(reference.offset, reference.nbytes)
         return region
 
-    def _leave(self, region: ClientRegion | DeviceRegion) -> None:
+    def borrow(self, reference: RegionReference) -> AnyRegion:
+        """One to write to, which is to be given back; raises as `checked` does."""
+        with self._lock:
+            region = self.checked(reference)
+            region.users += 1
+        return region
+
+    def give_back(self, region: AnyRegion) -> None:
+        """It is no longer written to."""
+        with self._lock:
+            region.users -= 1
+            if region.is_leaving:
+                self._leave(region)
+
+    def _leave(self, region: AnyRegion) -> None:
         region.is_leaving = True
         if not region.users:
             del self._regions[region.name]
 
 
-def taken(name: str) -> ServeError:
-    return ServeError(StatusCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
+class ClientMemoryService:
+    """Each method takes a request and gives its answer; safe on any thread.
+
+    "CUDA" is memory on GPUs of any maker; regions of the system are others.
+
+    Raises:
+        ServeError: with Triton's codes and words.
+    """
+
+    def __init__(self, regions: ClientRegions, allowed: bool) -> None:
+        """`allowed`: whether clients may register any at all."""
+        self._regions = regions
+        self._lock = threading.Lock()
+        self._process: DeviceProcess | None = None
+        self._allowed = allowed
+
+    def methods(self) -> Mapping[str, Method]:
+        """By name."""
+        return {
+            "SystemSharedMemoryStatus": QuickMethod(pb.SystemSharedMemoryStatusRequest, self.system_status),
+            "SystemSharedMemoryRegister": QuickMethod(pb.SystemSharedMemoryRegisterRequest, self.system_register),
+            "SystemSharedMemoryUnregister": QuickMethod(pb.SystemSharedMemoryUnregisterRequest, self.system_unregister),
+            "CudaSharedMemoryStatus": QuickMethod(pb.CudaSharedMemoryStatusRequest, self.cuda_status),
+            "CudaSharedMemoryRegister": SlowMethod(pb.CudaSharedMemoryRegisterRequest, self.cuda_register),
+            "CudaSharedMemoryUnregister": QuickMethod(pb.CudaSharedMemoryUnregisterRequest, self.cuda_unregister),
+        }
+
+    def system_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._shown(request.name, ClientRegion):
+            status = response.regions[region.name]
+            status.name = region.name
+            status.key = region.key
+            status.offset = region.offset
+            status.byte_size = region.nbytes
+        return response
+
+    def system_register(self, request: pb.SystemSharedMemoryRegisterRequest) -> pb.SystemSharedMemoryRegisterResponse:
+        self._check_allowed()
+        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def system_unregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        self._check_allowed()
+        self._regions.unregister(request.name, ClientRegion)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        response = pb.CudaSharedMemoryStatusResponse()
+        for region in self._shown(request.name, DeviceRegion):
+            status = response.regions[region.name]
+            status.name = region.name
+            status.device_id = region.device
+            status.byte_size = region.nbytes
+        return response
+
+    async def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
+        self._check_allowed()
+        self._regions.check_free(request.name)
+        # The first has a process started, which takes seconds.
+        self._regions.add(await asyncio.to_thread(self._opened, request))
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    def cuda_unregister(self, request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
+        self._check_allowed()
+        self._regions.unregister(request.name, DeviceRegion)
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    def _opened(self, request: pb.CudaSharedMemoryRegisterRequest) -> DeviceRegion:
+        """The process starts when a client shares the first memory of a GPU, and another one when it has ended."""
+        failure = f"failed to register CUDA shared memory region: '{request.name}'"
+        if not has_file("torch", _GPU_LIBRARIES):
+            raise invalid_argument(f"{failure}, GPUs not supported")
+        try:
+            if len(request.raw_handle) != HANDLE_BYTES or not request.byte_size or request.device_id < 0:
+                raise invalid_argument(f"expected a handle of {HANDLE_BYTES} bytes, a device_id and a byte_size")
+            with self._lock:
+                if self._process is None or self._process.has_ended:
+                    self._process = DeviceProcess()
+            return DeviceRegion(request.name, request.device_id, request.byte_size, self._process, request.raw_handle)
+        except ServeError as error:
+            text = f"{failure}: failed to open CUDA IPC handle: {error.text}"
+            raise ServeError(error.code, text) from None
+
+    def _shown(self, name: str, kind: type[RegionKind]) -> Sequence[RegionKind]:
+        """The regions of a kind; with a name that one. Raises: ServeError: NOT_FOUND."""
+        if not name:
+            return self._regions.registered(kind)
+        region = self._regions.find(name)
+        if isinstance(region, kind):
+            return [region]
+        asked, other = ("system", "CUDA") if kind is ClientRegion else ("CUDA", "system")
+        if region is None:
+            raise not_found(f"Unable to find {asked.lower()} shared memory region: '{name}'")
+        raise not_found(f"The region named '{name}' is registered as {other} shared memory, not {asked} shared memory")
+
+    def _check_allowed(self) -> None:
+        if not self._allowed:
+            raise unimplemented(
+                "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+            )

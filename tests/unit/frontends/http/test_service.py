@@ -16,8 +16,8 @@ from rocserve.frontends.http.responders import HttpParts
 from rocserve.frontends.http.service import HttpService
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.admin_calls import Access, AdminCalls
-from rocserve.services.method import SlowMethod
+from rocserve.services.access import Access, AdminCalls
+from rocserve.services.methods import SlowMethod
 from rocserve.settings import HttpSettings
 
 LOG = logging.getLogger("test")

@@ -19,8 +19,7 @@ from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Tensor
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.services.client_memory.attachment import ClientMemory
-from rocserve.services.client_memory.region import ClientRegion
-from rocserve.services.client_memory.regions import ClientRegions
+from rocserve.services.client_memory.regions import ClientRegion, ClientRegions
 
 MOST = (1 << 64) - 1
 

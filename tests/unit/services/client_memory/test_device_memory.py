@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 
 import pytest
+from support.shared_memory import GUARD
 
+from rocserve.backends.installed import has_file
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.services.client_memory import device_memory
-from rocserve.services.client_memory.device_memory import DeviceProcess, Devices
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.services.client_memory.device_memory import DeviceProcess
+from rocserve.services.client_memory.regions import ClientMemoryService, ClientRegions
 
 
 def _has_gpu() -> bool:
-    return device_memory.has_file("torch", ("lib/libtorch_hip.so", "lib/libtorch_cuda.so"))
+    return has_file("torch", ("lib/libtorch_hip.so", "lib/libtorch_cuda.so"))
 
 
 pytestmark = pytest.mark.skipif("_has_gpu()", reason="PyTorch is one for GPUs here")
 
 
 def test_without_pytorch_for_gpus_no_process_is_started() -> None:
+    service = ClientMemoryService(ClientRegions(GUARD), allowed=True)
+    request = pb.CudaSharedMemoryRegisterRequest(name="r", raw_handle=bytes(64), device_id=0, byte_size=64)
     with pytest.raises(ServeError) as raised:
-        Devices().open("r", bytes(64), 0, 64)
+        asyncio.run(service.cuda_register(request))
     assert raised.value.code is StatusCode.INVALID_ARGUMENT
     assert raised.value.text == "failed to register CUDA shared memory region: 'r', GPUs not supported"
 

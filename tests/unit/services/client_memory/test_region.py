@@ -10,7 +10,7 @@ import pytest
 from support.shared_memory import FOLDER, GUARD, SharedFile, shared_file
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.services.client_memory.region import ClientRegion
+from rocserve.services.client_memory.regions import ClientRegion
 
 MOST = (1 << 64) - 1
 

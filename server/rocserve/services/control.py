@@ -1,0 +1,213 @@
+"""What clients change while the server runs: which models it has, which requests are traced, what the log shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rocserve.core.errors import ServeError, invalid_argument, unimplemented
+from rocserve.core.serving import ServingTableHolder
+from rocserve.core.trace import TraceLevel
+from rocserve.observability.logs import ServerLog
+from rocserve.observability.tracing.tracing import Tracing
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.repository.content import wrong_type
+from rocserve.repository.model_repository import ModelRepository
+from rocserve.services.methods import Method, QuickMethod, SlowMethod
+
+
+class RepositoryControlService:
+    """On the event loop, as a load takes its time. Raises: ServeError: with Triton's codes and words."""
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+
+    def methods(self) -> Mapping[str, Method]:
+        """By name."""
+        return {
+            "RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, self.load),
+            "RepositoryModelUnload": SlowMethod(pb.RepositoryModelUnloadRequest, self.unload),
+        }
+
+    async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        refuse_repository_name(request.repository_name)
+        parameters: dict[str, bool | int | str | bytes] = {}
+        for name, parameter in request.parameters.items():
+            choice = parameter.WhichOneof("parameter_choice")
+            if choice is None:
+                raise wrong_type(name, "string_param")
+            parameters[name] = getattr(parameter, choice)
+        await self._repository.load(request.model_name, parameters)
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        refuse_repository_name(request.repository_name)
+        with_dependents = False
+        if "unload_dependents" in request.parameters:
+            parameter = request.parameters["unload_dependents"]
+            if parameter.WhichOneof("parameter_choice") != "bool_param":
+                raise invalid_argument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+            with_dependents = parameter.bool_param
+        await self._repository.unload(request.model_name, with_dependents)
+        return pb.RepositoryModelUnloadResponse()
+
+
+def refuse_repository_name(name: str) -> None:
+    """Raises: ServeError: a request names a repository."""
+    if name:
+        raise unimplemented("'repository_name' specification is not supported")
+
+
+_NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
+"""What C++ takes for one: whatever follows it."""
+_INT_RANGE = range(-(1 << 31), 1 << 31)
+_UINT_BOUNDS = (0, (1 << 32) - 1)
+_COUNT_BOUNDS = (-1, (1 << 31) - 1)
+
+
+class TraceControlService:
+    """On the data plane's thread."""
+
+    def __init__(self, tracing: Tracing, tables: ServingTableHolder) -> None:
+        self._tracing = tracing
+        self._tables = tables
+
+    def methods(self) -> Mapping[str, Method]:
+        """By name."""
+        return {"TraceSetting": QuickMethod(pb.TraceSettingRequest, self.trace_setting)}
+
+    def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        """Change the settings that are named, then report all. A setting without a value goes back to that of
+        all models, and that of all to what the server was started with.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT for a model that is not ready or a value that cannot be; UNIMPLEMENTED for the
+                trace file.
+        """
+        name = request.model_name
+        if name:
+            try:
+                self._tables.table.find(name, "")
+            except ServeError:
+                raise invalid_argument(f"Request for unknown model : {name}") from None
+        if request.settings:
+            self._tracing.change(name, _change({key: list(value.value) for key, value in request.settings.items()}))
+        options, values = self._tracing.options, self._tracing.values_of(name)
+        answer = pb.TraceSettingResponse()
+        levels = [part.name or "" for part in TraceLevel if values.level & part]
+        answer.settings["trace_level"].value.extend(levels or ["OFF"])
+        answer.settings["trace_rate"].value.append(str(values.rate))
+        answer.settings["trace_count"].value.append(str(values.count))
+        if options.mode == "triton":
+            answer.settings["log_frequency"].value.append(str(values.log_frequency))
+            answer.settings["trace_file"].value.append(options.file)
+        answer.settings["trace_mode"].value.append(options.mode)
+        for key, value in options.shown:
+            answer.settings[key].value.append(value)
+        return answer
+
+
+def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
+    """The new values by field; names that are none are passed over, as by Triton.
+
+    Raises:
+        ServeError: see TraceControlService.trace_setting.
+    """
+    if "trace_file" in settings:
+        raise unimplemented("trace file location can not be updated through network protocol")
+    change: dict[str, int | None] = {}
+    if "trace_level" in settings:
+        change |= _level(settings["trace_level"])
+    for name, field, bounds in (
+        ("trace_rate", "rate", _UINT_BOUNDS),
+        ("trace_count", "count", _COUNT_BOUNDS),
+        ("log_frequency", "log_frequency", _UINT_BOUNDS),
+    ):
+        if name in settings:
+            number = _number(name, settings[name], bounds)
+            if number is not None and field == "count" and number < _COUNT_BOUNDS[0]:
+                raise invalid_argument(
+                    f"Unable to parse '{name}'. Expecting value >= {_COUNT_BOUNDS[0]}, got: {settings[name][0]}"
+                )
+            # A negative rate or frequency is a very large one to Triton.
+            change[field] = number if number is None or field == "count" else number % (_UINT_BOUNDS[1] + 1)
+    return change
+
+
+def _level(names: Sequence[str]) -> dict[str, int | None]:
+    if not names:
+        return {"level": None}
+    if "OFF" in names:
+        if len(names) > 1:
+            raise invalid_argument("Expect only one trace level 'OFF' is specified")
+        return {"level": TraceLevel.OFF}
+    known = [TraceLevel[name] for name in names if name in TraceLevel.__members__]
+    return {"level": TraceLevel.of(known)} if known else {}
+
+
+def _number(name: str, values: Sequence[str], bounds: tuple[int, int]) -> int | None:
+    """None = no value: the setting is to be cleared."""
+    if not values:
+        return None
+    if len(values) > 1:
+        raise invalid_argument(f"expect only 1 value for '{name}'")
+    found = _NUMBER.match(values[0])
+    if found is None:
+        raise invalid_argument(f"Unable to parse '{name}', got: {values[0]}")
+    number = int(found[1])
+    if number not in _INT_RANGE:
+        raise invalid_argument(
+            f"Unable to parse '{name}', value is out of range [ {bounds[0]}, {bounds[1]} ], got: {values[0]}"
+        )
+    return number
+
+
+_LOG_SETTINGS = {
+    "log_info": ("info", "bool_param", "boolean"),
+    "log_warning": ("warning", "bool_param", "boolean"),
+    "log_error": ("error", "bool_param", "boolean"),
+    "log_verbose_level": ("verbose", "uint32_param", "int32"),
+    "log_format": ("format", "string_param", "string"),
+}
+"""In the order in which Triton takes them: the field of LogSettings, that of the message, and what errors call it."""
+_FORMATS = ("default", "ISO8601")
+_LARGEST_LEVEL = (1 << 31) - 1
+"""Beyond an int32 it is negative to Triton, and that is none."""
+
+
+class LogControlService:
+    """Safe on any thread."""
+
+    def __init__(self, log: ServerLog) -> None:
+        self._log = log
+
+    def methods(self) -> Mapping[str, Method]:
+        """By name."""
+        return {"LogSettings": QuickMethod(pb.LogSettingsRequest, self.log_settings)}
+
+    def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        """Change the settings that are named, then report all. As with Triton those before a fault have been
+        changed, in the order of the fields here.
+
+        Raises:
+            ServeError: UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a value of the wrong kind.
+        """
+        if "log_file" in request.settings:
+            raise unimplemented("log file location can not be updated through network protocol")
+        for name, (field, kind, expected) in _LOG_SETTINGS.items():
+            if name not in request.settings:
+                continue
+            setting = request.settings[name]
+            if setting.WhichOneof("parameter_choice") != kind:
+                raise invalid_argument(f"expect {expected} for '{name}'")
+            value = getattr(setting, kind)
+            if field == "verbose" and value > _LARGEST_LEVEL:
+                value = 0
+            if field == "format" and value not in _FORMATS:
+                raise invalid_argument(f"invalid argument for {name}, got: {value}")
+            self._log.change(**{field: value})
+        answer = pb.LogSettingsResponse()
+        answer.settings["log_file"].string_param = str(self._log.settings.file or "")
+        for name, (field, kind, _) in _LOG_SETTINGS.items():
+            setattr(answer.settings[name], kind, getattr(self._log.settings, field))
+        return answer
