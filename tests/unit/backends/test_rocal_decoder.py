@@ -16,7 +16,7 @@ from support.pictures import jpeg
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ColorModel, ImageError, ImageHeader
-from rocserve.backends.rocal.decoding.jpeg_header import read_jpeg_header
+from rocserve.backends.rocal.decoding.libturbojpeg import read_jpeg_header
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions
 
 UNSCALED = DecoderOptions(DecoderLimits(0, 0))

@@ -16,7 +16,7 @@ from support import pictures
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError
-from rocserve.backends.rocal.decoding.jpeg_header import read_jpeg_header
+from rocserve.backends.rocal.decoding.libturbojpeg import read_jpeg_header
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions, InputKind
 from rocserve.backends.rocal.decoding.png import decode_png, read_png
 from rocserve.backends.rocal.schema import PipelineError

@@ -18,8 +18,19 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal.amd.binding import import_binding
-from rocserve.backends.rocal.amd.graph import Flags, GraphSettings, build_graph, check, misfit, variants
-from rocserve.backends.rocal.amd.runner import BrokenPipelineError, Canvas, OutputReader, PipelineRunner, limited_to
+from rocserve.backends.rocal.amd.runner import (
+    BrokenPipelineError,
+    Canvas,
+    Flags,
+    GraphSettings,
+    OutputReader,
+    PipelineRunner,
+    build_graph,
+    check,
+    limited_to,
+    misfit,
+    variants,
+)
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DecoderOptions, InputKind

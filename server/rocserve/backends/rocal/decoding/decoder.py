@@ -8,12 +8,20 @@ from typing import Any
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.decoding import exif, jpeg_header, libturbojpeg, png
-from rocserve.backends.rocal.decoding.header import ColorModel, ImageError, ImageHeader, SourceImage, bytes_of
+from rocserve.backends.rocal.decoding import libturbojpeg, png
+from rocserve.backends.rocal.decoding.header import (
+    ColorModel,
+    ImageError,
+    ImageHeader,
+    SourceImage,
+    swaps_sides,
+    turned,
+)
 from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions, InputKind
 from rocserve.backends.rocal.decoding.png import PngFile, decode_png, in_color_format, read_png
 from rocserve.backends.rocal.image import DecodedImage, Pixels
+from rocserve.core.tensors import Buffer
 
 _SCANS_OF_LARGEST = 20
 """How many scans the largest image may have; common progressive JPEGs have about ten, smaller ones may have more."""
@@ -52,7 +60,7 @@ class Decoder:
             height, width = pixels.shape[:2]
             self._check_pixels(width, height)
             return DecodedImage(pixels, height, width)
-        encoded = bytes_of(image)
+        encoded = memoryview(image) if isinstance(image, Buffer) else np.ascontiguousarray(image).data
         file = self._read(encoded)
         if isinstance(file, PngFile):
             return self._upright(decode_png(file, self._color_format, self._options.limits), file.header)
@@ -71,14 +79,17 @@ class Decoder:
         encoded = encoded[: header.length]
         if header.color_model is ColorModel.CMYK:
             inks = library.decompress(encoded, width, height, libturbojpeg.CMYK)
-            return in_color_format(_blue_green_red(inks), self._color_format)
+            # 255 = no ink: each takes its part of the light that black leaves: yellow blue, magenta green, cyan red.
+            cyan, magenta, yellow, black = cv2.split(inks)
+            light = cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)
+            return in_color_format(light, self._color_format)
         return library.decompress(encoded, width, height, _PIXEL_FORMATS[self._color_format])
 
     def _read(self, encoded: memoryview) -> ImageHeader | PngFile:
         """The header of an image within `max_pixels`; nothing is decoded."""
         start = bytes(encoded[: len(png.SIGNATURE)])
-        if start.startswith(jpeg_header.SIGNATURE):
-            header = jpeg_header.read_jpeg_header(encoded)
+        if start.startswith(libturbojpeg.SIGNATURE):
+            header = libturbojpeg.read_jpeg_header(encoded)
             self._check_pixels(header.width, header.height)
             if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
                 # Hundreds of scans fit into some kilobytes, and each takes as long as the image is large.
@@ -109,16 +120,9 @@ class Decoder:
         if not self._options.exif:
             return DecodedImage(pixels, header.height, header.width)
         width, height = header.width, header.height
-        if exif.swaps_sides(header.orientation):
+        if swaps_sides(header.orientation):
             width, height = height, width
-        return DecodedImage(exif.turned(pixels, header.orientation), height, width)
-
-
-def _blue_green_red(inks: Pixels) -> Pixels:
-    """Of cyan, magenta, yellow and black, 255 = no ink: each ink takes its part of the light that black leaves."""
-    cyan, magenta, yellow, black = cv2.split(inks)
-    # Yellow ink takes away blue, magenta green, cyan red.
-    return cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)
+        return DecodedImage(turned(pixels, header.orientation), height, width)
 
 
 def _neither(encoded: memoryview) -> str:

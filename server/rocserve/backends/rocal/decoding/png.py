@@ -21,8 +21,7 @@ from typing import cast
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.decoding import exif
-from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader
+from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader, read_orientation
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits
 from rocserve.backends.rocal.image import Pixels
 
@@ -91,7 +90,7 @@ def read_png(data: memoryview) -> PngFile:
         raise ImageError("Corrupt PNG data: its palette is missing")
     if b"IDAT" not in names:
         raise ImageError("it is a PNG with no image in it")
-    turns = [exif.orientation_in_structure(chunk.body) for chunk in chunks if chunk.name == b"eXIf"]
+    turns = [read_orientation(chunk.body) for chunk in chunks if chunk.name == b"eXIf"]
     header = ImageHeader(
         width,
         height,

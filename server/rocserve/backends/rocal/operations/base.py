@@ -11,22 +11,10 @@ from typing import Any, cast
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.amd.binding import Binding
 from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, PixelsError, ResultExtent, with_channels
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
-
-MIRROR = {"mirror": schema.switch(False, is_bindable=True)}
-MIRROR_OF_FN = {"mirror": schema.switch(True, is_bindable=True)}
-"""rocAL's fn mirrors by default."""
-NORMALISATION = {"mean": schema.channel_numbers, "std_dev": schema.divisors}
-NORMALISATION_OF_FN = {"mean": schema.channel_numbers((0.0,)), "std": schema.divisors((1.0,))}
-INTERPOLATION = {
-    "interpolation_type": schema.choice(
-        "LINEAR", "NEAREST_NEIGHBOR", "CUBIC", "LANCZOS", "GAUSSIAN", "TRIANGULAR", suffix="_INTERPOLATION"
-    )("LINEAR")
-}
 
 _TABLES = 64
 """Tables of levels that are kept ready, of 256 bytes a channel."""
@@ -193,11 +181,6 @@ class Call:
         return self.operation(**{**self.values, **values})
 
 
-def renamed(**names: str) -> Callable[..., Values]:
-    """Arguments that are the keys' values under other names."""
-    return lambda **values: {names.get(key, key): value for key, value in values.items()}
-
-
 def in_place(
     name: str, process: Callable[..., Pixels], keys: Mapping[str, Key] | None = None, **options: Any
 ) -> Operation:
@@ -233,70 +216,3 @@ def _table(levels: Callable[..., Pixels], arguments: tuple[tuple[str, Any], ...]
 
 def same_extent(source: ResultExtent, **arguments: Any) -> ResultExtent:
     return source
-
-
-def limited(wanted: int, available: int | None) -> int | None:
-    """A side of a crop: as asked for, at most as available; None where that is not known."""
-    return None if available is None else min(wanted, available)
-
-
-def always(arguments: Values) -> bool:
-    return True
-
-
-def refused(reason: str) -> AmdForm:
-    """Of an operation that amd.rocal does otherwise than it should."""
-    return AmdForm(refusal=lambda arguments, source: reason)
-
-
-def needs_whole_source(arguments: Values, source: ResultExtent) -> str | None:
-    """The refusal of operations after which rocAL loses track of the valid part."""
-    if source.size.is_known and source.size == source.valid:
-        return None
-    return "rocAL does this only with images that all have one size; resize to a fixed size before"
-
-
-_FETCHED_COLUMNS = 8
-
-
-def reads_beside(width: float, height: float, resized_width: int) -> str | None:
-    """Why a part of an image cannot be resized by RPP's kernels; None = it can.
-
-    They step back from the last row and column without looking whether there is one before, and fetch 8 columns at
-    once.
-    """
-    if width < 2 or height < 2:
-        return (
-            f"rocAL reads other memory where it resizes less than two rows or columns, here {int(width)}x{int(height)}"
-            " pixels (width x height)"
-        )
-    if width < resized_width and width <= _FETCHED_COLUMNS:
-        return f"rocAL may read other memory where it resizes {int(width)} columns to {resized_width}"
-    return None
-
-
-def cut_start(position: float, size: int, available: int | None) -> int:
-    """Where a crop of a side begins, moved back into the side where that is known.
-
-    rocAL cuts at one position for all images, and reads other memory where the crop reaches out of one. So it is given
-    this start where the image's size is known, as the CPU engine takes it; else `overhang` refuses such an image.
-    """
-    start = int(position)
-    if available is None:
-        return start
-    return min(start if start < available else 0, available - min(size, available))
-
-
-def overhang(name: str, position: float, size: int, known: int | None, available: int) -> str | None:
-    """Why a crop cannot be cut out of an image along its side `name`; None = it can.
-
-    `known` is that side as known when the graph was made, `available` the image's.
-    """
-    start = cut_start(position, size, known)
-    end = start + min(size, available)
-    if not start < available < end:
-        return None
-    return (
-        f"the crop from {start} to {end} stands out of its {name} of {available} pixels, where rocAL would read other"
-        " memory; resize to a fixed size before, or use the CPU engine"
-    )

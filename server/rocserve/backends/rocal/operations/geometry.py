@@ -19,7 +19,6 @@ from rocserve.backends.rocal.operations.base import (
     Tensor,
     Values,
     in_place,
-    needs_whole_source,
 )
 from rocserve.backends.rocal.sampling import BilinearPlaces, NearestPlaces
 
@@ -61,7 +60,9 @@ def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
     # The middle reads itself, by whatever direction.
     middle_y, middle_x = scale * y + np.float32(1), np.where(distance > 0, scale * x, seen) + np.float32(1)
     # RPP's vector loop halves an odd side with its fraction cut off. It takes four pixels that all lie in the ellipse.
-    by_four = _blocks_inside(outside)
+    whole = width - width % 4
+    by_four = np.zeros((height, width), dtype=np.bool_)
+    by_four[:, :whole] = np.repeat(~outside[:, :whole].reshape(height, whole // 4, 4).any(axis=2), 4, axis=1)
     half_height = np.where(by_four, np.float32(height // 2), np.float32(height / 2))
     half_width = np.where(by_four, np.float32(width // 2), np.float32(width / 2))
     rows = np.floor(middle_y * half_height).astype(np.intp)
@@ -69,16 +70,6 @@ def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
     places = rows * width + columns
     outside = outside | (places < 0) | (places >= height * width)
     return np.where(outside, 0, places).reshape(-1), outside.reshape(-1)
-
-
-def _blocks_inside(outside: Pixels) -> Pixels:
-    """Which pixels are in a block of four, counted from the left, of which none is outside."""
-    height, width = outside.shape
-    inside = np.zeros((height, width), dtype=np.bool_)
-    whole = width - width % 4
-    blocks = ~outside[:, :whole].reshape(height, whole // 4, 4).any(axis=2)
-    inside[:, :whole] = np.repeat(blocks, 4, axis=1)
-    return inside
 
 
 def _lens_correction(pixels: Pixels, camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]) -> Pixels:
@@ -131,14 +122,22 @@ def _amd_lens_correction(node: Node, call: Call) -> Tensor:
     return native.lensCorrection(node.handle, node.images[0], cameras, distortions, False, node.layout, node.datatype)
 
 
-def _transpose(image: Image, result: ResultExtent, as_float: bool, swaps: bool) -> Pixels:
-    return with_channels(cast(Pixels, cv2.transpose(image.pixels))) if swaps else image.pixels
-
-
 def _transposed_extent(source: ResultExtent, swaps: bool) -> ResultExtent:
     if not swaps:
         return source
     return ResultExtent(*(Extent(extent.width, extent.height) for extent in (source.size, source.valid)))
+
+
+def _amd_transpose(node: Node, call: Call) -> Tensor:
+    planes = (0, 2, 1) if call.arguments["swaps"] else (0, 1, 2)
+    return node.call("transpose", {"perm": planes if node.is_grey else call.values["perm"]})
+
+
+def _part_refusal(arguments: Values, source: ResultExtent) -> str | None:
+    """Of operations after which rocAL loses track of the valid part."""
+    if source.size.is_known and source.size == source.valid:
+        return None
+    return "rocAL does this only with images that all have one size; resize to a fixed size before"
 
 
 def _axes(perm: tuple[int, ...]) -> Values:
@@ -148,11 +147,6 @@ def _axes(perm: tuple[int, ...]) -> Values:
             ' the output "layout": "NCHW" to have them first'
         )
     return {"swaps": perm == (1, 0, 2)}
-
-
-def _amd_transpose(node: Node, call: Call) -> Tensor:
-    planes = (0, 2, 1) if call.arguments["swaps"] else (0, 1, 2)
-    return node.call("transpose", {"perm": planes if node.is_grey else call.values["perm"]})
 
 
 def _move(
@@ -189,34 +183,31 @@ def _affine_places(
 
 
 def _rows_and_columns(matrix: tuple[float, ...], height: int, width: int, lanes: int) -> tuple[Pixels, Pixels]:
-    """Rows and columns, FP32, added up along a row in steps of `lanes` as RPP does it.
+    """Rows and columns, FP32, added up along a row as RPP does it: by whole blocks of `lanes` columns, and one by one
+    in the rest.
 
     Where a picture is turned by right angles, what falls just outside of it depends on such roundings.
     """
+    blocks = width // lanes
     places = []
-    for step, by_row, offset, half in (
+    for along, by_row, offset, half in (
         (matrix[3], matrix[4], matrix[5], height // 2),
         (matrix[0], matrix[1], matrix[2], width // 2),
     ):
         # The first column's places are found in 64 bits.
         from_middle = np.arange(height, dtype=np.float64) - height // 2
-        start = (by_row * from_middle + offset - step * (width // 2) + half).astype(np.float32)
-        places.append(_row_sums(start, np.float32(step), width, lanes))
+        start = (by_row * from_middle + offset - along * (width // 2) + half).astype(np.float32)
+        step = np.float32(along)
+        terms = np.empty((height, blocks, lanes), dtype=np.float32)
+        if blocks:
+            terms[:] = step * np.float32(lanes)
+            terms[:, 0] = start[:, np.newaxis] + step * np.arange(lanes, dtype=np.float32)
+        rest = np.full((height, width - blocks * lanes), step, dtype=np.float32)
+        if rest.size:
+            rest[:, 0] = start + step * np.float32(blocks * lanes)
+        whole = np.add.accumulate(terms, axis=1).reshape(height, blocks * lanes)
+        places.append(np.concatenate((whole, np.add.accumulate(rest, axis=1)), axis=1))
     return places[0], places[1]
-
-
-def _row_sums(start: Pixels, step: np.float32, width: int, lanes: int) -> Pixels:
-    """start + step * column for each row: by whole blocks of `lanes` columns, and one by one in the rest."""
-    blocks = width // lanes
-    terms = np.empty((len(start), blocks, lanes), dtype=np.float32)
-    if blocks:
-        terms[:] = step * np.float32(lanes)
-        terms[:, 0] = start[:, np.newaxis] + step * np.arange(lanes, dtype=np.float32)
-    rest = np.full((len(start), width - blocks * lanes), step, dtype=np.float32)
-    if rest.size:
-        rest[:, 0] = start + step * np.float32(blocks * lanes)
-    whole = np.add.accumulate(terms, axis=1).reshape(len(start), blocks * lanes)
-    return np.concatenate((whole, np.add.accumulate(rest, axis=1)), axis=1)
 
 
 def _nearest(places: Pixels) -> Pixels:
@@ -247,7 +238,7 @@ def _moved_refusal(arguments: Values, source: ResultExtent) -> str | None:
     sides = (arguments["dest_width"], arguments["dest_height"])
     if all(sides) and sides != (source.size.width, source.size.height):
         return "rocAL leaves a part of the result unwritten where dest_width and dest_height are not the source's"
-    return needs_whole_source(arguments, source)
+    return _part_refusal(arguments, source)
 
 
 _MOVING = AmdForm(fills_result=True, refusal=_moved_refusal)
@@ -263,10 +254,10 @@ OPERATIONS = (
     Operation(
         "transpose",
         {"perm": schema.list_of(schema.size, (3,), "axes")},
-        _transpose,
+        lambda image, result, as_float, swaps: with_channels(cv2.transpose(image.pixels)) if swaps else image.pixels,
         _transposed_extent,
         _axes,
-        amd=AmdForm("transpose", _amd_transpose, fills_result=True, refusal=needs_whole_source),
+        amd=AmdForm("transpose", _amd_transpose, fills_result=True, refusal=_part_refusal),
     ),
     Operation(
         "rotate",

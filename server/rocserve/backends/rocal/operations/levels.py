@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, ResultExtent, with_channels
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, with_channels
 from rocserve.backends.rocal.operations.base import (
     AmdForm,
     Measurement,
@@ -23,7 +23,6 @@ from rocserve.backends.rocal.operations.base import (
     Values,
     by_levels,
     in_place,
-    refused,
     same_extent,
 )
 from rocserve.backends.rocal.sampling import resize_nearest, resize_to_bytes
@@ -41,27 +40,11 @@ def _brightness(levels: Pixels, brightness: float, brightness_shift: float) -> P
     return cast(Pixels, np.rint(_fused(levels, brightness, brightness_shift)))
 
 
-def _contrast(levels: Pixels, contrast: float, contrast_center: float) -> Pixels:
-    """(level - contrast_center) * contrast + contrast_center."""
-    return cast(Pixels, np.rint(_fused(levels - np.float32(contrast_center), contrast, contrast_center)))
-
-
-def _exposure(levels: Pixels, exposure: float) -> Pixels:
-    """level * 2 ** exposure."""
-    return cast(Pixels, np.rint(levels * np.float32(2**exposure)))
-
-
 def _gamma_correction(levels: Pixels, gamma: float) -> Pixels:
     """(level / 255) ** gamma * 255, cut off rather than rounded."""
     fractions = levels * np.float32(1 / 255)
     powers = (fractions.astype(np.float64) ** np.float64(np.float32(gamma))).astype(np.float32)
     return cast(Pixels, np.trunc(powers.astype(np.float64) * 255))
-
-
-def _color_temp(levels: Pixels, adjustment_value: int) -> Pixels:
-    """Adds levels to the first channel and takes them from the third: warmer where RGB."""
-    shifts = np.array([adjustment_value, 0, -adjustment_value], dtype=np.float32)
-    return cast(Pixels, (levels[:, np.newaxis] + shifts)[np.newaxis])
 
 
 _ONE = np.float32(1)
@@ -124,7 +107,16 @@ def _color_twist(pixels: Pixels, brightness: float, contrast: float, hue: float,
     red, green, blue = (plane.astype(np.float32) * np.float32(1 / 255) for plane in cv2.split(pixels))
     value = np.maximum(red, np.maximum(green, blue))
     chroma = value - np.minimum(red, np.minimum(green, blue))
-    turned = _turned_hue(int(hue), red, green, blue, value, chroma)
+    # In sixths of a circle, from 0 to 6.
+    is_red, is_green = value == red, value == green
+    difference = np.where(is_red, green - blue, np.where(is_green, blue - red, red - green))
+    start = np.where(is_red, np.float32(0), np.where(is_green, np.float32(2), np.float32(4)))
+    is_grey = chroma == 0
+    start[is_grey] = 0
+    turned = difference / np.where(is_grey, np.float32(1), chroma)
+    turned += np.float32(math.fmod(int(hue), 360)) * np.float32(0.01666667) + start
+    turned -= np.float32(6) * (turned >= 6)
+    turned += np.float32(6) * (turned < 0)
     purity = chroma / np.maximum(value, np.float32(1e-9)) * np.float32(saturation)
     np.minimum(purity, 1, out=purity)
     strength = value * purity
@@ -140,20 +132,6 @@ def _color_twist(pixels: Pixels, brightness: float, contrast: float, hue: float,
     levels += np.float32(contrast)
     np.clip(levels, 0, 255, out=levels)
     return cv2.convertScaleAbs(levels)
-
-
-def _turned_hue(degrees: int, red: Pixels, green: Pixels, blue: Pixels, value: Pixels, chroma: Pixels) -> Pixels:
-    """The hue after turning, in sixths of a circle: from 0 to 6."""
-    is_red, is_green = value == red, value == green
-    difference = np.where(is_red, green - blue, np.where(is_green, blue - red, red - green))
-    start = np.where(is_red, np.float32(0), np.where(is_green, np.float32(2), np.float32(4)))
-    is_grey = chroma == 0
-    start[is_grey] = 0
-    hue = difference / np.where(is_grey, np.float32(1), chroma)
-    hue += np.float32(math.fmod(degrees, 360)) * np.float32(0.01666667) + start
-    hue -= np.float32(6) * (hue >= 6)
-    hue += np.float32(6) * (hue < 0)
-    return hue
 
 
 def _blur(pixels: Pixels) -> Pixels:
@@ -206,11 +184,6 @@ def _shades(height: int, width: int, vignette: float) -> Pixels:
     return cast(Pixels, np.exp((columns * columns + rows * rows) * factor)[:, :, np.newaxis])
 
 
-def _image_size(decoded: DecodedImage) -> np.ndarray[Any, Any]:
-    """Height and width, in pixels, before the decoder scaled it: what boxes are to be scaled back to."""
-    return np.array((decoded.original_height, decoded.original_width), dtype=np.int32)
-
-
 def _blend(first: Image, second: Image, result: ResultExtent, as_float: bool, ratio: float) -> Pixels:
     """first * ratio + second * (1 - ratio), for images of one size."""
     levels = first.valid.astype(np.float32)
@@ -255,7 +228,19 @@ def _normalize(
     levels are the same. UINT8 has its fraction cut off.
     """
     source = image.valid
-    means, factors = _given(source.shape[2], mean, stddev, scale) if mean else _found(source, axes, scale)
+    channels = source.shape[2]
+    if mean:
+        means, deviations = (
+            np.broadcast_to(np.array(values, dtype=np.float32), (1, 1, channels)) for values in (mean, stddev)
+        )
+        factors = np.float32(scale) / deviations
+    else:
+        found = source.mean(axis=axes, keepdims=True, dtype=np.float64)
+        deviation = np.sqrt(((source - found) ** 2).mean(axis=axes, keepdims=True))
+        factor = np.where(deviation > 0, scale / np.where(deviation > 0, deviation, 1), 0)
+        if found.size == 1:
+            found, factor = (np.broadcast_to(number, (1, 1, channels)) for number in (found, factor))
+        means, factors = found.astype(np.float32), factor.astype(np.float32)
     if means.shape[0] == means.shape[1] == 1:
         table = _normalised(np.arange(256, dtype=np.float32)[np.newaxis, :, np.newaxis], means, factors, shift)
         levels = with_channels(cast(Pixels, cv2.LUT(source, table)))
@@ -268,20 +253,9 @@ def _normalised(levels: Pixels, means: Pixels, factors: Pixels, shift: float) ->
     return cast(Pixels, (levels - means) * factors + np.float32(shift))
 
 
-def _given(channels: int, mean: tuple[float, ...], stddev: tuple[float, ...], scale: float) -> tuple[Pixels, Pixels]:
-    means, deviations = (
-        np.broadcast_to(np.array(values, dtype=np.float32), (1, 1, channels)) for values in (mean, stddev)
-    )
-    return means, np.float32(scale) / deviations
-
-
-def _found(source: Pixels, axes: tuple[int, ...], scale: float) -> tuple[Pixels, Pixels]:
-    mean = source.mean(axis=axes, keepdims=True, dtype=np.float64)
-    deviation = np.sqrt(((source - mean) ** 2).mean(axis=axes, keepdims=True))
-    factor = np.where(deviation > 0, scale / np.where(deviation > 0, deviation, 1), 0)
-    if mean.size == 1:
-        mean, factor = (np.broadcast_to(found, (1, 1, source.shape[2])) for found in (mean, factor))
-    return mean.astype(np.float32), factor.astype(np.float32)
+def _refused(reason: str) -> AmdForm:
+    """Of an operation that amd.rocal does otherwise than it should."""
+    return AmdForm(refusal=lambda arguments, source: reason)
 
 
 def _both_or_neither(
@@ -305,10 +279,29 @@ OPERATIONS = (
         # fn.brightness_fixed hands its arguments on in the wrong order, and the image comes out black.
         amd=AmdForm("brightness"),
     ),
-    by_levels("contrast", _contrast, {"contrast": _NUMBER, "contrast_center": _NUMBER}),
-    by_levels("exposure", _exposure, {"exposure": schema.exponent(0.5)}),
+    by_levels(
+        "contrast",
+        # (level - contrast_center) * contrast + contrast_center.
+        lambda levels, contrast, contrast_center: np.rint(
+            _fused(levels - np.float32(contrast_center), contrast, contrast_center)
+        ),
+        {"contrast": _NUMBER, "contrast_center": _NUMBER},
+    ),
+    by_levels(
+        "exposure",
+        lambda levels, exposure: np.rint(levels * np.float32(2**exposure)),
+        {"exposure": schema.exponent(0.5)},
+    ),
     by_levels("gamma_correction", _gamma_correction, {"gamma": schema.not_negative(0.5)}),
-    by_levels("color_temp", _color_temp, {"adjustment_value": schema.signed_integer(50)}, colour_only=True),
+    by_levels(
+        "color_temp",
+        # Adds levels to the first channel and takes them from the third: warmer where RGB.
+        lambda levels, adjustment_value: (
+            levels[:, np.newaxis] + np.array([adjustment_value, 0, -adjustment_value], dtype=np.float32)
+        )[np.newaxis],
+        {"adjustment_value": schema.signed_integer(50)},
+        colour_only=True,
+    ),
     in_place("hue", _hue, {"hue": _NUMBER}, colour_only=True),
     in_place("saturation", _saturation, {"saturation": schema.not_negative(1.0)}, colour_only=True),
     in_place(
@@ -327,7 +320,7 @@ OPERATIONS = (
         _blur,
         # rocAL takes them, but hands neither on.
         ignored_keys={"window_size": schema.size(3), "sigma": schema.number(0)},
-        amd=refused("rocAL moves the picture four pixels to the left and reads beside it; use the CPU engine"),
+        amd=_refused("rocAL moves the picture four pixels to the left and reads beside it; use the CPU engine"),
     ),
     in_place("pixelate", _pixelate, {"pixelate_percent": schema.percentage(50.0)}),
     in_place("vignette", _vignette, {"vignette": schema.not_negative(0.5)}),
@@ -353,7 +346,7 @@ OPERATIONS = (
         _both_or_neither,
         channel_keys=("mean", "stddev"),
         default_datatype=DataType.FP32,
-        amd=refused(
+        amd=_refused(
             "rocAL writes no FP32 here, and UINT8 that runs over below 0; use crop_mirror_normalize or"
             " resize_mirror_normalize with a mean and a std, or the CPU engine"
         ),
@@ -361,5 +354,11 @@ OPERATIONS = (
     in_place("copy", lambda pixels: pixels),
     # fn.nop writes nothing at all.
     in_place("nop", lambda pixels: pixels, amd=AmdForm("copy")),
-    Measurement("ImageSize", DataType.INT32, (2,), _image_size),
+    Measurement(
+        "ImageSize",
+        DataType.INT32,
+        (2,),
+        # Before the decoder scaled it: what boxes are to be scaled back to.
+        lambda decoded: np.array((decoded.original_height, decoded.original_width), dtype=np.int32),
+    ),
 )
