@@ -26,7 +26,7 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.grpc.inference import InferCall, InferenceHandlers
+from rocserve.frontends.grpc.inference import InferCall, InferenceHandlers, InferenceStream
 from rocserve.frontends.grpc.transport import StreamRoute, UnaryRoute
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -126,7 +126,10 @@ def served(serve: Any, plane: PlaneLoop, models: dict[str, HandModel]) -> Any:
     memory = ClientMemory(tables, ClientRegions(GUARD), 0, plane.work_off)
     service = InferenceService(Dispatcher(tables, plane.work_off), memory, no_observer(tables), PrivatePaths(), plane)
     handlers = InferenceHandlers(service, RequestMemory())
-    routes = {INFER: UnaryRoute(handlers.model_infer, InferCall), STREAM: StreamRoute(handlers.model_stream_infer)}
+    routes = {
+        INFER: UnaryRoute(handlers.model_infer, InferCall),
+        STREAM: StreamRoute(lambda call: InferenceStream(call, handlers)),
+    }
     return serve(routes, handlers.memory)
 
 

@@ -13,7 +13,7 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
-from rocserve.frontends.grpc.inference import InferenceHandlers
+from rocserve.frontends.grpc.inference import InferenceHandlers, InferenceStream
 
 
 class Call:
@@ -51,7 +51,8 @@ def fail(responder: Responder) -> None:
 def test_an_error_names_the_model_where_it_is_its_answer(is_answer: bool) -> None:
     call, memory = Call(), RequestMemory()
     accepted: list[Responder] = []
-    stream = InferenceHandlers(Service(accepted.append if is_answer else fail), memory).model_stream_infer(call)  # type: ignore[arg-type]
+    handlers = InferenceHandlers(Service(accepted.append if is_answer else fail), memory)  # type: ignore[arg-type]
+    stream = InferenceStream(call, handlers)  # type: ignore[arg-type]
     request = pb.ModelInferRequest(model_name="m", id="7")
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     stream.on_message(request.SerializeToString())

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.grpc.unfinished_bytes import ReceivedBytes, UnfinishedBytes, peer_of
+from rocserve.frontends.grpc.unfinished import ReceivedBytes, UnfinishedBytes, peer_of
 
 A, B = "ipv4:127.0.0.1:1000", "ipv6:%5B::1%5D:1000"
 LOG = logging.getLogger("test.unfinished")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.frontends.grpc.guards import peer_of
+from rocserve.frontends.grpc.service import peer_of
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.access import ADMIN_METHODS, PROTOCOLS, AdminCalls, Peer
 from rocserve.settings import AdminAddresses

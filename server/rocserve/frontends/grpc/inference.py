@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from typing import cast
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
-from rocserve.frontends.grpc.guards import address_of, guarded_routes
 from rocserve.frontends.grpc.request_codec import RequestDecoder, id_of_refused
 from rocserve.frontends.grpc.response_codec import ResponseEncoder, join_large, typed_answer
 from rocserve.frontends.grpc.server_calls import ServerUnaryCall
@@ -20,8 +18,9 @@ from rocserve.frontends.grpc.transport import (
     StreamCall,
     StreamRoute,
     UnaryCall,
-    UnaryHandler,
     UnaryRoute,
+    address_of,
+    guarded_routes,
 )
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.access import Restriction
@@ -48,8 +47,8 @@ class InferenceHandlers:
     def routes(self, restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
         """By full names."""
         routes: dict[str, Route] = {
-            "ModelInfer": UnaryRoute(cast(UnaryHandler, self.model_infer), InferCall),
-            "ModelStreamInfer": StreamRoute(self.model_stream_infer),
+            "ModelInfer": UnaryRoute(self.model_infer, InferCall),
+            "ModelStreamInfer": StreamRoute(lambda call: InferenceStream(call, self)),
         }
         return guarded_routes(routes, restrictions)
 
@@ -67,13 +66,6 @@ class InferenceHandlers:
         except ServeError as error:
             call.send(error)
             self.service.refuse(error, partial(id_of_refused, call.message))
-
-    def model_stream_infer(self, call: StreamCall) -> InferenceStream:
-        stream = InferenceStream(call, self)
-        self.streams.add(stream)
-        if self.is_exiting:
-            stream.end_if_done()
-        return stream
 
     def begin_exit(self) -> None:
         """Streams end once their requests are answered, and take no others."""
@@ -138,8 +130,11 @@ class InferenceStream:
         self._unanswered = 0
         self._half_closed = False
         self._ended = False
-        self._cancelled = False
-        self._watchers: set[_StreamResponder] = set()
+        self.cancelled = False
+        self.watchers: set[_StreamResponder] = set()
+        """Those that are to hear of the client's end."""
+        handlers.streams.add(self)
+        self.end_if_done()
 
     # From the transport
 
@@ -175,18 +170,14 @@ class InferenceStream:
         self.end_if_done()
 
     def on_cancel(self) -> None:
-        self._cancelled = self._ended = True
-        watchers = list(self._watchers)
-        self._watchers.clear()
+        self.cancelled = self._ended = True
+        watchers = list(self.watchers)
+        self.watchers.clear()
         for watcher in watchers:
-            watcher.cancelled()
+            watcher.left()
         self.handlers.streams.discard(self)
 
     # From the responders
-
-    def send(self, message: bytes) -> None:
-        """One more response to a request that stays open."""
-        self.call.send(message)
 
     def send_last(self, message: bytes | None) -> None:
         """The last response to a request, or None: it ends without another."""
@@ -195,15 +186,6 @@ class InferenceStream:
         self._unanswered -= 1
         self.call.request_next()
         self.end_if_done()
-
-    def watch(self, responder: _StreamResponder) -> None:
-        if self._cancelled:
-            responder.cancelled()
-        else:
-            self._watchers.add(responder)
-
-    def unwatch(self, responder: _StreamResponder) -> None:
-        self._watchers.discard(responder)
 
     # The end
 
@@ -257,7 +239,10 @@ class _StreamResponder:
         handlers = self._stream.handlers
         try:
             if answer is None:
-                message = self._empty_message()
+                head, message = self.head, None
+                if head is not None and head.parameters.get("triton_enable_empty_final_response") is True:
+                    last = InferResponse.of(head.model_name, head.model_version, self.request_id, ())
+                    message = handlers.encoder.encode_stream_response(last, True)
             elif isinstance(answer, ServeError):
                 message = self._error_message(answer, final)
             elif answer.is_large:
@@ -276,14 +261,6 @@ class _StreamResponder:
             message = self._error_message(error, final)
         self._answer(message, final)
 
-    def _empty_message(self) -> bytes | None:
-        """The message that no further response comes, for clients that ask for it."""
-        head = self.head
-        if head is None or head.parameters.get("triton_enable_empty_final_response") is not True:
-            return None
-        last = InferResponse.of(head.model_name, head.model_version, self.request_id, ())
-        return self._stream.handlers.encoder.encode_stream_response(last, True)
-
     def _error_message(self, error: ServeError, final: bool) -> bytes:
         handlers, head = self._stream.handlers, self.head
         text = handlers.paths.hide(error.text)
@@ -293,18 +270,21 @@ class _StreamResponder:
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._callback = callback
-        self._stream.watch(self)
-
-    def cancelled(self) -> None:
-        callback = self._callback
-        if callback is not None:
+        if self._stream.cancelled:
             callback()
+        else:
+            self._stream.watchers.add(self)
+
+    def left(self) -> None:
+        """Its client has gone."""
+        if self._callback is not None:
+            self._callback()
 
     def _answer(self, message: bytes | None, final: bool = True) -> None:
         if not final and message is not None:
-            self._stream.send(message)
+            self._stream.call.send(message)
             return
-        self._stream.unwatch(self)
+        self._stream.watchers.discard(self)
         self._stream.handlers.memory.release(self)
         # It knows the request in the queue, which knows this.
         self._callback = None

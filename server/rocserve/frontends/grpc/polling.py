@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rocserve.frontends.listen_address import begin_no_handshakes
 
@@ -54,36 +54,9 @@ class _Nothing:
     tag = None
 
 
-_NOTHING = _Nothing()
-
-
-class Polling(Protocol):
-    """Where events come from."""
-
-    wake_descriptor: int | None
-
-    @property
-    def longest_sleep_seconds(self) -> float:
-        """After which there may be an event, whatever the descriptor says."""
-
-    @property
-    def looks(self) -> int:
-        """So many in a row without an event mean that there is none."""
-
-    @property
-    def next(self) -> Callable[[], Event]:
-        """Takes the next event; its tag is None when there is none. Raises: whatever the queue does; that event is
-        lost."""
-
-    def has_mail(self) -> bool:
-        """Whether there may be an event."""
-
-    def stop(self) -> None:
-        """The server has been destroyed."""
-
-
 class QueuePolling:
-    """Polls the queue."""
+    """Polls the queue. `next` takes the next event, whose tag is None when there is none, and raises whatever the queue
+    does: that event is lost. All else is what the loop asks of a source."""
 
     def __init__(self, queue: Any, descriptor: int) -> None:
         """`descriptor`: of gRPC's epoll. No connection has been taken yet."""
@@ -142,7 +115,7 @@ class WaitingThread:
 
     def next(self) -> Event:
         if not self._events:
-            return _NOTHING
+            return _Nothing
         event = self._events.popleft()
         if isinstance(event, Exception):
             raise event

@@ -23,7 +23,6 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.certificates import CertificateFiles, CertificateReloader, Certificates, certificate_files
 from rocserve.frontends.grpc.polling import (
-    Polling,
     QueuePolling,
     WaitingThread,
     find_epoll,
@@ -49,11 +48,8 @@ from rocserve.frontends.grpc.transport import (
     binding_error,
     channel_arguments,
     listen_address,
-    too_many_calls,
-    unknown_method,
 )
-from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, WaitingCalls
-from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes, received_bytes
+from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, UnfinishedBytes, WaitingCalls, received_bytes
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import GrpcSettings
@@ -108,7 +104,7 @@ class GrpcServer:
         self._stream = {name.encode(): route for name, route in routes.items() if isinstance(route, StreamRoute)}
         self._server: Any = None
         self._queue: Any = None
-        self._polling: Polling
+        self._polling: QueuePolling | WaitingThread
         self._stopping = False
         self._port = 0
         # While the server shuts down: since when all calls have been answered.
@@ -181,20 +177,16 @@ class GrpcServer:
 
     @property
     def longest_sleep_seconds(self) -> float:
-        """See Source."""
         return self._polling.longest_sleep_seconds
 
     @property
     def looks(self) -> int:
-        """See Source."""
         return self._polling.looks
 
     def has_mail(self) -> bool:
-        """See Source."""
         return self._polling.has_mail()
 
     def poll(self) -> bool:
-        """See Source."""
         # The calls that have come are on their way to their workers already.
         if self._unrequested >= _REQUESTED_TOGETHER:
             self._request_calls()
@@ -226,7 +218,7 @@ class GrpcServer:
         """Cancel the calls whose clients have not taken an answer within its time."""
         now = time.monotonic()
         for call, since in list(self.sending.items()):
-            if since + self.limits.write_seconds(call.unsent_bytes) < now:
+            if since + self.limits.write_seconds(call.held_bytes) < now:
                 call.give_up()
 
     def _begin(self) -> None:
@@ -239,8 +231,17 @@ class GrpcServer:
         self.plane.call_at(time.monotonic() + CHECK_SECONDS, self._check)
         self.give_up_unread()
         self.waiting.check(time.monotonic())
-        if self._stopping:
-            self._hasten_end()
+        if not self._stopping:
+            return
+        # The requests would be refused when they are whole.
+        self.waiting.end_unary(ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING))
+        if self.live or self.sending:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
+        elif time.monotonic() - self._idle_since >= LINGER_SECONDS:
+            # The core would wait 20 seconds for clients that do not answer its last ping.
+            self._server.cancel_all_calls()
 
     def _begin_stop(self) -> None:
         if self._port:
@@ -281,17 +282,6 @@ class GrpcServer:
                 self._shut_down()
             self._server.cancel_all_calls()
 
-    def _hasten_end(self) -> None:
-        # The requests would be refused when they are whole.
-        self.waiting.end_unary(ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING))
-        if self.live or self.sending:
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = time.monotonic()
-        elif time.monotonic() - self._idle_since >= LINGER_SECONDS:
-            # The core would wait 20 seconds for clients that do not answer its last ping.
-            self._server.cancel_all_calls()
-
     def _end(self) -> None:
         self.closed = True
         self.live.clear()
@@ -324,7 +314,9 @@ class GrpcServer:
         if count >= waiting.check_from:
             waiting.check(time.monotonic())
         if len(self.live) - count >= self.limits.max_concurrent_calls:
-            refuse(event, StatusCode.UNAVAILABLE, too_many_calls(self.limits.max_concurrent_calls))
+            most = self.limits.max_concurrent_calls
+            text = f"the server has {most} calls in flight, as many as it takes; try again later"
+            refuse(event, StatusCode.UNAVAILABLE, text)
             return
         route = self._unary.get(name)
         if route is not None:
@@ -337,7 +329,8 @@ class GrpcServer:
         if stream_route is not None:
             ServerStreamCall(self, event).open(stream_route)
             return
-        refuse(event, StatusCode.UNIMPLEMENTED, unknown_method(name.decode(errors="replace")))
+        text = f"Method not found! This server does not serve '{name.decode(errors='replace')}'"
+        refuse(event, StatusCode.UNIMPLEMENTED, text)
 
 
 def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.transport import (
     CLIENT_DOES_NOT_READ,
     NO_MESSAGE,
@@ -22,7 +21,6 @@ from rocserve.frontends.grpc.transport import (
     Metadata,
     StreamReceiver,
     StreamRoute,
-    TransportLimits,
     UnaryRoute,
     status_text,
 )
@@ -65,13 +63,14 @@ def refuse(event: Event, code: StatusCode, text: str) -> None:
 
 
 class ServerCall:
-    """What unary calls and streams share.
+    """What unary calls and streams share. (A Holder: their answers count against the server's memory until they have
+    been sent.)
 
     The core counts the references to a call, and this is one: it may be cancelled at any time, also when the server has
     been destroyed.
     """
 
-    __slots__ = ("_call", "_event", "_transport")
+    __slots__ = ("_call", "_event", "_transport", "held_bytes")
 
     is_stream = False
 
@@ -79,6 +78,7 @@ class ServerCall:
         self._transport = transport
         self._event = event
         self._call = event.call
+        self.held_bytes = 0
 
     @property
     def method(self) -> str:
@@ -112,7 +112,7 @@ class ServerCall:
 
 
 class ServerUnaryCall(ServerCall):
-    __slots__ = ("_route", "_watchers", "held_bytes", "message")
+    __slots__ = ("_route", "_watchers", "message")
 
     def __init__(self, transport: GrpcServer, event: Event, route: UnaryRoute) -> None:
         # Written out, not through super(): one is made for every request.
@@ -140,10 +140,6 @@ class ServerUnaryCall(ServerCall):
         except Exception as error:
             self.reply_error(self._transport.failures.error_of(self.method, error))
 
-    def end_waiting(self, error: ServeError) -> None:
-        """See ServerCall."""
-        self.reply_error(error)
-
     def reply(self, message: bytes) -> None:
         transport = self._transport
         operations = (_NO_METADATA, _SendMessage(message, 0), _OK)
@@ -168,15 +164,12 @@ class ServerUnaryCall(ServerCall):
             pushback = ((_RETRY_PUSHBACK, str(round(1000 * error.retry_seconds))),) if error.retry_seconds else ()
             self._end((_NO_METADATA, _status(error.code, error.text, pushback)), _ignore)
 
+    end_waiting = reply_error
+
     def _drop(self) -> None:
         """Nothing is kept of its request any more."""
         if self not in self._transport.sending:
             self._transport.memory.release(self)
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Of the answer, until the client has taken it."""
-        return self.held_bytes
 
     def _on_sent(self, event: Event) -> None:
         self._transport.sending.pop(self, None)
@@ -221,15 +214,20 @@ class ServerUnaryCall(ServerCall):
 
 
 class ServerStreamCall(ServerCall):
+    """Sends one answer at a time, as gRPC demands; the others wait in a backlog, which is bounded."""
+
     __slots__ = (
+        "_backlog",
+        "_backlog_bytes",
         "_finished",
-        "_flow",
         "_input_open",
         "_metadata_sent",
         "_reading",
         "_receiver",
         "_sending",
+        "_sending_bytes",
         "_status",
+        "_unanswered",
     )
 
     is_stream = True
@@ -237,8 +235,11 @@ class ServerStreamCall(ServerCall):
     def __init__(self, transport: GrpcServer, event: Event) -> None:
         super().__init__(transport, event)
         self._receiver: StreamReceiver | None = None
-        self._flow = StreamFlow(transport.limits, transport.memory)
+        self._unanswered = 0
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
         self._sending = False
+        self._sending_bytes = 0
         self._metadata_sent = False
         self._status: Any = None
         self._finished = False
@@ -256,16 +257,11 @@ class ServerStreamCall(ServerCall):
         self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
         self._read()
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Of answers that the client has not taken."""
-        return self._flow.held_bytes
-
     # Receiving
 
     def request_next(self) -> None:
-        self._flow.answered()
-        if self._flow.is_idle and not self._finished:
+        self._unanswered = max(0, self._unanswered - 1)
+        if not self._unanswered and not self._finished:
             self._transport.waiting.begin(self)
         self._read()
 
@@ -273,7 +269,8 @@ class ServerStreamCall(ServerCall):
         """Ask for the next message, if there is room for it and it has not been asked for yet."""
         if self._reading or self._finished or not self._input_open or self._transport.closed:
             return
-        if self._flow.may_read():
+        limits = self._transport.limits
+        if self._unanswered < limits.stream_unanswered_limit and self._backlog_bytes < limits.stream_backlog_bytes:
             self._reading = True
             self._call.start_server_batch((ReceiveMessage(0),), self._on_message)
 
@@ -284,7 +281,7 @@ class ServerStreamCall(ServerCall):
         if message is None:
             self._input_open = False
         else:
-            self._flow.received()
+            self._unanswered += 1
             self._transport.waiting.remove(self)
             if self._transport.waiting.counts_bytes:
                 self._transport.waiting.came_whole(self, None, len(message))
@@ -306,7 +303,7 @@ class ServerStreamCall(ServerCall):
         ended, self._finished = self._finished, True
         # The end of what is being sent may yet come, and nothing is to follow it.
         self._status = None
-        self._flow.drop()
+        self._drop()
         # Receiver and call know each other; this lets both go without the garbage collector.
         receiver, self._receiver = self._receiver, None
         if ended or receiver is None:
@@ -316,24 +313,30 @@ class ServerStreamCall(ServerCall):
         except Exception as error:
             self._transport.failures.report(f"{self.method}: a cancellation could not be passed on", error)
 
-    # Sending: one operation at a time, as gRPC demands
+    # Sending
 
     def send(self, message: bytes) -> None:
         if not isinstance(message, bytes):
             raise TypeError(f"a message must be bytes, got {type(message).__name__}")
         if self._finished or self._transport.closed:
             return
+        nbytes = len(message)
         try:
-            if self._sending:
-                self._flow.queue(message)
-                return
-            self._flow.begin(message)
+            self._transport.memory.admit_answer(self, nbytes)
+            if self._sending and self._backlog_bytes + nbytes >= self._transport.limits.stream_backlog_limit_bytes:
+                raise ServeError(StatusCode.RESOURCE_EXHAUSTED, CLIENT_DOES_NOT_READ)
         except ServeError as refusal:
+            self._drop()
             # The client takes nothing, so a status in its turn would not reach it either.
             self._call.cancel(int(refusal.code), status_text(refusal.text))
             return
-        self._sending = True
-        self._start_sending(message, None)
+        if self._sending:
+            self._backlog.append(message)
+            self._backlog_bytes += nbytes
+        else:
+            self._sending = True
+            self._sending_bytes = nbytes
+            self._start_sending(message, None)
 
     def finish(self, code: StatusCode, text: str) -> None:
         status = _status(code, text)
@@ -347,7 +350,7 @@ class ServerStreamCall(ServerCall):
             self._start_sending(None, status)
 
     def end_waiting(self, error: ServeError) -> None:
-        """See ServerCall. What waits to be sent is dropped: the client may not read."""
+        """What waits to be sent is dropped: the client may not read."""
         self._call.cancel(int(error.code), status_text(error.text))
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:
@@ -371,100 +374,31 @@ class ServerStreamCall(ServerCall):
         if error:
             self._transport.log.error("%s: gRPC refused to send (%s); the call is cancelled", self.method, error)
             self._finished = True
-            self._flow.drop()
+            self._drop()
             self._transport.sending.pop(self, None)
             self._call.cancel(int(StatusCode.INTERNAL), "the answer could not be sent")
 
     def _on_sent(self, event: Event) -> None:
         self._transport.sending.pop(self, None)
         if not event.success:
-            self._flow.drop()
+            self._drop()
             return
-        self._flow.sent()
-        message = self._flow.next()
-        if message is not None:
-            self._start_sending(message, None if self._flow.backlog else self._status)
+        # No memory holds what has been sent any more.
+        self._transport.memory.release_answer(self, self._sending_bytes)
+        self._sending_bytes = 0
+        if self._backlog:
+            message = self._backlog.popleft()
+            self._sending_bytes = len(message)
+            self._backlog_bytes -= self._sending_bytes
+            self._start_sending(message, None if self._backlog else self._status)
         elif self._status is not None:
             self._start_sending(None, self._status)
         else:
             self._sending = False
         self._read()
 
-
-class StreamFlow:
-    """The bounds of one stream, whose answers count against the server's memory until they have been sent. Not locked:
-    its call guards it."""
-
-    __slots__ = ("_backlog_bytes", "_limits", "_memory", "_sending_bytes", "_unanswered", "backlog", "held_bytes")
-
-    def __init__(self, limits: TransportLimits, memory: RequestMemory) -> None:
-        self._limits = limits
-        self._memory = memory
-        self.held_bytes = 0
-        self._unanswered = 0
-        self.backlog: deque[bytes] = deque()
-        self._backlog_bytes = 0
-        self._sending_bytes = 0
-
-    def received(self) -> None:
-        self._unanswered += 1
-
-    def answered(self) -> None:
-        self._unanswered = max(0, self._unanswered - 1)
-
-    @property
-    def is_idle(self) -> bool:
-        """All that has come has been answered."""
-        return not self._unanswered
-
-    def may_read(self) -> bool:
-        """Whether there is room for one more message."""
-        return (
-            self._unanswered < self._limits.stream_unanswered_limit
-            and self._backlog_bytes < self._limits.stream_backlog_bytes
-        )
-
-    def queue(self, message: bytes) -> None:
-        """Queue an answer.
-
-        Raises:
-            ServeError: RESOURCE_EXHAUSTED, it is too much, and all that was queued has been dropped.
-        """
-        try:
-            self._memory.admit_answer(self, len(message))
-            if self._backlog_bytes + len(message) >= self._limits.stream_backlog_limit_bytes:
-                raise ServeError(StatusCode.RESOURCE_EXHAUSTED, CLIENT_DOES_NOT_READ)
-        except ServeError:
-            self.drop()
-            raise
-        self.backlog.append(message)
-        self._backlog_bytes += len(message)
-
-    def begin(self, message: bytes) -> None:
-        """An answer is to be sent without being queued.
-
-        Raises:
-            ServeError: RESOURCE_EXHAUSTED, there is no memory for it.
-        """
-        self._memory.admit_answer(self, len(message))
-        self._sending_bytes = len(message)
-
-    def sent(self) -> None:
-        """What was begun, or what `next` gave, is on its way: no memory holds it any more."""
-        self._memory.release_answer(self, self._sending_bytes)
-        self._sending_bytes = 0
-
-    def next(self) -> bytes | None:
-        """The answer whose turn it is."""
-        if not self.backlog:
-            return None
-        message = self.backlog.popleft()
-        self._sending_bytes = len(message)
-        self._backlog_bytes -= self._sending_bytes
-        return message
-
-    def drop(self) -> None:
+    def _drop(self) -> None:
         """Nothing more is sent."""
-        self.backlog.clear()
+        self._backlog.clear()
         self._backlog_bytes = 0
-        self._memory.release_answer(self)
+        self._transport.memory.release_answer(self)

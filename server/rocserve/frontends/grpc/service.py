@@ -8,17 +8,27 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from google.protobuf.message import Message
+
 from rocserve.core.errors import ServeError, StatusCode, not_found
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.grpc.guards import admin_guarded, guarded_routes
-from rocserve.frontends.grpc.transport import SERVER_EXITING, Route, StreamCall, StreamRoute, UnaryCall, UnaryRoute
+from rocserve.frontends.grpc.transport import (
+    SERVER_EXITING,
+    Route,
+    StreamCall,
+    StreamRoute,
+    UnaryCall,
+    UnaryRoute,
+    address_of,
+    guarded_routes,
+)
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import health_pb2 as pb
 from rocserve.protocol.faults import parse_message
-from rocserve.services.access import ADMIN_METHODS, PROTOCOLS, Access
+from rocserve.services.access import ADMIN_METHODS, FORWARDING_HEADERS, PROTOCOLS, Access, AdminCalls, Peer
 from rocserve.services.methods import Method, SlowMethod
 from rocserve.services.queries import Readiness
 
@@ -32,7 +42,7 @@ class HealthHandlers:
     def __init__(self, tables: ServingTableHolder, readiness: Readiness) -> None:
         self._tables = tables
         self._readiness = readiness
-        self._watches: set[HealthWatch] = set()
+        self.watches: set[HealthWatch] = set()
 
     def check(self, message: Buffer) -> bytes:
         service = parse_message(message, pb.HealthCheckRequest).service
@@ -40,11 +50,6 @@ class HealthHandlers:
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
             raise not_found(f"unknown service '{service}': neither a service of this server nor a model")
         return pb.HealthCheckResponse(status=status).SerializeToString()
-
-    def watch(self, call: StreamCall) -> HealthWatch:
-        watch = HealthWatch(call, self.status, self._watches.discard)
-        self._watches.add(watch)
-        return watch
 
     def status(self, service: str) -> pb.HealthCheckResponse.ServingStatus:
         if service in SERVER_SERVICES:
@@ -58,29 +63,24 @@ class HealthHandlers:
 
     def publish(self) -> None:
         """Send the watchers what changed."""
-        for watch in list(self._watches):
+        for watch in list(self.watches):
             watch.send_change()
 
     def end(self) -> None:
         """End all watches: the server is going."""
-        for watch in list(self._watches):
+        for watch in list(self.watches):
             watch.finish(StatusCode.UNAVAILABLE, SERVER_EXITING)
 
 
 class HealthWatch:
     """One Watch call: a message for the state now, and one for each change of it."""
 
-    def __init__(
-        self,
-        call: StreamCall,
-        status: Callable[[str], pb.HealthCheckResponse.ServingStatus],
-        on_end: Callable[[HealthWatch], None],
-    ) -> None:
+    def __init__(self, call: StreamCall, handlers: HealthHandlers) -> None:
         self._call = call
-        self._status = status
-        self._on_end = on_end
+        self._handlers = handlers
         self._service: str | None = None
         self._last: int | None = None
+        handlers.watches.add(self)
 
     def on_message(self, message: bytes) -> None:
         self._service = parse_message(message, pb.HealthCheckRequest).service
@@ -92,30 +92,26 @@ class HealthWatch:
             self.finish(StatusCode.INVALID_ARGUMENT, "expected one HealthCheckRequest, got none")
 
     def on_cancel(self) -> None:
-        self._on_end(self)
+        self._handlers.watches.discard(self)
 
     def send_change(self) -> None:
         if self._service is None:
             return
-        status = self._status(self._service)
+        status = self._handlers.status(self._service)
         if status != self._last:
             self._last = status
             self._call.send(pb.HealthCheckResponse(status=status).SerializeToString())
 
     def finish(self, code: StatusCode, text: str) -> None:
         self._call.finish(code, text)
-        self._on_end(self)
+        self._handlers.watches.discard(self)
 
 
 class MethodRoutes:
     """Makes routes, which anybody may call."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        plane: PlaneLoop,
-        memory: RequestMemory,
-        log: logging.Logger,
+        self, loop: asyncio.AbstractEventLoop, plane: PlaneLoop, memory: RequestMemory, log: logging.Logger
     ) -> None:
         """`loop`: runs what takes long. `plane`: calls the routes."""
         self._loop = loop
@@ -125,23 +121,8 @@ class MethodRoutes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, method: Method) -> UnaryRoute:
-        if isinstance(method, SlowMethod):
-            return self._slow(method)
-        return self.quick(lambda message: method.answer(parse_message(message, method.request)).SerializeToString())
-
-    def quick(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
-        """A handler that answers in place."""
-
-        def handle(call: UnaryCall) -> None:
-            try:
-                call.reply(answer(call.message))
-            except Exception as error:
-                self._fail(call, error)
-
-        return UnaryRoute(handle)
-
-    def _slow(self, method: SlowMethod) -> UnaryRoute:
-        """A handler that runs as a task of the event loop."""
+        if not isinstance(method, SlowMethod):
+            return self.quick(lambda message: method.answer(parse_message(message, method.request)).SerializeToString())
 
         async def run(call: UnaryCall, holding: Holding) -> None:
             try:
@@ -169,6 +150,17 @@ class MethodRoutes:
 
         return UnaryRoute(hand_over)
 
+    def quick(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
+        """A handler that answers in place."""
+
+        def handle(call: UnaryCall) -> None:
+            try:
+                call.reply(answer(call.message))
+            except Exception as error:
+                self._fail(call, error)
+
+        return UnaryRoute(handle)
+
     def _fail(self, call: UnaryCall, error: Exception) -> None:
         call.reply_error(self._failures.error_of(call.method, error))
 
@@ -177,11 +169,32 @@ def method_routes(
     methods: Mapping[str, Method], health: HealthHandlers, access: Access, routes: MethodRoutes
 ) -> Mapping[str, Route]:
     """Those of all methods of gRPC but ModelInfer and ModelStreamInfer, and of the health service, by full names."""
-    found: dict[str, Route] = {"Check": routes.quick(health.check), "Watch": StreamRoute(health.watch)}
+    found: dict[str, Route] = {
+        "Check": routes.quick(health.check),
+        "Watch": StreamRoute(lambda call: HealthWatch(call, health)),
+    }
     for name, method in methods.items():
         if name in PROTOCOLS:
             route = routes.of(method)
             if name in ADMIN_METHODS:
-                route = admin_guarded(route, name, method.request, access.admin)
+                route = _admin_guarded(route, name, method.request, access.admin)
             found[name] = route
     return guarded_routes(found, access.restrictions)
+
+
+def _admin_guarded(route: UnaryRoute, method: str, request: type[Message], admin: AdminCalls) -> UnaryRoute:
+    """Behind a check of where the call comes from."""
+
+    def handle(call: UnaryCall) -> None:
+        try:
+            admin.check(method, peer_of(call), lambda: parse_message(call.message, request))
+        except ServeError as error:
+            call.reply_error(error)
+        else:
+            route.handler(call)
+
+    return UnaryRoute(handle)
+
+
+def peer_of(call: UnaryCall) -> Peer:
+    return Peer(address_of(call.peer), any(key.lower() in FORWARDING_HEADERS for key, _ in call.metadata))

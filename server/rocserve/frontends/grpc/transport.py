@@ -11,18 +11,18 @@ import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.certificates import CertificateFiles
 from rocserve.frontends.grpc.unfinished import WaitingLimits
 from rocserve.frontends.listen_address import ListenAddress
+from rocserve.services.access import Restriction
 from rocserve.settings import GrpcSettings, ServerSettings
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Keys that end in "-bin" carry bytes, all others text."""
-
-ChannelArguments = tuple[tuple[str, int], ...]
 
 _GRPC_SHARE = 2
 """gRPC's connections are half of the files that a process may open. Its core counts nothing but them, so
@@ -117,25 +117,63 @@ class StreamCall(_Call, Protocol):
         """End the stream once all that is queued has been sent; a second end is dropped silently."""
 
 
-UnaryHandler = Callable[[UnaryCall], None]
-StreamHandler = Callable[[StreamCall], StreamReceiver]
-
-
 @dataclass(frozen=True, slots=True)
 class UnaryRoute:
-    handler: UnaryHandler
+    handler: Callable[[Any], None]
+    """Takes a UnaryCall, or what `call_type` makes."""
     call_type: Callable[..., Any] | None = None
     """Of its calls, which the handler gets: a kind of `ServerUnaryCall`; None: just that."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRoute:
-    handler: StreamHandler
+    handler: Callable[[StreamCall], StreamReceiver | None]
+    """None = the stream has been finished."""
 
 
 Route = UnaryRoute | StreamRoute
 Routes = Mapping[str, Route]
 """By the method's full name, "/package.Service/Method"."""
+
+
+def full_name(method: str) -> str:
+    """As the transport has it, of a method of either service."""
+    service = "grpc.health.v1.Health" if method in ("Check", "Watch") else "inference.GRPCInferenceService"
+    return f"/{service}/{method}"
+
+
+def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> Routes:
+    """By full names, those that are restricted behind a check of the call's metadata. What anybody may call is left as
+    it is, so that it costs nothing."""
+    return {full_name(name): _guarded(route, restrictions.get(name)) for name, route in routes.items()}
+
+
+def _guarded(route: Route, restriction: Restriction | None) -> Route:
+    if restriction is None:
+        return route
+    refusal, admits = restriction.refusal(), restriction.admits_metadata
+    handler: Callable[[Any], Any] = route.handler
+
+    def answer(call: UnaryCall) -> None:
+        if admits(call.metadata):
+            handler(call)
+        else:
+            call.reply_error(refusal)
+
+    def open_stream(call: StreamCall) -> StreamReceiver | None:
+        if admits(call.metadata):
+            receiver: StreamReceiver | None = handler(call)
+            return receiver
+        call.finish(refusal.code, refusal.text)
+        return None
+
+    return replace(route, handler=answer) if isinstance(route, UnaryRoute) else StreamRoute(open_stream)
+
+
+def address_of(peer: str) -> str:
+    """From gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also in URL's escapes), "unix:/path"."""
+    kind, _, rest = peer.partition(":")
+    return "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +228,7 @@ def file_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> ChannelArguments:
+def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[tuple[str, int], ...]:
     """Both under the names of gRPC's core (grpc/impl/channel_arg_names.h)."""
     most_calls = limits.max_concurrent_calls + limits.waiting.total
     arguments = {
@@ -241,14 +279,6 @@ def status_text(text: str) -> str:
     if len(encoded) <= STATUS_TEXT_LIMIT:
         return text
     return encoded[:STATUS_TEXT_LIMIT].decode(errors="ignore") + " ..."
-
-
-def unknown_method(method: str) -> str:
-    return f"Method not found! This server does not serve '{method}'"
-
-
-def too_many_calls(limit: int) -> str:
-    return f"the server has {limit} calls in flight, as many as it takes; try again later"
 
 
 SERVER_EXITING = "Server exiting"

@@ -3,18 +3,32 @@ memory what has come of messages takes.
 
 A call waits for its client until its message has come; a stream does so whenever it has nothing to answer. Of its next
 message it may hold something at any time, so it is counted as long as it is open.
+
+gRPC's core keeps what has come of a message to itself, but the kernel counts how many bytes have come on a connection.
+Let all calls of a connection that now wait for their messages have begun after some moment. What its unfinished
+messages hold is then at most what has come on it since, less the messages of calls begun since that have come whole.
+The moment moves on as the calls end that waited at it, so that frames, headers and what ended calls had sent do not add
+up. Connections without calls that have waited for a whole check are not counted. Which of a connection's calls holds
+how much is not known.
 """
 
 from __future__ import annotations
 
 import heapq
+import ipaddress
 import logging
-from collections.abc import Iterable
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.frontends.grpc.unfinished_bytes import UnfinishedBytes
+from rocserve.core.request_memory import RequestMemory
 from rocserve.observability.rate_limits import Allowance
 
 if TYPE_CHECKING:
@@ -174,3 +188,231 @@ class WaitingCalls:
         call.end_waiting(error)
         if self._warnings.take():
             self._log.warning("%s, of %s, is ended: %s", call.method, call.peer, error.text)
+
+
+Peer = tuple[bytes, int]
+"""Address and port."""
+ReceivedBytes = Mapping[Peer, Mapping[int, int]]
+"""By peers and the kernel's numbers of sockets: two addresses of the server may have the same peer."""
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_REQUEST_AND_DUMP = 0x301
+_ERROR, _DONE = 2, 3
+_INET_DIAG_INFO = 2
+_ESTABLISHED, _CLOSE_WAIT = 1 << 1, 1 << 8
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBBI")
+_SOCKET_ID = struct.Struct("!HH16s16s")
+_NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+_COOKIE_AT, _ATTRIBUTES_AT, _MESSAGE_AT = 44, 72, 16
+_BYTES_RECEIVED_AT = 128
+"""Of tcp_info."""
+_ATTRIBUTE = struct.Struct("=HH")
+_COUNT = struct.Struct("=Q")
+_IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
+_SECONDS = 1.0
+"""The kernel answers at once."""
+_MOST_BYTES_AT_ONCE = 1 << 16
+"""More than the kernel gives."""
+
+
+def peer_of(text: str) -> Peer | None:
+    """From gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also in URL's escapes); None = not of TCP."""
+    kind, _, rest = text.partition(":")
+    address, _, port = unquote(rest).rpartition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return None
+    return _plain(ipaddress.ip_address(address.strip("[]").partition("%")[0]).packed), int(port)
+
+
+def received_bytes(port: int) -> ReceivedBytes:
+    """Of all connections whose own port this is.
+
+    Raises:
+        OSError: the system does not count them.
+    """
+    found: dict[Peer, dict[int, int]] = {}
+    kind = getattr(socket, "AF_NETLINK", None)
+    if kind is None:
+        raise OSError("this system has no sock_diag")
+    with closing(socket.socket(kind, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)) as link:
+        link.settimeout(_SECONDS)
+        for family, nbytes in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
+            body = _REQUEST.pack(
+                family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), 0, _ESTABLISHED | _CLOSE_WAIT
+            ) + _SOCKET_ID.pack(port, 0, b"", b"")
+            body += _NO_COOKIE
+            link.sendto(
+                _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, 1, 0) + body, (0, 0)
+            )
+            for message in _messages(link):
+                own_port, peer_port, _, address = _SOCKET_ID.unpack_from(message, 4)
+                count = _bytes_received(message)
+                if own_port == port and count is not None:
+                    cookie: int = _COUNT.unpack_from(message, _COOKIE_AT)[0]
+                    found.setdefault((_plain(address[:nbytes]), peer_port), {})[cookie] = count
+    return found
+
+
+def _plain(address: bytes) -> bytes:
+    return address[12:] if len(address) == 16 and address.startswith(_IPV4_IN_IPV6) else address
+
+
+def _messages(link: socket.socket) -> Iterator[memoryview]:
+    while True:
+        data = memoryview(link.recv(_MOST_BYTES_AT_ONCE))
+        while len(data) >= _HEADER.size:
+            length, kind, _, _, _ = _HEADER.unpack_from(data)
+            if kind == _ERROR:
+                number = -struct.unpack_from("=i", data, _MESSAGE_AT)[0]
+                raise OSError(number, "the kernel refuses sock_diag")
+            if kind == _DONE:
+                return
+            yield data[_MESSAGE_AT:length]
+            data = data[(length + 3) & ~3 :]
+
+
+def _bytes_received(message: memoryview) -> int | None:
+    at = _ATTRIBUTES_AT
+    while at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
+        if kind == _INET_DIAG_INFO and length >= _ATTRIBUTE.size + _BYTES_RECEIVED_AT + _COUNT.size:
+            count: int = _COUNT.unpack_from(message, at + _ATTRIBUTE.size + _BYTES_RECEIVED_AT)[0]
+            return count
+        at += max((length + 3) & ~3, _ATTRIBUTE.size)
+    return None
+
+
+_SHARE_OF_TIME = 100
+"""One part in a hundred is spent on asking the kernel: with thousands of connections it is asked less often."""
+_CALL_BYTES = 256
+"""That a whole message may have taken beside itself: headers, frames, records of TLS."""
+_OVERHEAD_SHIFT = 7
+"""And so much for its size: 1/128."""
+_QUIET_BYTES = 64
+"""That may come from one check to the next without being of a message: pings, window updates."""
+
+
+@dataclass(slots=True)
+class _Count:
+    """What has come from a moment on."""
+
+    since: float
+    before: Mapping[int, int]
+    """Bytes that had come by then, by sockets."""
+    whole_bytes: int = 0
+    """Of messages of calls that began later, and what they took beside."""
+
+    def unfinished(self, received: Mapping[int, int]) -> int:
+        come = sum(count - self.before.get(number, 0) for number, count in received.items())
+        # Never more than has come, or later bytes would not be seen.
+        self.whole_bytes = min(self.whole_bytes, come)
+        return come - self.whole_bytes
+
+
+class _Connection:
+    """A holder of memory. `newer` takes the place of `older` once no call waits that began before it."""
+
+    __slots__ = ("held_bytes", "newer", "older")
+
+    def __init__(self, older: _Count, newer: _Count) -> None:
+        self.held_bytes = 0
+        self.older = older
+        self.newer = newer
+
+    def unfinished(self, oldest: float, now: float, received: Mapping[int, int]) -> int:
+        self.older.whole_bytes += _QUIET_BYTES
+        self.newer.whole_bytes += _QUIET_BYTES
+        newer = self.newer.unfinished(received)
+        if oldest < self.newer.since:
+            return self.older.unfinished(received)
+        self.older, self.newer = self.newer, _Count(now, received)
+        return newer
+
+
+class UnfinishedBytes:
+    """For one thread."""
+
+    def __init__(
+        self, memory: RequestMemory, received: Callable[[], ReceivedBytes], now: float, log: logging.Logger
+    ) -> None:
+        self.connections: dict[str, _Connection] = {}
+        """Those that are counted. While there are none, `came_whole` need not be called."""
+        self._memory = memory
+        self._received: Callable[[], ReceivedBytes] | None = received
+        self._log = log
+        self._earlier: deque[tuple[float, ReceivedBytes]] = deque([(now, {})], 2)
+        """What had come at the last two checks. A call that is counted for the first time began after the first."""
+        self._next = now
+
+    def is_due(self, now: float) -> bool:
+        return self._received is not None and now >= self._next
+
+    def came_whole(self, peer: str, since: float, nbytes: int) -> None:
+        """A message of `nbytes` of a call that has waited since then: from now on its request counts."""
+        connection = self.connections.get(peer)
+        if connection is None:
+            return
+        taken = nbytes + (nbytes >> _OVERHEAD_SHIFT) + _CALL_BYTES
+        for count in (connection.older, connection.newer):
+            if since >= count.since:
+                count.whole_bytes += taken
+        if since < self._earlier[-1][0]:
+            # It was counted at the last check.
+            self._memory.release_part(connection, taken)
+
+    def check(self, now: float, period: float, oldest: Mapping[str, float]) -> dict[str, ServeError]:
+        """Count anew. The memory is left to the connections that hold least.
+
+        Args:
+            period: seconds between checks.
+            oldest: by peers, since when the first of its calls has waited.
+
+        Returns:
+            By peers, why there is no room for what the connections hold that hold most. All their calls that wait are
+            to be ended, so that nothing is left to count.
+        """
+        try:
+            received = self._received() if self._received else {}
+        except OSError as error:
+            self._received = None
+            self.drop()
+            self._log.warning(
+                "what has come of messages that are not whole does not count against --max-request-memory, as the"
+                " system does not tell how much that is (%s): the calls that wait are bounded in number and time alone",
+                error,
+            )
+            return {}
+        self._next = now + max(period * 0.9, (time.monotonic() - now) * _SHARE_OF_TIME)
+        checked_at = self._earlier[-1][0]
+        held: dict[str, int] = {}
+        connections = {}
+        for peer, since in oldest.items():
+            address = peer_of(peer)
+            if since >= checked_at or address is None or address not in received:
+                continue
+            connection = self.connections.get(peer) or self._begin(address, now, received)
+            connections[peer] = connection
+            held[peer] = connection.unfinished(since, now, received[address])
+        self.drop()
+        self.connections = connections
+        self._earlier.append((now, received))
+        refused: dict[str, ServeError] = {}
+        for peer in sorted(held, key=held.__getitem__):
+            try:
+                self._memory.admit_part(connections[peer], held[peer])
+            except ServeError as error:
+                del connections[peer]
+                refused[peer] = error
+        return refused
+
+    def drop(self) -> None:
+        """No connection is counted."""
+        for connection in self.connections.values():
+            self._memory.release_part(connection)
+        self.connections = {}
+
+    def _begin(self, peer: Peer, now: float, received: ReceivedBytes) -> _Connection:
+        since, earlier = self._earlier[0]
+        return _Connection(_Count(since, earlier.get(peer, {})), _Count(now, received[peer]))

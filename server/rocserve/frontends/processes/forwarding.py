@@ -15,7 +15,6 @@ from typing import NamedTuple
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.grpc.guards import full_name
 from rocserve.frontends.grpc.transport import (
     Metadata,
     Route,
@@ -24,6 +23,7 @@ from rocserve.frontends.grpc.transport import (
     StreamRoute,
     UnaryCall,
     UnaryRoute,
+    full_name,
 )
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.link_end import FrontLinkEnd
@@ -201,7 +201,8 @@ class ForwardedCalls:
                 route.handler(call)
             else:
                 call.receiver = route.handler(call)
-                call.receiver.on_message(bytes(message))
+                if call.receiver is not None:
+                    call.receiver.on_message(bytes(message))
         except Exception as error:
             call.reply_error(self._failures.error_of(call.method, error))
 

@@ -16,7 +16,7 @@ from rocserve.config.plain import to_plain
 from rocserve.core.errors import ServeError
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
-from rocserve.frontends.grpc.guards import full_name
+from rocserve.frontends.grpc.transport import full_name
 from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.responders import HttpParts
