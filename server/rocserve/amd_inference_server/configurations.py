@@ -89,11 +89,8 @@ def _toml_document(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, name: str) -> WrittenConfig:
-    """The models of a file in their order, with warnings about keys without meaning.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT that names the key that is missing or wrong.
-    """
+    """The models of a file in their order, with warnings about keys without meaning. Raises: ServeError:
+    INVALID_ARGUMENT that names the key that is missing or wrong."""
     document = _toml_document(path)
     warnings: list[str] = []
     top = _Table(document, path.name, "", warnings)
@@ -184,11 +181,8 @@ def is_pbtxt(text: str) -> bool:
 
 
 def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
-    """The one model of a file.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT with file, line and column, or with the field that is missing or wrong.
-    """
+    """The one model of a file. Raises: ServeError: INVALID_ARGUMENT with file, line and column, or with the field that
+    is missing or wrong."""
     config = Config()
     parse_text(text, config, source)
     for required in ("name", "platform", "inputs", "outputs"):
@@ -234,11 +228,8 @@ _EXTENSIONS = {
 
 
 def _translated(models: Sequence[AmdModel], name: str, source: str, warnings: tuple[str, ...] = ()) -> WrittenConfig:
-    """One model, or for a chain the ensemble, which bears the folder's name, followed by its members.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT for a name that is not the folder's, or a chain whose ids do not join.
-    """
+    """One model, or for a chain the ensemble, which bears the folder's name, followed by its members. Raises:
+    ServeError: INVALID_ARGUMENT for a name that is not the folder's, or a chain whose ids do not join."""
     if models[0].name != name:
         first = "; the first model of a chain names the chain" if len(models) > 1 else ""
         raise invalid_argument(
@@ -296,11 +287,8 @@ def _member_names(stages: Sequence[AmdModel], name: str) -> list[str]:
 
 
 def _ensemble(stages: Sequence[AmdModel], members: Sequence[str], name: str, source: str) -> ModelConfig:
-    """The stages joined: an input takes the output of the same id; other ends belong to the client.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when the ids do not make a chain.
-    """
+    """The stages joined: an input takes the output of the same id; other ends belong to the client. Raises: ServeError:
+    INVALID_ARGUMENT when the ids do not make a chain."""
     written = _written_ids(stages, source)
     inner = written & {tensor.id for stage in stages for tensor in stage.inputs if tensor.id}
     ensemble = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)

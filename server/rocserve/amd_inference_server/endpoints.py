@@ -29,11 +29,8 @@ from rocserve.settings import RepositorySettings
 
 def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) -> tuple[Path, Path]:
     """The first of the files that is there, and the allowed folder that it is in, within which links may lead anywhere;
-    both resolved. A relative path is one within a repository. Blocks on the disk.
-
-    Raises:
-        ServeError: PERMISSION_DENIED, it is in no folder whose files clients may name; NOT_FOUND, there is none.
-    """
+    both resolved. A relative path is one within a repository. Blocks on the disk. Raises: ServeError:
+    PERMISSION_DENIED, it is in no folder whose files clients may name; NOT_FOUND, there is none."""
     folders = [folder.resolve() for folder in (*settings.roots, *settings.worker_load_folders)]
     # With an absolute path nothing is left of the repository's.
     paths = [root.absolute() / candidate for candidate in candidates for root in settings.roots]
@@ -113,12 +110,8 @@ class WorkerEndpoints:
 
     async def load(self, worker: str, parameters: Mapping[str, ParameterValue]) -> str:
         """The endpoint of a worker with these parameters, loaded where there is none yet. Goes on even if the caller is
-        cancelled.
-
-        Raises:
-            ServeError: endpoints are not allowed or there are too many, there is no such worker, its file must not be
-                served, or the load failed.
-        """
+        cancelled. Raises: ServeError: endpoints are not allowed or there are too many, there is no such worker, its
+        file must not be served, or the load failed."""
         if not self.settings.allow_endpoints:
             raise unavailable(
                 "workers are not loaded by request; start the server with --model-control-mode=explicit, or with"

@@ -15,11 +15,8 @@ from rocserve.services.methods import Method, QuickMethod, SlowMethod
 
 
 class AmdInferenceServerService:
-    """Each method takes a request and gives its answer; the loads and unloads are called on the loop.
-
-    Raises:
-        ServeError: as a load by Triton's methods does.
-    """
+    """Each method takes a request and gives its answer; the loads and unloads are called on the loop. Raises:
+    ServeError: as a load by Triton's methods does."""
 
     def __init__(self, tables: ServingTableHolder, repository: ModelRepository, machine: ThisMachine) -> None:
         self._tables = tables

@@ -68,11 +68,8 @@ class Worker:
 
 
 def read_worker(name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
-    """
-    Raises:
-        ServeError: NOT_FOUND, there is no such worker; UNIMPLEMENTED, it cannot be had here; INVALID_ARGUMENT for its
-            parameters.
-    """
+    """Raises: ServeError: NOT_FOUND, there is no such worker; UNIMPLEMENTED, it cannot be had here; INVALID_ARGUMENT
+    for its parameters."""
     if name in _FOREIGN:
         raise ServeError(StatusCode.UNIMPLEMENTED, f"the worker '{name}' cannot be loaded: {_FOREIGN[name]}")
     if name not in _PLATFORMS:

@@ -21,10 +21,7 @@ Number = TypeVar("Number", int, float)
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """
-        Raises:
-            ValueError: a parameter is missing or wrong.
-        """
+        """Raises: ValueError: a parameter is missing or wrong."""
         config = json.loads(args["model_config"])
         parameters = Parameters(config["parameters"])
         self._input_size = parameters.size("input_size") if parameters.has("input_size") else None

@@ -79,11 +79,8 @@ def detect(
     image_size: tuple[int, int],
     thresholds: Thresholds,
 ) -> Detections:
-    """The objects of one image, in pixels of the original, which is `image_size` (height, width) large.
-
-    Raises:
-        ValueError: the heads do not belong to one input, or the image has no pixels.
-    """
+    """The objects of one image, in pixels of the original, which is `image_size` (height, width) large. Raises:
+    ValueError: the heads do not belong to one input, or the image has no pixels."""
     input_size = _input_size(heads, geometries)
     decoded = [decode(head, geometry, thresholds.score) for head, geometry in zip(heads, geometries, strict=True)]
     found = Detections(
@@ -97,11 +94,8 @@ def detect(
 def detect_boxes(
     head: Array, input_size: tuple[int, int], resize: Resize, image_size: tuple[int, int], thresholds: Thresholds
 ) -> Detections:
-    """As `detect`, of the one head [4 + classes, boxes] for a network's input of `input_size` (height, width).
-
-    Raises:
-        ValueError: the image has no pixels.
-    """
+    """As `detect`, of the one head [4 + classes, boxes] for a network's input of `input_size` (height, width). Raises:
+    ValueError: the image has no pixels."""
     probabilities = head[4:]
     classes = probabilities.argmax(axis=0)
     scores = np.take_along_axis(probabilities, classes[np.newaxis], axis=0)[0]

@@ -48,11 +48,8 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, words: Sequence[str]) -> Self:
-        """Start `rocserve serve` with these words, and wait until it is ready.
-
-        Raises:
-            ServerFailed: it ended instead.
-        """
+        """Start `rocserve serve` with these words, and wait until it is ready. Raises: ServerFailed: it ended
+        instead."""
         reserved = [_reserved_port() for _ in range(3)]
         reader, writer = os.pipe()
         where = [

@@ -146,12 +146,9 @@ _PROGRAM_FILES = "migraphx"
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `configuration/`. Ready with its first program; more may follow while it serves.
-
-    Raises:
-        ServeError: MIGraphX cannot be used here or cannot compile the model, in its own words with what can be done;
-            the file or the configuration is wrong; or memory does not suffice.
-    """
+    """Parameters: see `configuration/`. Ready with its first program; more may follow while it serves. Raises:
+    ServeError: MIGraphX cannot be used here or cannot compile the model, in its own words with what can be done; the
+    file or the configuration is wrong; or memory does not suffice."""
     context = open_compile_context(model, _LOG)
     if model.config.backend == _PROGRAM_FILES:
         return load_program_file(context)

@@ -177,12 +177,8 @@ _LOG = logging.getLogger(__name__)
 
 def load(model: ModelSource) -> LoadedModel:
     """Parameters: those of `providers` and `session`, and for a provider that compiles each shape `batch_sizes`,
-    `batch` and `pad_batch`.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the file or the configuration is wrong. UNAVAILABLE; the execution provider that
-            is to run it is not there or does not start.
-    """
+    `batch` and `pad_batch`. Raises: ServeError: INVALID_ARGUMENT; the file or the configuration is wrong. UNAVAILABLE;
+    the execution provider that is to run it is not there or does not start."""
     plan = plan_providers(model, onnxruntime.get_available_providers())
     foreign = left_alone(model.config, has_sizes=plan.compiling is not None or plan.on_gpu)
     if foreign:

@@ -81,11 +81,8 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
 @contextmanager
 def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
     """Within, a session may be opened with the onnxruntime.SessionOptions on the file that this gives, and has weights
-    that nobody writes to: given from memory, or in copies, which go at the end, but for those that are mapped.
-
-    Raises:
-        OSError: a file cannot be read or copied.
-    """
+    that nobody writes to: given from memory, or in copies, which go at the end, but for those that are mapped. Raises:
+    OSError: a file cannot be read or copied."""
     with ExitStack() as opened:
         if weights.files and weights.in_memory:
             contents = [opened.enter_context(_mapped(path)) for path in weights.files.values()]

@@ -210,11 +210,7 @@ _OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
 def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights) -> ProviderPlan:
     """The plan with a folder for each provider that keeps compiled programs, of this model compiled in this way: the
     providers' own names for their files do not depend on the weights, nor on the precision. Sets environment variables
-    of this process.
-
-    Raises:
-        ServeError: UNAVAILABLE; the cache cannot be used.
-    """
+    of this process. Raises: ServeError: UNAVAILABLE; the cache cannot be used."""
     if not any(provider.keeps_compiled for provider in plan.providers):
         return plan
     # Where AMD's image for Triton sets the folder of the provider's files, they stay.

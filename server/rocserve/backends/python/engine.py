@@ -34,12 +34,9 @@ _CLASS_NAME = "TritonPythonModel"
 
 
 def load(model: RequestModelSource) -> RequestModel:
-    """Import the model's file and ask it for its configuration; it is not initialised yet.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the file cannot be imported, has no TritonPythonModel with an `execute`, or its
-            auto_complete_config fails. The text has the line.
-    """
+    """Import the model's file and ask it for its configuration; it is not initialised yet. Raises: ServeError:
+    INVALID_ARGUMENT; the file cannot be imported, has no TritonPythonModel with an `execute`, or its
+    auto_complete_config fails. The text has the line."""
     source = model.source
     caller = Caller(model.calls)
     utilities = make_module(source.version_folder, caller, MetricBook(model.send_metrics))
@@ -160,12 +157,8 @@ def _import_afresh_from(model_folder: Path) -> None:
 
 
 def completed_config(model_class: type[Any], config_json: str, model_name: str) -> dict[str, Any]:
-    """The configuration after the class's auto_complete_config, where it has one.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; it returns something else.
-        Whatever it raises.
-    """
+    """The configuration after the class's auto_complete_config, where it has one. Raises: ServeError: INVALID_ARGUMENT;
+    it returns something else. Whatever it raises."""
     config = ModelConfig(config_json)
     if hasattr(model_class, "auto_complete_config"):
         config = model_class.auto_complete_config(config)
@@ -179,11 +172,8 @@ def completed_config(model_class: type[Any], config_json: str, model_name: str) 
 
 
 def signature_of(config: Mapping[str, Any]) -> Signature:
-    """The configuration as what the model reports of itself: all of it is the model's word.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; a tensor's datatype or dims are not what a configuration may have.
-    """
+    """The configuration as what the model reports of itself: all of it is the model's word. Raises: ServeError:
+    INVALID_ARGUMENT; a tensor's datatype or dims are not what a configuration may have."""
     max_batch_size = int(config["max_batch_size"])
     batching, name = max_batch_size > 0, str(config.get("name", ""))
     return Signature(

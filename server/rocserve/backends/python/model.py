@@ -181,11 +181,8 @@ class PythonModel:
         return self._signature
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
-        """Make the instance and call its `initialize`, where it has one.
-
-        Raises:
-            ServeError: INTERNAL; the model's code raised, and where.
-        """
+        """Make the instance and call its `initialize`, where it has one. Raises: ServeError: INTERNAL; the model's code
+        raised, and where."""
         self._decoupled = config.decoupled
         self._iterative = config.sequence_batching is not None and config.sequence_batching.iterative
         self._outputs = tuple(output.name for output in config.outputs)
@@ -202,10 +199,7 @@ class PythonModel:
         self._caller.is_open = True
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
-        """
-        Raises:
-            ServeError: INTERNAL; the model's code raised, or returned what it may not.
-        """
+        """Raises: ServeError: INTERNAL; the model's code raised, or returned what it may not."""
         answers: list[RequestAnswers] = []
         received: list[InferenceRequest] = []
         place = self._place
@@ -269,10 +263,7 @@ class PythonModel:
     def _results(
         self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[RequestAnswers]
     ) -> list[Result | None]:
-        """
-        Raises:
-            _WrongAnswer: in Triton's words.
-        """
+        """Raises: _WrongAnswer: in Triton's words."""
         if returned is None:
             return [self._result(None, *each) for each in zip(received, answers, strict=True)]
         if self._decoupled:

@@ -151,11 +151,8 @@ class RocalModel:
 
 
 def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:
-    """The images in a tensor, as views.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when a row of BYTES holds several, or the data is no BYTES tensor's.
-    """
+    """The images in a tensor, as views. Raises: ServeError: INVALID_ARGUMENT when a row of BYTES holds several, or the
+    data is no BYTES tensor's."""
     shape = tensor.shape
     if tensor.datatype is DataType.BYTES:
         if len(shape) == 2 and shape[1] != 1:
@@ -166,11 +163,8 @@ def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:
 
 
 def flags_of(tensors: Mapping[str, Tensor], names: Sequence[str], images: int) -> Arguments:
-    """Of each input one flag for each image; all but 0 is true.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when there are more or fewer values than images.
-    """
+    """Of each input one flag for each image; all but 0 is true. Raises: ServeError: INVALID_ARGUMENT when there are
+    more or fewer values than images."""
     flags = {}
     for name in names:
         values = tensors[name].numpy().reshape(-1)
@@ -244,11 +238,8 @@ _MOST_PIXELS = 1 << 32
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: `color_format` (RGB24, BGR24, U8), `threads`, `max_pixels`, `engine` (auto, cpu, rocal).
-
-    Raises:
-        ServeError: the pipeline or the configuration is wrong, or a library of the engine is not installed.
-    """
+    """Parameters: `color_format` (RGB24, BGR24, U8), `threads`, `max_pixels`, `engine` (auto, cpu, rocal). Raises:
+    ServeError: the pipeline or the configuration is wrong, or a library of the engine is not installed."""
     config = model.config
     choice = choose_engine(model)
     formats = tuple(color_format.value for color_format in ColorFormat)

@@ -63,11 +63,8 @@ class BatchEngine(Protocol):
         """
 
     def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
-        """All results for one image, whose sizes may be its own; `arguments` have one row.
-
-        Raises:
-            Exception: the image failed, in the words of `run`.
-        """
+        """All results for one image, whose sizes may be its own; `arguments` have one row. Raises: Exception: the image
+        failed, in the words of `run`."""
 
     def close(self) -> None:
         """End its threads and give back what it holds; nothing is called after it."""
@@ -122,10 +119,7 @@ class ThreadedEngine:
     """A BatchEngine. All instances of the model share its threads, so that they never are more than was asked for."""
 
     def __init__(self, setup: EngineSetup) -> None:
-        """
-        Raises:
-            RuntimeError: libturbojpeg is not installed.
-        """
+        """Raises: RuntimeError: libturbojpeg is not installed."""
         # Images are worked on side by side; threads within one would only get in each other's way.
         cv2.setNumThreads(0)
         decoder = Decoder(setup.color_format, setup.decoder)

@@ -44,10 +44,7 @@ class ResultExtent:
         return ResultExtent(size, size)
 
     def check(self) -> None:
-        """
-        Raises:
-            ValueError: the result would be larger than any may be.
-        """
+        """Raises: ValueError: the result would be larger than any may be."""
         height, width = self.size.height, self.size.width
         if height is not None and width is not None and height * width > MAX_RESULT_PIXELS:
             raise ValueError(

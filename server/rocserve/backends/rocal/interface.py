@@ -78,11 +78,8 @@ class Interface:
 
 
 def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
-    """The interface by the configuration and, where that is silent, the pipeline.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when configuration and pipeline contradict each other.
-    """
+    """The interface by the configuration and, where that is silent, the pipeline. Raises: ServeError: INVALID_ARGUMENT
+    when configuration and pipeline contradict each other."""
     try:
         return _join(pipeline, config, channels)
     except PipelineError as error:

@@ -155,11 +155,8 @@ class Pipeline:
 
 
 def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
-    """The pipeline for images with this number of channels.
-
-    Raises:
-        PipelineError: it is not JSON, has unknown, missing or wrong keys, no output, or means for other channels.
-    """
+    """The pipeline for images with this number of channels. Raises: PipelineError: it is not JSON, has unknown, missing
+    or wrong keys, no output, or means for other channels."""
     top_level = schema.read_keys("pipeline file", _read_document(text), _TOP_LEVEL_KEYS)
     reader = _StepReader(top_level["mean_std_range"], channels)
     steps = tuple(reader.read(index, entry) for index, entry in enumerate(top_level["pipeline"]))

@@ -228,11 +228,8 @@ class BilinearPlaces:
     """Places to read between four pixels, made ready for images of one size; safe to use on several threads."""
 
     def __init__(self, rows: Pixels, columns: Pixels, height: int, width: int) -> None:
-        """`rows` and `columns` are FP32, as large as the result, in pixels of the source.
-
-        Raises:
-            PixelsError: the image's sides are too long.
-        """
+        """`rows` and `columns` are FP32, as large as the result, in pixels of the source. Raises: PixelsError: the
+        image's sides are too long."""
         _check_sides(height, width)
         top, left = np.floor(rows), np.floor(columns)
         outside = (rows < 0) | (columns < 0) | (top > height - 1) | (left > width - 1)
@@ -264,11 +261,8 @@ class NearestPlaces:
     """Places to read the nearest pixel of, made ready for images of one size; safe to use on several threads."""
 
     def __init__(self, rows: Pixels, columns: Pixels, height: int, width: int) -> None:
-        """`rows` and `columns` are whole numbers in FP32, as large as the result.
-
-        Raises:
-            PixelsError: the image's sides are too long.
-        """
+        """`rows` and `columns` are whole numbers in FP32, as large as the result. Raises: PixelsError: the image's
+        sides are too long."""
         _check_sides(height, width)
         outside = (rows < 0) | (columns < 0) | (rows > height - 1) | (columns > width - 1)
         self._rows = np.where(outside, np.float32(-1), rows)

@@ -188,11 +188,8 @@ def list_of(item_key: Key, counts: tuple[int, ...], items: str) -> Key:
 
 
 def read_keys(where: str, table: dict[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
-    """The values of `keys` in a JSON object, with defaults.
-
-    Raises:
-        PipelineError: a key that is unknown, missing or of the wrong kind.
-    """
+    """The values of `keys` in a JSON object, with defaults. Raises: PipelineError: a key that is unknown, missing or of
+    the wrong kind."""
     for name in table:
         if name not in keys:
             allowed = ", ".join(sorted(keys))
@@ -216,11 +213,8 @@ def read_keys(where: str, table: dict[str, Any], keys: Mapping[str, Key]) -> dic
 def read_bound_keys(
     where: str, table: dict[str, Any], keys: Mapping[str, Key]
 ) -> tuple[dict[str, Any], tuple[Binding, ...]]:
-    """As `read_keys`, where keys may say {"input": "NAME"}: these get their defaults, and a binding each.
-
-    Raises:
-        PipelineError: a key that is unknown, missing, of the wrong kind, or that no input can give.
-    """
+    """As `read_keys`, where keys may say {"input": "NAME"}: these get their defaults, and a binding each. Raises:
+    PipelineError: a key that is unknown, missing, of the wrong kind, or that no input can give."""
     bindings = []
     constants = {}
     for name, value in table.items():

@@ -63,10 +63,8 @@ def export_array(array: np.ndarray[Any, Any], bfloat16: bool) -> Any:
 
 def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     """The array on the memory of a capsule, or of an object with `__dlpack__`, and whether it is the bits of BF16.
-
-    Raises:
-        TritonModelException: it is no such object, is out of the CPU's reach, not contiguous or of another datatype.
-    """
+    Raises: TritonModelException: it is no such object, is out of the CPU's reach, not contiguous or of another
+    datatype."""
     capsule = tensor
     if type(tensor).__name__ != "PyCapsule":
         if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):

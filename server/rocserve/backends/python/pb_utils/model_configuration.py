@@ -63,10 +63,7 @@ class ModelConfig:
 
     def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002
         """Add an input with `name`, `data_type`, `dims` and perhaps `optional`, or complete the one of that name.
-
-        Raises:
-            ValueError: another property, one that is missing, or the configuration says otherwise.
-        """
+        Raises: ValueError: another property, one that is missing, or the configuration says otherwise."""
         self._add("input", input, ("name", "data_type", "dims", "optional"))
 
     def add_output(self, output: dict[str, Any]) -> None:

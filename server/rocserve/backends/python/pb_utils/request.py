@@ -199,11 +199,8 @@ class InferenceRequest:
         return responses
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse | ResponseIterator]:
-        """Start the request on the model that it names; to be awaited for what `exec` gives.
-
-        Raises:
-            RuntimeError: no event loop is running.
-        """
+        """Start the request on the model that it names; to be awaited for what `exec` gives. Raises: RuntimeError: no
+        event loop is running."""
         run = self._stream(self._call()) if decoupled else self._caller.run_async(self._call(), self._inputs)
         return asyncio.ensure_future(run, loop=asyncio.get_running_loop())
 

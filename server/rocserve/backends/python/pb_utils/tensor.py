@@ -150,11 +150,8 @@ class Tensor:
         return self._on_device is None
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """The tensor's own memory, which may be written; an array of bytes objects for BYTES.
-
-        Raises:
-            TritonModelException: the tensor is on a GPU, or is BF16, for which numpy has no type.
-        """
+        """The tensor's own memory, which may be written; an array of bytes objects for BYTES. Raises:
+        TritonModelException: the tensor is on a GPU, or is BF16, for which numpy has no type."""
         if self._on_device is not None:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._tensor.datatype is DataType.BF16:

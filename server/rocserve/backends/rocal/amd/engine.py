@@ -68,12 +68,9 @@ class RocalEngine:
     """A pipeline on rocAL. Threads that call it at once wait for each other, since rocAL runs one batch at a time."""
 
     def __init__(self, setup: EngineSetup) -> None:
-        """Builds the rocAL pipelines of all batch sizes, so that none is built when a request waits.
-
-        Raises:
-            ServeError: amd.rocal is not here or refuses the pipeline, the pipeline needs what rocAL does not have, or
-                libturbojpeg is missing.
-        """
+        """Builds the rocAL pipelines of all batch sizes, so that none is built when a request waits. Raises:
+        ServeError: amd.rocal is not here or refuses the pipeline, the pipeline needs what rocAL does not have, or
+        libturbojpeg is missing."""
         binding = import_binding()
         plan = make_plan(setup.pipeline, setup.formats)
         check(setup.model_name, setup.pipeline, plan, binding)

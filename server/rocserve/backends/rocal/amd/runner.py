@@ -48,10 +48,7 @@ def variants(pipeline: Pipeline) -> list[Flags]:
 
 
 def check(model_name: str, pipeline: Pipeline, plan: Plan, binding: Binding) -> None:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT, rocAL cannot run the pipeline; the text says which operation and why.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT, rocAL cannot run the pipeline; the text says which operation and why."""
     if len(pipeline.inputs) > _MOST_FLAGS:
         extra = pipeline.inputs[_MOST_FLAGS]
         step = next(step for step in pipeline.steps for entry in step.bindings if entry.input == extra)
@@ -137,10 +134,7 @@ class Graph:
 
 
 def build_graph(settings: GraphSettings, batch_size: int, flags: Flags) -> Graph:
-    """
-    Raises:
-        ServeError: UNAVAILABLE, rocAL refuses the pipeline; with its reason.
-    """
+    """Raises: ServeError: UNAVAILABLE, rocAL refuses the pipeline; with its reason."""
     binding = settings.binding
     try:
         # A worker sees one GPU only, so that it is always the first.
@@ -308,10 +302,7 @@ class OutputReader:
         """x, y, width, height of the part that rocAL calls valid, for each image."""
 
     def read(self, tensor: Any) -> None:
-        """
-        Raises:
-            RuntimeError: the tensor is not what the graph was built to give.
-        """
+        """Raises: RuntimeError: the tensor is not what the graph was built to give."""
         if self._data is None:
             dimensions = tuple(int(side) for side in tensor.dimensions())
             channels = dimensions[1 if self._planes else -1]
@@ -325,11 +316,8 @@ class OutputReader:
         tensor.copy_roi(self._regions)
 
     def image(self, index: int) -> Pixels:
-        """The result for one image, height x width x channels; zeros where rocAL wrote nothing.
-
-        Raises:
-            RuntimeError: rocAL calls a part valid that is not in the result.
-        """
+        """The result for one image, height x width x channels; zeros where rocAL wrote nothing. Raises: RuntimeError:
+        rocAL calls a part valid that is not in the result."""
         assert self._data is not None
         size = self.planned.result.size
         image: Pixels = self._data[index].transpose(1, 2, 0) if self._planes else self._data[index]
@@ -387,11 +375,8 @@ class PipelineRunner:
         return self._graph.batch_size
 
     def run(self, count: int) -> Sequence[OutputReader]:
-        """The outputs that are images, for the canvas's first `count` images.
-
-        Raises:
-            BrokenPipelineError: rocAL failed. Its output may be an earlier batch's, so nothing of it is returned.
-        """
+        """The outputs that are images, for the canvas's first `count` images. Raises: BrokenPipelineError: rocAL
+        failed. Its output may be an earlier batch's, so nothing of it is returned."""
         with limited_to(_LONGEST_RUN_SECONDS):
             self._feed(count)
             if not self._started:

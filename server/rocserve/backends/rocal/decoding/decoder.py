@@ -41,20 +41,14 @@ class Decoder:
     """
 
     def __init__(self, color_format: ColorFormat, options: DecoderOptions) -> None:
-        """
-        Raises:
-            RuntimeError: libturbojpeg is not installed.
-        """
+        """Raises: RuntimeError: libturbojpeg is not installed."""
         self._color_format = color_format
         self._options = options
         self._library = TurboJpeg() if options.input is InputKind.ENCODED else None
 
     def decode(self, image: SourceImage) -> DecodedImage:
-        """The image as UINT8, height x width x channels, and its size before it was scaled.
-
-        Raises:
-            ImageError: neither JPEG nor PNG, damaged or truncated, or above the limits.
-        """
+        """The image as UINT8, height x width x channels, and its size before it was scaled. Raises: ImageError: neither
+        JPEG nor PNG, damaged or truncated, or above the limits."""
         if self._library is None:
             pixels = pixels_of(np.asarray(image), self._color_format.channels)
             height, width = pixels.shape[:2]
@@ -176,11 +170,8 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
 
 
 def pixels_of(image: np.ndarray[Any, Any], channels: int) -> Pixels:
-    """The image as height x width x channels, a view where possible.
-
-    Raises:
-        ImageError: it has no pixels, or other channels than the pipeline.
-    """
+    """The image as height x width x channels, a view where possible. Raises: ImageError: it has no pixels, or other
+    channels than the pipeline."""
     pixels = image[:, :, np.newaxis] if image.ndim == 2 and channels == 1 else image
     if pixels.ndim != 3 or pixels.shape[2] != channels:
         expected = "[height, width, 1] or [height, width]" if channels == 1 else f"[height, width, {channels}]"

@@ -163,11 +163,8 @@ _REPAIRS = {
 
 
 def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:
-    """The JPEG without the fault that libjpeg's text names; None where that is not harmless.
-
-    Raises:
-        ImageError: it is truncated, which had not shown before.
-    """
+    """The JPEG without the fault that libjpeg's text names; None where that is not harmless. Raises: ImageError: it is
+    truncated, which had not shown before."""
     if found := _EXTRANEOUS.search(fault):
         # Every pixel of the scan has been decoded by then, unless a restart marker is missing.
         end = read_jpeg_header(encoded, trusts_last_bytes=False).length - len(END)
@@ -196,10 +193,7 @@ class TurboJpeg:
     """Safe to use on several threads at once: each call has its own decompressor."""
 
     def __init__(self) -> None:
-        """
-        Raises:
-            RuntimeError: libturbojpeg is not installed, or older than 2.0.
-        """
+        """Raises: RuntimeError: libturbojpeg is not installed, or older than 2.0."""
         library = _load()
         self._make = _function(library, "tjInitDecompress", ctypes.c_void_p)
         self._destroy = _function(library, "tjDestroy", ctypes.c_int, ctypes.c_void_p)

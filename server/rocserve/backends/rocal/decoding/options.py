@@ -52,11 +52,8 @@ class DecoderLimits:
         return (not self.max_width or width <= self.max_width) and (not self.max_height or height <= self.max_height)
 
     def scaling_factor(self, width: int, height: int) -> tuple[int, int]:
-        """For a JPEG: numerator and denominator of libjpeg's largest factor that fits, which may also enlarge.
-
-        Raises:
-            ImageError: not even an eighth fits.
-        """
+        """For a JPEG: numerator and denominator of libjpeg's largest factor that fits, which may also enlarge. Raises:
+        ImageError: not even an eighth fits."""
         if not self.max_width and not self.max_height:
             return 1, 1
         # Scaled sides are rounded up, so a limit holds just if it does without rounding.
@@ -93,11 +90,8 @@ class DecoderOptions:
 
     @staticmethod
     def read(table: dict[str, Any]) -> DecoderOptions:
-        """The options in a pipeline file's "decoder" object.
-
-        Raises:
-            PipelineError: a key that is unknown, of the wrong kind, or of no meaning for raw pixels.
-        """
+        """The options in a pipeline file's "decoder" object. Raises: PipelineError: a key that is unknown, of the wrong
+        kind, or of no meaning for raw pixels."""
         values = schema.read_keys("decoder", table, _KEYS)
         kind = InputKind(values["input"])
         idle = [key for key in ("max_width", "max_height", "exif") if key in table and kind is InputKind.RAW]

@@ -133,10 +133,7 @@ class Operation:
     amd: AmdForm = AmdForm()
 
     def __call__(self, **values: Any) -> Call:
-        """
-        Raises:
-            ValueError: values are wrong together.
-        """
+        """Raises: ValueError: values are wrong together."""
         return Call(self, values, self.arguments(**values))
 
 
@@ -160,10 +157,8 @@ class Call:
     arguments: Values
 
     def run(self, *images: Image, as_float: bool) -> Image:
-        """
-        Raises:
-            PixelsError: the images do not fit each other, the result would be too large, or see Operation.run.
-        """
+        """Raises: PixelsError: the images do not fit each other, the result would be too large, or see
+        Operation.run."""
         try:
             result = self.extent(*(image.extent for image in images))
             result.check()
