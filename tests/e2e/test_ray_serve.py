@@ -191,7 +191,7 @@ def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, reposi
 
 STARTING = """
 import asyncio, os, signal, sys
-from rocserve.ray.server_process import ServerFailed, ServerProcess
+from rocserve.ray.application import ServerFailed, ServerProcess
 
 async def main():
     try:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocserve.cache.folders import make_private
-from rocserve.cache.locks import FileLock, try_lock
+from rocserve.cache.folders import FileLock, make_private, try_lock
 from rocserve.core.errors import ServeError
 
 _AT_ONCE = 4

@@ -16,25 +16,35 @@ Parameters of a model, by the names of Triton's ONNX Runtime backend where it ha
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 
-from rocserve.backends.base import ModelSource
+from rocserve.backends.base import Batch, BatchResult, Execution, ModelSource
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, settled_weights
+from rocserve.backends.onnx.provider_options import CUDA, ROCM
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
 from rocserve.backends.standard_error import StandardErrorCapture
-from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import Signature
+from rocserve.core.tensors import Tensor
+
+if TYPE_CHECKING:
+    from rocserve.backends.device_tensors import DeviceTensors
 
 _FATAL_ONLY = 4
 _SESSION_ENTRY_PREFIX = "session."
@@ -282,3 +292,173 @@ def _operators(session: Any) -> dict[str, Counter[str]]:
     for part in assignment_info() if assignment_info is not None else ():
         operators.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
     return operators
+
+
+_TAKE_STREAMS = (CUDA, ROCM)
+_STREAM = "user_compute_stream"
+_LEAVES_UNSYNCHRONISED = "disable_synchronize_execution_providers"
+_DEVICE_TYPE = "cuda"
+"""ONNX Runtime's name of a GPU's memory, with every provider."""
+_UNBOUND = (DataType.BYTES, DataType.BF16)
+"""Of these there is no memory that is bound by a numpy type."""
+BATCHES_ON_GPU = 2
+"""Of an instance at once: one is gathered while the other runs."""
+
+
+class DeviceStream:
+    """A stream of PyTorch's on the instance's GPU, for the model's sessions.
+
+    ONNX Runtime computes on a stream that it is given; PyTorch has the streams, the memory and the graphs. So batches
+    run as the pytorch backend's do: at fixed sizes, from pinned memory and by captured graphs, two in flight, and with
+    tensors that stay there.
+    """
+
+    def __init__(self, model: ModelSource) -> None:
+        """Raises: RuntimeError: PyTorch cannot use the GPU."""
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"PyTorch {torch.__version__} finds no GPU here that it can use")
+        # The only GPU that a worker may see is its first.
+        self.device = torch.device("cuda", 0 if torch.cuda.device_count() == 1 else model.device or 0)
+        torch.cuda.set_device(self.device)
+        self.stream = torch.cuda.Stream(self.device)
+
+    def taken_by(self, plan: ProviderPlan) -> ProviderPlan:
+        """The plan whose providers compute on it."""
+        number = str(self.stream.cuda_stream)
+        providers = (
+            replace(provider, options={**provider.options, _STREAM: number}) if provider.kind.on_gpu else provider
+            for provider in plan.providers
+        )
+        return replace(plan, providers=tuple(providers))
+
+
+def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None:
+    """None: the model's batches are not rows, its provider takes no stream, or PyTorch is not here for the GPU."""
+    batches = model.config.max_batch_size > 0 or model.config.has_open_batch
+    takes = all(provider.kind in _TAKE_STREAMS for provider in plan.providers if provider.kind.on_gpu)
+    if not (plan.on_gpu and batches and takes) or importlib.util.find_spec("torch") is None:
+        return None
+    try:
+        return DeviceStream(model)
+    except (ImportError, RuntimeError) as error:
+        _LOG.info("model '%s' runs without captured graphs: %s", model.name, error)
+        return None
+
+
+def device_executions(
+    model: ModelSource, device: DeviceStream, sessions: Mapping[int, Any], signature: Signature
+) -> tuple[Sequence[Execution], Mapping[str, str]]:
+    """The executions over the sessions of each batch size, and what the model's metadata says of them; none where the
+    program runs only by itself. A program that cannot be captured runs operator by operator."""
+    tensors = (*signature.inputs, *signature.outputs)
+    if any(spec.datatype in _UNBOUND or -1 in spec.shape[1:] for spec in tensors):
+        return (), {}
+    from rocserve.backends.pytorch.fixed_sizes import sized_executions
+    from rocserve.core.device_references import DEVICE_PROPERTY
+
+    sized = _DeviceSessions(model, device, sessions, signature)
+    for captures in (True, False):
+        try:
+            with sized.mode():
+                executions = sized_executions(
+                    sized, sized.call, signature.inputs, tuple(sessions), BATCHES_ON_GPU, captures, model.report,
+                    device.stream,
+                )  # fmt: skip
+        except Exception as error:
+            how = "by captured graphs" if captures else "in memory of PyTorch's"
+            _LOG.warning("model '%s' cannot run %s: %s", model.name, how, error)
+        else:
+            return executions, {
+                # Memory may not suffice for all.
+                "batch_sizes": ", ".join(map(str, executions[0].by_size)),
+                "graphs": "captured" if captures else "none",
+                DEVICE_PROPERTY: sized.tensors.name,
+            }
+        finally:
+            model.report("")
+    return (), {}
+
+
+class _DeviceSessions:
+    """A SizedModel of sessions, each of one batch size."""
+
+    def __init__(
+        self, model: ModelSource, device: DeviceStream, sessions: Mapping[int, Any], signature: Signature
+    ) -> None:
+        from rocserve.backends.device_tensors import DeviceTensors
+
+        self.device = device.device
+        self.tensors: DeviceTensors = DeviceTensors(device.device)
+        self._stream = device.stream
+        self._sessions = sessions
+        self._inputs, self._outputs = signature.inputs, signature.outputs
+        self._places = {spec.name: place for place, spec in enumerate(signature.outputs)}
+        self._batches = model.config.max_batch_size > 0
+        self._options = onnxruntime.RunOptions()
+        self._options.add_run_config_entry(_LEAVES_UNSYNCHRONISED, "1")
+
+    def call(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs of tensors with as many rows as one of the sessions takes, once the current stream gets there."""
+        import torch
+
+        from rocserve.backends.pytorch.datatypes import torch_dtype
+
+        rows = len(inputs[0])
+        session = self._sessions[rows]
+        binding = session.io_binding()
+        outputs = [
+            torch.empty((rows, *spec.shape[1:]), dtype=torch_dtype(spec.datatype), device=self.device)
+            for spec in self._outputs
+        ]
+        index = self.device.index
+        for bind, specs, values in (
+            (binding.bind_input, self._inputs, inputs),
+            (binding.bind_output, self._outputs, outputs),
+        ):
+            for spec, value in zip(specs, values, strict=True):
+                element = spec.datatype.numpy_dtype
+                bind(spec.name, _DEVICE_TYPE, index, element, tuple(value.shape), value.data_ptr())
+        current = torch.cuda.current_stream(self.device)
+        if current != self._stream:
+            self._stream.wait_stream(current)
+        session.run_with_iobinding(binding, self._options)
+        if current != self._stream:
+            current.wait_stream(self._stream)
+        return outputs
+
+    def inputs_of(self, batch: Batch) -> list[Tensor]:
+        return [batch.inputs[spec.name] for spec in self._inputs]
+
+    def value(self, tensor: Tensor, copies: bool) -> Any:
+        return self.tensors.value(tensor, copies)
+
+    def staying(self, batch: Batch) -> Collection[int]:
+        return [self._places[name] for name in batch.may_stay]
+
+    def named(self, outputs: Sequence[Any], batch: Batch) -> BatchResult:
+        from rocserve.backends.device_tensors import named_outputs
+
+        return named_outputs({name: outputs[self._places[name]] for name in batch.requested_outputs}, self._batches)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raises the errors of a batch as ServeErrors."""
+        import torch
+
+        try:
+            yield
+        except ServeError:
+            raise
+        except torch.OutOfMemoryError as error:
+            raise unavailable(f"PyTorch: {error}") from None
+        except Exception as error:
+            # The binding's exceptions have no base class of their own.
+            raise internal(f"onnx runtime error: {error}") from None
+
+    def mode(self) -> AbstractContextManager[Any]:
+        import torch
+
+        mode: AbstractContextManager[Any] = torch.inference_mode()
+        return mode

@@ -231,7 +231,6 @@ def choose_engine(model: ModelSource) -> EngineChoice:
     )
 
 
-_LOG = logging.getLogger(__name__)
 _DEFAULT_MAX_THREADS = 4
 _MOST_PIXELS = 1 << 32
 """Of an image: a JPEG cannot have more."""

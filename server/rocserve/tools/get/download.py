@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from rocserve.cache.locks import hold, leads_to
+from rocserve.cache.folders import hold, leads_to
 from rocserve.tools.printing import say
 
 _ZOO = "https://github.com/onnx/models/raw/main/validated/vision"

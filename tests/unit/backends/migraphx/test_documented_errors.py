@@ -11,7 +11,7 @@ from support.migraphx import run_with_migraphx
 from support.migraphx_serving import compiled
 
 from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.jobs.hints import with_hint
+from rocserve.backends.migraphx.jobs.child import with_hint
 from rocserve.backends.migraphx.model_files.mxr import check_mxr
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.errors import ServeError
@@ -37,7 +37,7 @@ def test_a_gpu_that_migraphx_does_not_find() -> None:
 _IMPORTS = """
 import sys
 import rocserve.backends.migraphx.engine
-import rocserve.jobs.child, rocserve.backends.migraphx.jobs.compile
+import rocserve.jobs.child, rocserve.backends.migraphx.jobs.programs
 from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings

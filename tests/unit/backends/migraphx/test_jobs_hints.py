@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocserve.backends.migraphx.jobs.hints import with_hint
+from rocserve.backends.migraphx.jobs.child import with_hint
 from rocserve.jobs.runner import describe_end
 
 

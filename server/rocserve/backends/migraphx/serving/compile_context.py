@@ -19,8 +19,7 @@ from rocserve.backends.migraphx.configuration.options import (
     serving_options,
 )
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.jobs.child import migraphx_jobs
-from rocserve.backends.migraphx.jobs.hints import with_hint
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs, with_hint
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, program_environment
 from rocserve.backends.migraphx.program_cache import ProgramCache, open_cache
 from rocserve.core.errors import unavailable
