@@ -163,9 +163,17 @@ class BodyReader:
         if promised is not None and int(promised) > limit:
             raise _too_large(int(promised), limit)
         request.invite()
-        part = Holding()
+        part, began = Holding(), asyncio.get_running_loop().time()
         try:
-            await self._collect(request, limit, part)
+            while not request.is_whole:
+                async with asyncio.timeout_at(began + self._granted(len(request.data))):
+                    await request.more()
+                if request.fault is not None:
+                    raise HttpError(400, f"the request's body cannot be read: {request.fault}")
+                if len(request.data) > limit:
+                    raise _too_large(len(request.data), limit)
+                # No more than has come, whatever length was promised.
+                self._memory.admit_part(part, len(request.data) - part.held_bytes)
         except TimeoutError:
             come = len(request.data)
             raise HttpError(
@@ -184,22 +192,6 @@ class BodyReader:
             raise _too_large(len(body), limit)
         self._memory.admit(holder, len(body))
         return body
-
-    async def _collect(self, request: Request, limit: int, holding: Holding) -> None:
-        """Waits for the whole body. It takes no more memory than has come, whatever length was promised.
-
-        Raises:
-            TimeoutError: it comes too slowly.
-        """
-        began = asyncio.get_running_loop().time()
-        while not request.is_whole:
-            async with asyncio.timeout_at(began + self._granted(len(request.data))):
-                await request.more()
-            if request.fault is not None:
-                raise HttpError(400, f"the request's body cannot be read: {request.fault}")
-            if len(request.data) > limit:
-                raise _too_large(len(request.data), limit)
-            self._memory.admit_part(holding, len(request.data) - holding.held_bytes)
 
     def _granted(self, nbytes: int) -> float:
         """Seconds for a body of which so much has come."""

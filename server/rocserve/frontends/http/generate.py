@@ -25,10 +25,10 @@ from rocserve.core.requests import (
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter, read_id
 from rocserve.frontends.http.infer_response import detached
+from rocserve.frontends.http.inference import HttpParts, HttpResponder, request_timeout
 from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.request import JSON, Request, Response, error_response, not_allowed, status_of
-from rocserve.frontends.http.responders import HttpParts, HttpResponder, request_timeout
 from rocserve.frontends.http.tensor_json import element_slices, raw_contents
 
 NESTED = "parameters"
@@ -128,54 +128,48 @@ def _does_not_fit(input_name: str) -> ServeError:
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
-class GenerateHandler:
-    """On the event loop."""
+async def generate(parts: HttpParts, request: Request, model: str, version: str, streams: bool) -> Response | None:
+    """The answer to one request; a stream has been sent.
 
-    def __init__(self, parts: HttpParts) -> None:
-        self._parts = parts
-
-    async def answer(self, request: Request, model: str, version: str, streams: bool) -> Response | None:
-        """The answer to one request; a stream has been sent.
-
-        Raises:
-            ServeError: the request is refused.
-            HttpError: what only HTTP knows is wrong.
-        """
-        if request.head.method != "POST":
-            raise not_allowed(JSON)
-        timeout = request_timeout(request.head.headers, self._parts.settings.request_timeout_seconds)
-        models = self._parts.models
-        config = models.find(model, version) or await models.ask(model, version)
-        body: Buffer = b""
-        responder = AnswerStream(request, self._parts, timeout)
-        try:
-            if request.head.headers.get("content-encoding", "identity") not in ("", "identity"):
-                raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
-            body = await self._parts.bodies.read(request, responder)
-            parse = partial(GenerateBody(config.max_batch_size, config.inputs).read, config.name, version)
-            is_large = len(body) > LARGE_JSON
-            generate_request = await self._parts.large.parse(parse, body) if is_large else parse(body)
-            responder.hand_over(generate_request)
-        except BaseException as error:
-            responder.release()
-            if isinstance(error, ServeError):
-                self._parts.inference.refuse(error, partial(id_of_refused, b"" if len(body) > LARGE_JSON else body))
-            raise
-        try:
-            first = await responder.next()
-            if responder.is_refused and isinstance(first, ServeError):
-                response: Response | None = error_response(self._parts.inference.paths.without(first))
-            elif streams:
-                response = None
-                await _send_events(request, first, responder, self._parts.inference.paths)
-            else:
-                response = await _only_response(first, responder, self._parts.inference.paths)
-            return response
-        except BaseException:
-            responder.cancel()
-            raise
-        finally:
-            responder.close()
+    Raises:
+        ServeError: the request is refused.
+        HttpError: what only HTTP knows is wrong.
+    """
+    if request.head.method != "POST":
+        raise not_allowed(JSON)
+    timeout = request_timeout(request.head.headers, parts.settings.request_timeout_seconds)
+    models = parts.models
+    config = models.find(model, version) or await models.ask(model, version)
+    body: Buffer = b""
+    responder = AnswerStream(request, parts, timeout)
+    try:
+        if request.head.headers.get("content-encoding", "identity") not in ("", "identity"):
+            raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
+        body = await parts.bodies.read(request, responder)
+        parse = partial(GenerateBody(config.max_batch_size, config.inputs).read, config.name, version)
+        is_large = len(body) > LARGE_JSON
+        generate_request = await parts.large.parse(parse, body) if is_large else parse(body)
+        responder.hand_over(generate_request)
+    except BaseException as error:
+        responder.release()
+        if isinstance(error, ServeError):
+            parts.inference.refuse(error, partial(id_of_refused, b"" if len(body) > LARGE_JSON else body))
+        raise
+    try:
+        first = await responder.next()
+        if responder.is_refused and isinstance(first, ServeError):
+            response: Response | None = error_response(parts.inference.paths.without(first))
+        elif streams:
+            response = None
+            await _send_events(request, first, responder, parts.inference.paths)
+        else:
+            response = await _only_response(first, responder, parts.inference.paths)
+        return response
+    except BaseException:
+        responder.cancel()
+        raise
+    finally:
+        responder.close()
 
 
 async def _only_response(first: Answer, responder: AnswerStream, paths: PrivatePaths) -> Response:
@@ -268,12 +262,9 @@ class AnswerStream(HttpResponder):
             self._note_failure(answer)
         if final:
             self.release()
-        self._put(answer, final)
-
-    def _put(self, outcome: Answer, final: bool) -> None:
         if self._is_closed:
             return
-        nbytes = _size(outcome)
+        nbytes = _size(answer)
         try:
             self._parts.memory.admit_answer(self._answers, nbytes)
             self._backlog_bytes += nbytes
@@ -284,9 +275,9 @@ class AnswerStream(HttpResponder):
                 )
         except ServeError as error:
             self._drop_all()
-            outcome, final = error, True
-        if outcome is not None:
-            self._queue.put_nowait(outcome)
+            answer, final = error, True
+        if answer is not None:
+            self._queue.put_nowait(answer)
         if final:
             self._is_closed = True
             self._queue.put_nowait(None)

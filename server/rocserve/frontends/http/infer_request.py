@@ -68,45 +68,38 @@ def plain_parameter(name: str, value: Any) -> ParameterValue:
     raise invalid_argument(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
 
 
-class RequestParameters:
-    """What the parameters of an inference request say."""
+def _read_parameters(value: Any) -> tuple[dict[str, ParameterValue], SequenceTag | None, bool]:
+    """What the parameters of an inference request say: those that are only handed on, what they say of a sequence, and
+    whether outputs that the request does not name come in binary form.
 
-    __slots__ = ("binary_output", "others", "sequence")
-
-    def __init__(self, value: Any) -> None:
-        """`value`: the JSON of `parameters`.
-
-        Raises:
-            ServeError: INTERNAL for one of the wrong type, INVALID_ARGUMENT for a reserved name.
-        """
-        self.binary_output = False
-        """Whether outputs that the request does not name come in binary form."""
-        self.sequence: SequenceTag | None = None
-        self.others: dict[str, ParameterValue] = {}
-        identity: SequenceId = 0
-        flags = {SEQUENCE_START: False, SEQUENCE_END: False}
-        tells_of_a_sequence = False
-        for name, entry in members(value, "failed to get request params.").items():
-            if name == SEQUENCE_ID:
-                tells_of_a_sequence = True
-                if type(entry) is int and 0 <= entry < UNSIGNED_LIMIT:
-                    identity = entry
-                else:
-                    identity = text(entry, f"Unable to parse '{SEQUENCE_ID}'")
-            elif name in flags:
-                flags[name], tells_of_a_sequence = boolean(entry, f"Unable to parse '{name}'"), True
-            elif name in _UNSIGNED:
-                self.others[name] = unsigned(entry, f"Unable to parse '{name}'")
-            elif name == "binary_data_output":
-                self.binary_output = boolean(entry, f"Unable to parse '{name}'")
-            elif name.startswith(_RESERVED_PREFIX):
-                raise invalid_argument(
-                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-                )
+    Raises:
+        ServeError: INTERNAL for one of the wrong type, INVALID_ARGUMENT for a reserved name.
+    """
+    binary_output = tells_of_a_sequence = False
+    others: dict[str, ParameterValue] = {}
+    identity: SequenceId = 0
+    flags = {SEQUENCE_START: False, SEQUENCE_END: False}
+    for name, entry in members(value, "failed to get request params.").items():
+        if name == SEQUENCE_ID:
+            tells_of_a_sequence = True
+            if type(entry) is int and 0 <= entry < UNSIGNED_LIMIT:
+                identity = entry
             else:
-                self.others[name] = plain_parameter(name, entry)
-        if tells_of_a_sequence:
-            self.sequence = SequenceTag(identity, flags[SEQUENCE_START], flags[SEQUENCE_END])
+                identity = text(entry, f"Unable to parse '{SEQUENCE_ID}'")
+        elif name in flags:
+            flags[name], tells_of_a_sequence = boolean(entry, f"Unable to parse '{name}'"), True
+        elif name in _UNSIGNED:
+            others[name] = unsigned(entry, f"Unable to parse '{name}'")
+        elif name == "binary_data_output":
+            binary_output = boolean(entry, f"Unable to parse '{name}'")
+        elif name.startswith(_RESERVED_PREFIX):
+            raise invalid_argument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        else:
+            others[name] = plain_parameter(name, entry)
+    sequence = SequenceTag(identity, flags[SEQUENCE_START], flags[SEQUENCE_END]) if tells_of_a_sequence else None
+    return others, sequence, binary_output
 
 
 MOST_ENTRIES = 64
@@ -115,35 +108,6 @@ LONGEST_TEXT = 1024
 """Both bound the memory that clients can make it take."""
 
 _Key = tuple[object, ...]
-
-
-class RequestHeads:
-    """Called on the event loop."""
-
-    def __init__(self) -> None:
-        self._heads = Memo[_Key, RequestHead]()
-
-    def head(
-        self,
-        model_name: str,
-        model_version: str,
-        inputs: Sequence[InputHead],
-        outputs: Sequence[RequestedOutput],
-        parameters: Parameters,
-    ) -> RequestHead:
-        key: _Key = (
-            model_name,
-            model_version,
-            tuple((entry.name, entry.datatype, entry.shape, _key(entry.parameters)) for entry in inputs),
-            tuple((entry.name, _key(entry.parameters)) for entry in outputs),
-            _key(parameters),
-        )
-        head = self._heads.get(key)
-        if head is None:
-            head = RequestHead(model_name, model_version, tuple(inputs), tuple(outputs), parameters)
-            if _is_small(head):
-                self._heads.keep(key, head)
-        return head
 
 
 def _key(parameters: Parameters) -> _Key:
@@ -186,6 +150,7 @@ class InferText:
     """Of the inputs: what the JSON holds, or where they lie behind it."""
 
 
+_UNKNOWN_ID = request_prefix([""])
 _IN_JSON: Any = object()
 """In place of where a tensor lies behind the JSON."""
 _ELEMENTS = re.compile(rb'"data"\s*:\s*(\[[][\w\s,.+-]*\])')
@@ -216,8 +181,8 @@ class InferRequestReader:
     """Reads the JSON and the tensors behind it. Clients send the same JSON again and again, with other tensors: all but
     their elements is parsed once. Called on the event loop."""
 
-    def __init__(self, heads: RequestHeads) -> None:
-        self._heads = heads
+    def __init__(self) -> None:
+        self._heads = Memo[_Key, RequestHead]()
         self._texts = Memo[tuple[str | bytes, ...], _RememberedText]()
 
     def read(
@@ -255,9 +220,82 @@ class InferRequestReader:
 
     def request(self, text: InferText, binary: memoryview, model_name: str, model_version: str) -> InferRequest:
         """Of a text and the tensors behind it."""
-        head = self._heads.head(model_name, model_version, text.inputs, text.outputs, text.parameters)
+        head = self._head(model_name, model_version, text.inputs, text.outputs, text.parameters)
         data = [binary[part] if isinstance(part, slice) else part for part in text.data]
         return InferRequest(head, text.id, data, sequence=text.sequence)
+
+    def of_bytes(self, body: Buffer, config: ModelConfig, model_version: str) -> InferRequest:
+        """The request that a body means which is nothing but the model's one input.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT when the model has several inputs, or the input's shape cannot be deduced.
+        """
+        if len(config.inputs) != 1:
+            raise invalid_argument(
+                f"{_UNKNOWN_ID}Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)}"
+                f" inputs in '{config.name}' model configuration"
+            )
+        entry = config.inputs[0]
+        shape = _shape(entry, config, 1, len(body))
+        data = body
+        if entry.datatype is DataType.BYTES:
+            if -1 in entry.dims or math.prod(shape) != 1:
+                raise invalid_argument(
+                    f"{_UNKNOWN_ID}For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
+                )
+            data = encode_bytes_elements([memoryview(body)])
+        inputs = [InputHead(entry.name, entry.datatype.value, shape, NO_PARAMETERS)]
+        return InferRequest(self._head(config.name, model_version, inputs), "", [data])
+
+    def of_form(self, parts: Sequence[tuple[str, Buffer]], config: ModelConfig, model_version: str) -> InferRequest:
+        """The request that the parts of a form mean, in order: a part is an element of the BYTES input of its name, or
+        a row of another one. Where the model has one input, and the parts one name, that may be any.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT when there is no such input, or its shape cannot be deduced.
+        """
+        by_name: dict[str, list[Buffer]] = {}
+        for name, content in parts:
+            by_name.setdefault(name, []).append(content)
+        if len(by_name) == len(config.inputs) == 1:
+            by_name = {config.inputs[0].name: next(iter(by_name.values()))}
+        entries = {entry.name: entry for entry in config.inputs}
+        inputs: list[InputHead] = []
+        data: list[Buffer] = []
+        for name, contents in by_name.items():
+            entry = entries.get(name)
+            if entry is None:
+                raise invalid_argument(
+                    f"unexpected inference input '{name}' for model '{config.name}': the parts of a form are named as"
+                    f" its inputs, {', '.join(entries)}"
+                )
+            is_bytes = entry.datatype is DataType.BYTES
+            shape = _shape(entry, config, len(contents), len(contents) if is_bytes else sum(map(len, contents)))
+            data.append(encode_bytes_elements(map(memoryview, contents)) if is_bytes else b"".join(contents))
+            inputs.append(InputHead(name, entry.datatype.value, shape, NO_PARAMETERS))
+        return InferRequest(self._head(config.name, model_version, inputs), "", data)
+
+    def _head(
+        self,
+        model_name: str,
+        model_version: str,
+        inputs: Sequence[InputHead],
+        outputs: Sequence[RequestedOutput] = (),
+        parameters: Parameters = NO_PARAMETERS,
+    ) -> RequestHead:
+        key: _Key = (
+            model_name,
+            model_version,
+            tuple((entry.name, entry.datatype, entry.shape, _key(entry.parameters)) for entry in inputs),
+            tuple((entry.name, _key(entry.parameters)) for entry in outputs),
+            _key(parameters),
+        )
+        head = self._heads.get(key)
+        if head is None:
+            head = RequestHead(model_name, model_version, tuple(inputs), tuple(outputs), parameters)
+            if _is_small(head):
+                self._heads.keep(key, head)
+        return head
 
 
 def parse_infer_text(model_name: str, binary_length: int, json: Buffer) -> InferText:
@@ -269,12 +307,10 @@ def parse_infer_text(model_name: str, binary_length: int, json: Buffer) -> Infer
     head = parse_json(json)
     request_id = read_id(head)
     entry = find(head, "parameters")
-    parameters = None if entry is MISSING else RequestParameters(entry)
+    others, sequence, otherwise_binary = ({}, None, False) if entry is MISSING else _read_parameters(entry)
     inputs, data = _read_inputs(head, binary_length, model_name)
-    outputs, form = _read_outputs(head, parameters is not None and parameters.binary_output)
-    others = parameters.others if parameters is not None else NO_PARAMETERS
+    outputs, form = _read_outputs(head, otherwise_binary)
     check_entries(len(inputs) + len(outputs) + len(others) + sum(len(given.shape) for given in inputs))
-    sequence = None if parameters is None else parameters.sequence
     return InferText(request_id, inputs, outputs, others or NO_PARAMETERS, sequence, form, data)
 
 
@@ -312,11 +348,7 @@ def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[I
     for entry in _field(head, "inputs", array):
         parameters = find(entry, "parameters")
         size, region = find(parameters, "binary_data_size"), find(parameters, "shared_memory_region")
-        sources = {
-            "'data'": find(entry, "data"),
-            "'binary_data_size'": size,
-            "'shared_memory_region'": region,
-        }
+        sources = {"'data'": find(entry, "data"), "'binary_data_size'": size, "'shared_memory_region'": region}
         set_ones = [name for name, value in sources.items() if value is not MISSING]
         if len(set_ones) != 1:
             raise invalid_argument(
@@ -374,30 +406,24 @@ def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutp
     shared: set[str] = set()
     for entry in () if entries is MISSING else array(entries, "Unable to parse 'outputs'"):
         parameters = find(entry, "parameters")
-        _check_output(parameters)
+        names = ("shared_memory_region", "classification", "binary_data")
+        region, classes, as_binary = (find(parameters, name) for name in names)
+        if region is not MISSING:
+            if classes is not MISSING:
+                raise invalid_argument("Output can't set both 'shared_memory_region' and 'classification'")
+            if as_binary is not MISSING and boolean(as_binary, "Unable to set 'binary_data'"):
+                raise invalid_argument("Output can't set both 'shared_memory_region' and 'binary_data'")
         name = _field(entry, "name", text)
         kept: dict[str, ParameterValue] = {}
-        classes = find(parameters, "classification")
         if classes is not MISSING and unsigned(classes, "Unable to set 'classification'"):
             kept["classification"] = classes
-        if find(parameters, "shared_memory_region") is not MISSING:
+        if region is not MISSING:
             kept.update(_shared_memory(parameters))
             shared.add(name)
-        as_binary = find(parameters, "binary_data")
         is_binary = as_binary is not MISSING and boolean(as_binary, "Unable to parse 'binary_data'")
         binary.setdefault(name, is_binary)
         outputs.append(RequestedOutput(name, kept or NO_PARAMETERS))
     return outputs, AnswerForm(tuple(binary.items()), otherwise_binary, frozenset(shared))
-
-
-def _check_output(parameters: Any) -> None:
-    if find(parameters, "shared_memory_region") is MISSING:
-        return
-    if find(parameters, "classification") is not MISSING:
-        raise invalid_argument("Output can't set both 'shared_memory_region' and 'classification'")
-    as_binary = find(parameters, "binary_data")
-    if as_binary is not MISSING and boolean(as_binary, "Unable to set 'binary_data'"):
-        raise invalid_argument("Output can't set both 'shared_memory_region' and 'binary_data'")
 
 
 _KIND = "multipart/form-data"
@@ -458,64 +484,6 @@ def _next(delimiter: re.Pattern[bytes], view: memoryview, start: int) -> re.Matc
 
 def _broken(why: str) -> ServeError:
     return invalid_argument(f"the request's body is no {_KIND} with the boundary that its Content-Type tells: {why}")
-
-
-_UNKNOWN_ID = request_prefix([""])
-
-
-def raw_request(body: Buffer, config: ModelConfig, model_version: str, heads: RequestHeads) -> InferRequest:
-    """The request that the bytes mean.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when the model has several inputs, or the input's shape cannot be deduced.
-    """
-    if len(config.inputs) != 1:
-        raise invalid_argument(
-            f"{_UNKNOWN_ID}Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)}"
-            f" inputs in '{config.name}' model configuration"
-        )
-    entry = config.inputs[0]
-    shape = _shape(entry, config, 1, len(body))
-    data = body
-    if entry.datatype is DataType.BYTES:
-        if -1 in entry.dims or math.prod(shape) != 1:
-            raise invalid_argument(
-                f"{_UNKNOWN_ID}For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
-            )
-        data = encode_bytes_elements([memoryview(body)])
-    inputs = [InputHead(entry.name, entry.datatype.value, shape, NO_PARAMETERS)]
-    return InferRequest(heads.head(config.name, model_version, inputs, (), NO_PARAMETERS), "", [data])
-
-
-def form_request(
-    parts: Sequence[tuple[str, Buffer]], config: ModelConfig, model_version: str, heads: RequestHeads
-) -> InferRequest:
-    """The request that the parts of a form mean, in order: a part is an element of the BYTES input of its name, or a
-    row of another one. Where the model has one input, and the parts one name, that may be any.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when there is no such input, or its shape cannot be deduced.
-    """
-    by_name: dict[str, list[Buffer]] = {}
-    for name, content in parts:
-        by_name.setdefault(name, []).append(content)
-    if len(by_name) == len(config.inputs) == 1:
-        by_name = {config.inputs[0].name: next(iter(by_name.values()))}
-    entries = {entry.name: entry for entry in config.inputs}
-    inputs: list[InputHead] = []
-    data: list[Buffer] = []
-    for name, contents in by_name.items():
-        entry = entries.get(name)
-        if entry is None:
-            raise invalid_argument(
-                f"unexpected inference input '{name}' for model '{config.name}': the parts of a form are named as its"
-                f" inputs, {', '.join(entries)}"
-            )
-        is_bytes = entry.datatype is DataType.BYTES
-        shape = _shape(entry, config, len(contents), len(contents) if is_bytes else sum(map(len, contents)))
-        data.append(encode_bytes_elements(map(memoryview, contents)) if is_bytes else b"".join(contents))
-        inputs.append(InputHead(name, entry.datatype.value, shape, NO_PARAMETERS))
-    return InferRequest(heads.head(config.name, model_version, inputs, (), NO_PARAMETERS), "", data)
 
 
 def _shape(entry: InputConfig, config: ModelConfig, rows: int, size: int) -> tuple[int, ...]:

@@ -1,20 +1,26 @@
-"""Infer: from a client's body to a scheduled request, and its answer back."""
+"""Inference requests of HTTP: what they are served with, their way from a client's body to the scheduler, and that of
+their answers back."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
-from rocserve.core.errors import ServeError, deadline_exceeded, internal, unimplemented
+from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument, unimplemented
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse
+from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import (
     HEADER_LENGTH,
     IDENTITY,
     LARGEST_BODY,
+    BodyReader,
     StatedLength,
     compressed,
     request_encoding,
@@ -23,13 +29,10 @@ from rocserve.frontends.http.body import (
 from rocserve.frontends.http.infer_request import (
     InferRequestReader,
     InferText,
-    RequestHeads,
     form_boundary,
     form_parts,
-    form_request,
     id_of_refused,
     parse_infer_text,
-    raw_request,
 )
 from rocserve.frontends.http.infer_response import (
     BINARY_ONLY,
@@ -38,12 +41,14 @@ from rocserve.frontends.http.infer_response import (
     AnswerLayouts,
     detached,
 )
-from rocserve.frontends.http.large_bodies import LARGE_JSON
+from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
 from rocserve.frontends.http.request import JSON, PLAIN, Head, Request, Response, error_response, not_allowed
-from rocserve.frontends.http.responders import HttpParts, HttpResponder, request_timeout
 from rocserve.plane.loop import TimerHandle
+from rocserve.scheduling.batch import send_copied
 from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import NOT_FOR_DECOUPLED
+from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
+from rocserve.services.methods import Method
+from rocserve.services.observation import ClientResponder, RequestOrigin
 from rocserve.settings import HttpSettings
 
 _HEADER_LENGTH_KEY = HEADER_LENGTH.lower()
@@ -52,29 +57,155 @@ _ONE_PIECE = 128 << 10
 """Bytes up to which a body is put together, rather than sent part by part."""
 
 
+class Models(Protocol):
+    """The configurations of the models that are served."""
+
+    def find(self, name: str, version: str) -> ModelConfig | None:
+        """Of the version that a request names; None = ask.
+
+        Raises:
+            ServeError: there is none ready.
+        """
+
+    async def ask(self, name: str, version: str) -> ModelConfig:
+        """The same, of the server; raises as `find` does."""
+
+
+class ServedModels:
+    """Those of this process."""
+
+    def __init__(self, tables: ServingTableHolder) -> None:
+        self._tables = tables
+
+    def find(self, name: str, version: str) -> ModelConfig:
+        return self._tables.table.find(name, version).config
+
+    async def ask(self, name: str, version: str) -> ModelConfig:
+        return self.find(name, version)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpParts:
+    """What HTTP asks, in the server's own process or beside it."""
+
+    inference: Inference
+    methods: Mapping[str, Method]
+    models: Models
+    memory: RequestMemory
+    large: LargeBodies
+    settings: HttpSettings
+    bodies: BodyReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bodies", BodyReader(self.settings.max_input_size, self.memory))
+
+
+OWN_HEADER = "X-Request-Timeout-Ms"
+ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
+"""Envoy sends it to servers behind it: how long it waits for them."""
+_HEADERS = tuple((name, name.lower()) for name in (OWN_HEADER, ENVOY_HEADER))
+_MOST_DIGITS = 15
+"""Of milliseconds: thirty thousand years."""
+
+
+def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float | None:
+    """How many seconds the client of a request waits from its beginning on, as its headers and the server's settings
+    say; None = there is no end. The shortest counts.
+
+    Args:
+        timeout_seconds: the longest that any request may take; 0 = as long as it takes.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, a header is no number.
+    """
+    seconds = [timeout_seconds] if timeout_seconds else []
+    for name, key in _HEADERS:
+        text = headers.get(key)
+        if text is not None:
+            if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text)):
+                raise invalid_argument(f"{name}: expected a whole number of milliseconds from 1 on, got '{text}'")
+            seconds.append(int(text) / 1000)
+    return min(seconds, default=None)
+
+
+class HttpResponder(ClientResponder):
+    """A request of HTTP from its head on: where it comes from, whether its client is still there, and (a Holder) what
+    memory its body takes. All is called on the plane's thread."""
+
+    held_bytes = 0
+    is_refused = False
+    """Whether it failed before it was scheduled."""
+    _is_scheduled = False
+    _is_gone = False
+    _callbacks: Sequence[Callable[[], None]] = ()
+
+    def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
+        """`timeout`: seconds from the request's beginning on, after which the client is answered so, whatever becomes
+        of the request."""
+        self.request = request
+        self._parts = parts
+        self._deadline = None if timeout is None else request.began_at + timeout
+
+    def hand_over(self, request: InferRequest) -> None:
+        """Have the request, whose body is there now, scheduled. An error that is raised is its only answer."""
+        request.deadline = self._deadline
+        self._parts.inference.infer(request, self)
+        self._is_scheduled = True
+
+    def release(self) -> None:
+        """The request's body is needed no more. The callbacks know the request, which knows this: such a ring would
+        keep the client's data until the next collection."""
+        self._callbacks = ()
+        self._parts.memory.release(self)
+
+    def origin(self) -> RequestOrigin:
+        request = self.request
+        received_ns = int(request.began_at * 1e9), time.monotonic_ns()
+        return RequestOrigin("HTTP", received_ns, request.head.headers, request.remote)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        self._callbacks = [*self._callbacks, callback]
+        if self._is_gone:
+            self._on_gone()
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more. Who says so may be in the middle of it."""
+        self._is_gone = True
+        self._parts.inference.plane.call_soon(self._on_gone)
+
+    def _copy(self, response: InferResponse, final: bool) -> None:
+        """A large response, for clients may read slowly; it will be sent once more."""
+        self._parts.inference.plane.work_off(send_copied(response, final, self))
+
+    def _on_gone(self) -> None:
+        callbacks, self._callbacks = self._callbacks, ()
+        for callback in callbacks:
+            callback()
+
+    def _note_failure(self, error: ServeError) -> None:
+        if error.is_refusal or not self._is_scheduled:
+            self.is_refused = True
+
+
 class InferHandler:
     """On the event loop. A request that is there as a whole, and its answer, cost no task."""
 
     def __init__(self, parts: HttpParts, forwarding: HeaderForwarding | None) -> None:
         self.parts = parts
         self.forwarding = forwarding
-        self.heads = RequestHeads()
-        self.reader = InferRequestReader(self.heads)
+        self.reader = InferRequestReader()
         self.layouts = AnswerLayouts()
 
     def handler(self, head: Head, model: str, version: str) -> Callable[[Request], None]:
         """What answers the infer requests of a head, at once or later. Raises: HttpError: they are refused."""
         if head.method != "POST":
             raise not_allowed()
-        return _InferRequests(self, head.headers, model, version).answer
+        return InferHead(self, head.headers, model, version).answer
 
 
-@dataclass(frozen=True, slots=True)
 class InferHead:
-    """What the head of infer requests says."""
+    """What the head of many infer requests says: it is read for the first of them whose model is known."""
 
-    model: str
-    version: str
     timeout: float | None
     """Seconds."""
     encoding: str
@@ -85,37 +216,17 @@ class InferHead:
     """Between the parts of a form; None = bodies are none."""
     answer_encoding: str
 
-    @classmethod
-    def of(cls, headers: Mapping[str, str], model: str, version: str, settings: HttpSettings) -> InferHead:
-        """Raises: ServeError, HttpError: one of the headers is wrong."""
-        timeout = request_timeout(headers, settings.request_timeout_seconds)
-        encoding, length = headers.get("content-encoding"), headers.get(_HEADER_LENGTH_KEY)
-        return cls(
-            model,
-            version,
-            timeout,
-            request_encoding(encoding) if encoding else IDENTITY,
-            None if length is None else StatedLength.of(length),
-            settings.max_input_size if length is None else LARGEST_BODY,
-            None if length is not None else form_boundary(headers.get("content-type", "")),
-            response_encoding(headers.get("accept-encoding")),
-        )
-
-
-class _InferRequests:
-    """All that come with one head, which is read for the first of them whose model is known."""
-
     def __init__(self, handler: InferHandler, headers: Mapping[str, str], model: str, version: str) -> None:
-        self._handler = handler
+        self.handler = handler
+        self.model = model
+        self.version = version
         self._headers = headers
-        self._model = model
-        self._version = version
-        self._head: InferHead | None = None
+        self._is_read = False
 
     def answer(self, request: Request) -> None:
-        """Answer one of them. Raises: HttpError: what only HTTP knows is wrong."""
+        """Answer one of its requests. Raises: HttpError: what only HTTP knows is wrong."""
         try:
-            config = self._handler.parts.models.find(self._model, self._version)
+            config = self.handler.parts.models.find(self.model, self.version)
             if config is None:
                 request.run(self._ask(request))
             else:
@@ -125,20 +236,32 @@ class _InferRequests:
 
     async def _ask(self, request: Request) -> None:
         try:
-            self._begin(request, await self._handler.parts.models.ask(self._model, self._version))
+            self._begin(request, await self.handler.parts.models.ask(self.model, self.version))
         except ServeError as error:
             self._refuse_unread(request, error)
 
     def _refuse_unread(self, request: Request, error: ServeError) -> None:
-        self._handler.parts.inference.refuse(error, str)
+        self.handler.parts.inference.refuse(error, str)
         request.respond(error_response(error, PLAIN))
 
     def _begin(self, request: Request, config: ModelConfig) -> None:
         if config.decoupled:
             raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
-        if self._head is None:
-            self._head = InferHead.of(self._headers, self._model, self._version, self._handler.parts.settings)
-        InferCall(self._handler, self._head, request, config).begin()
+        if not self._is_read:
+            self.read(self.handler.parts.settings)
+        InferCall(self, request, config).begin()
+
+    def read(self, settings: HttpSettings) -> None:
+        """Raises: ServeError, HttpError: one of the headers is wrong."""
+        headers = self._headers
+        encoding, length = headers.get("content-encoding"), headers.get(_HEADER_LENGTH_KEY)
+        self.timeout = request_timeout(headers, settings.request_timeout_seconds)
+        self.encoding = request_encoding(encoding) if encoding else IDENTITY
+        self.json_length = None if length is None else StatedLength.of(length)
+        self.limit = settings.max_input_size if length is None else LARGEST_BODY
+        self.boundary = None if length is not None else form_boundary(headers.get("content-type", ""))
+        self.answer_encoding = response_encoding(headers.get("accept-encoding"))
+        self._is_read = True
 
 
 class InferCall(HttpResponder):
@@ -156,9 +279,10 @@ class InferCall(HttpResponder):
     _is_answered = False
     """Or nobody waits for its answer."""
 
-    def __init__(self, handler: InferHandler, head: InferHead, request: Request, config: ModelConfig) -> None:
-        super().__init__(request, handler.parts, head.timeout)
-        self._handler = handler
+    def __init__(self, head: InferHead, request: Request, config: ModelConfig) -> None:
+        """`head`: has been read."""
+        super().__init__(request, head.handler.parts, head.timeout)
+        self._handler = head.handler
         self._head = head
         self._config = config
 
@@ -209,10 +333,10 @@ class InferCall(HttpResponder):
         length = self._parts.bodies.json_length(head.json_length, len(body))
         self._refusal_type = JSON
         if head.boundary is not None:
-            return form_request(form_parts(body, head.boundary), self._config, head.version, handler.heads)
+            return handler.reader.of_form(form_parts(body, head.boundary), self._config, head.version)
         if not length:
             self._form = BINARY_ONLY
-            return raw_request(body, self._config, head.version, handler.heads)
+            return handler.reader.of_bytes(body, self._config, head.version)
         self._body, self._json_bytes = body, length
         request, self._form = handler.reader.read(body, length, head.model, head.version)
         return request

@@ -73,7 +73,8 @@ def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
     if message == "Unterminated string starting at":
         position = len(source)
     elif message.startswith("Expecting ',' delimiter"):
-        if _BARE_FRACTION.match(source, _number_start(source, position)) and source[position] == ".":
+        number_start = len(source[:position].rstrip("-0123456789"))
+        if _BARE_FRACTION.match(source, number_start) and source[position] == ".":
             return "Miss fraction part in number.", position + 1
         return f"Missing a comma or {_after_element(source[:position])}", position
     elif message.startswith("Illegal trailing comma before end of object"):
@@ -81,25 +82,13 @@ def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
     elif message.startswith("Invalid \\uXXXX"):
         position = source.rindex("\\", 0, position + 1)
     elif message in ("Expecting value", "Illegal trailing comma before end of array"):
+        if source[position : position + 1] == ",":
+            # Some versions of Python name the comma before where the value should have stood.
+            return "Invalid value.", len(source) - len(source[position + 1 :].lstrip(" \t\r\n"))
         word = _BEGUN_VALUE.match(source, position)
-        return "Invalid value.", word.end() if word else _after_comma(source, position)
+        return "Invalid value.", word.end() if word else position
     known = next((text for found, text in _FAULTS.items() if message.startswith(found)), "Invalid value.")
     return known, position
-
-
-def _number_start(source: str, end: int) -> int:
-    start = end
-    while start and source[start - 1] in "-0123456789":
-        start -= 1
-    return start
-
-
-def _after_comma(source: str, position: int) -> int:
-    """Where the value should have stood: some versions of Python name the comma before it."""
-    if source[position : position + 1] != ",":
-        return position
-    rest = source[position + 1 :]
-    return position + 1 + len(rest) - len(rest.lstrip(" \t\r\n"))
 
 
 def _after_element(before: str) -> str:

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from email.utils import formatdate
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from rocserve.core.memo import Memo
 from rocserve.frontends.grpc.transport import file_limit
-from rocserve.frontends.http.protocol import Connection, ConnectionLimits, Connections
-from rocserve.frontends.http.request import Request, Response
+from rocserve.frontends.http.protocol import Connection, ConnectionLimits
+from rocserve.frontends.http.request import Head, Request, Response
 from rocserve.frontends.listen_address import ListenAddress, begin_no_handshakes
 from rocserve.observability.rate_limits import Allowance
 
@@ -37,6 +39,8 @@ _CLOSE_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 """Between two checks for connections whose clients keep them waiting."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
+_REMEMBERED_HEADS = 256
+"""Of requests."""
 _KEPT_DESCRIPTORS = 256
 """For the process itself, of the files that may be open: workers take some, and so do files that are read."""
 
@@ -52,21 +56,46 @@ class HttpListener:
         tls: ssl.SSLContext | None = None,
         failure: Callable[[Request, Exception], Response] = lambda request, error: Response(500, b"", "text/plain"),
     ) -> None:
-        """`handle`, `failure`: see Connections."""
+        """
+        Args:
+            handle: answers a request, at once or later.
+            failure: the answer to one that could not be handled.
+        """
+        self.handle = handle
+        self.failure = failure
+        self.limits = limits or ConnectionLimits()
+        self.open: set[Connection] = set()
+        """Those that are closing too, until they are closed."""
+        self.arriving: dict[Connection, tuple[socket.socket, asyncio.Task[Any]]] = {}
+        """Those that have been taken and are not set up yet, their handshake of TLS included, in the order in which
+        they were taken."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.closes_after_answers = False
+        """An answer is the last of its connection."""
+        self.none_open = asyncio.Event()
+        self.none_open.set()
+        self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)
+        """By their bytes; of requests that keep their connection and have their body's length."""
+        self._last_lines = b""
+        self._last_lines_until = 0.0
+        self._is_ending = False
         self._log = log.getChild("connections")
-        self._limits = limits or ConnectionLimits()
         self._tls = tls
-        self._connections = Connections(handle, failure, self._limits.age_seconds)
-        self._connections.on_made = lambda connection: self._arriving.pop(connection, None)
         self._listening: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop
         self._watch: asyncio.Task[None] | None = None
-        self._arriving: dict[Connection, _Arrival] = {}
-        """In the order in which they were taken."""
         self._fitting: int | None = None
         """How many connections there may be while one has a descriptor above the limit: those that closed ones leave
         are lower, and do not show it."""
         self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
+
+    def last_lines(self, now: float) -> bytes:
+        """Of the head of each answer; `now`: time.monotonic() seconds."""
+        if now >= self._last_lines_until:
+            second = time.time()
+            self._last_lines_until = now + 1 - second % 1
+            self._last_lines = f"Date: {formatdate(second, usegmt=True)}\r\nServer: rocserve\r\n\r\n".encode()
+        return self._last_lines
 
     async def start(self, where: ListenAddress) -> int:
         """Listen; returns the port. Raises: OSError: it cannot be listened on; its text says where and what to do."""
@@ -89,16 +118,15 @@ class HttpListener:
 
     def close_after_answers(self) -> None:
         """Have clients connect anew, here or elsewhere."""
-        self._connections.closes_after_answers = True
+        self.closes_after_answers = True
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Take no more connections, let open requests finish within the grace time, close all connections. What is
         asked on open connections meanwhile is answered, and the connection closed."""
         self.close_after_answers()
-        connections = self._connections
-        if connections.is_ending or self._watch is None:
+        if self._is_ending or self._watch is None:
             return
-        connections.is_ending = True
+        self._is_ending = True
         for listening in self._listening:
             self._loop.remove_reader(listening.fileno())
             begin_no_handshakes(listening)
@@ -108,31 +136,31 @@ class HttpListener:
             listening.close()
         try:
             async with asyncio.timeout(min(grace_seconds, _FIRST_REQUEST_SECONDS)):
-                while self._arriving or any(each.awaits_head for each in connections.open):  # noqa: ASYNC110 - rare
+                while self.arriving or any(each.awaits_head for each in self.open):  # noqa: ASYNC110 - rare
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             pass
         try:
             async with asyncio.timeout(grace_seconds):
-                while any(each.has_request for each in connections.open):  # noqa: ASYNC110 - rare
+                while any(each.has_request for each in self.open):  # noqa: ASYNC110 - rare
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             pass
         self._watch.cancel()
-        while self._arriving:
+        while self.arriving:
             self._close_oldest_arriving()
-        for connection in connections.open:
+        for connection in self.open:
             if connection.has_request:
                 connection.abort()
             else:
                 connection.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await connections.none_open.wait()
-                await asyncio.gather(*connections.tasks, return_exceptions=True)
+                await self.none_open.wait()
+                await asyncio.gather(*self.tasks, return_exceptions=True)
         except TimeoutError:
             pass
-        for connection in connections.open:
+        for connection in self.open:
             connection.abort()
 
     def _take(self, listening: socket.socket) -> bool:
@@ -153,24 +181,24 @@ class HttpListener:
         return True
 
     def _resume_taking(self, listening: socket.socket) -> None:
-        if not self._connections.is_ending:
+        if not self._is_ending:
             self._loop.add_reader(listening.fileno(), self._take, listening)
 
     def _admit(self, accepted: socket.socket) -> None:
         loop = self._loop
-        connection = Connection(self._connections, loop)
-        seconds = None if self._tls is None else self._limits.head_seconds
+        connection = Connection(self, loop)
+        seconds = None if self._tls is None else self.limits.head_seconds
         coming = loop.connect_accepted_socket(
             lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=seconds
         )
         task = loop.create_task(coming)
         task.add_done_callback(partial(self._end_arrival, connection, accepted))
-        self._arriving[connection] = _Arrival(accepted, task)
+        self.arriving[connection] = accepted, task
         if self._has_one_too_many(accepted):
             self._make_room()
 
     def _end_arrival(self, connection: Connection, accepted: socket.socket, task: asyncio.Task[Any]) -> None:
-        self._arriving.pop(connection, None)
+        self.arriving.pop(connection, None)
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:
             # asyncio has closed it, unless it had not begun.
@@ -179,18 +207,19 @@ class HttpListener:
             self._log.error("a connection could not be taken", exc_info=error)
 
     def _close_oldest_arriving(self) -> None:
-        self._arriving.pop(next(iter(self._arriving))).task.cancel()
+        _, task = self.arriving.pop(next(iter(self.arriving)))
+        task.cancel()
 
     async def _close_overdue(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             now = self._loop.time()
-            for connection in self._connections.open:
-                if connection.is_overdue(self._limits, now):
+            for connection in self.open:
+                if connection.is_overdue(now):
                     connection.abort()
 
     def _has_one_too_many(self, accepted: socket.socket) -> bool:
-        if self._are_more_than(self._limits.most):
+        if self._are_more_than(self.limits.most):
             return True
         if self._is_above(accepted.fileno()):
             # The kernel gives the lowest that is free, so that all below are in use, whatever for.
@@ -198,29 +227,29 @@ class HttpListener:
             return True
         if not self._are_more_than(self._fitting):
             return False
-        descriptors = [connection.descriptor for connection in self._connections.open]
-        descriptors += [arrival.socket.fileno() for arrival in self._arriving.values()]
+        descriptors = [connection.descriptor for connection in self.open]
+        descriptors += [accepted.fileno() for accepted, _ in self.arriving.values()]
         if not any(map(self._is_above, descriptors)):
             self._fitting = None
         return self._fitting is not None
 
     def _are_more_than(self, most: int | None) -> bool:
-        if most is None or len(self._connections.open) + len(self._arriving) <= most:
+        if most is None or len(self.open) + len(self.arriving) <= most:
             return False
         return self._count_open() > most
 
     def _count_open(self) -> int:
         """Those that are closing are still among the connections."""
-        return len(self._arriving) + sum(not each.is_closing for each in self._connections.open)
+        return len(self.arriving) + sum(not each.is_closing for each in self.open)
 
     def _is_above(self, descriptor: int) -> bool:
-        return self._limits.most_descriptors is not None and descriptor > self._limits.most_descriptors
+        return self.limits.most_descriptors is not None and descriptor > self.limits.most_descriptors
 
     def _make_room(self) -> None:
         """Close the oldest of those that arrive, where they have more than their share: no request is lost with it.
         Else the connection that has waited for its client for longest; where none does, the one whose request's body
         has been on its way for longest; else the oldest that arrives."""
-        if (len(self._arriving) - 1) * _ARRIVING_SHARE > self._count_open():
+        if (len(self.arriving) - 1) * _ARRIVING_SHARE > self._count_open():
             self._close_oldest_arriving()
         elif (
             waiting := self._longest(attrgetter("waits_since")) or self._longest(attrgetter("body_since"))
@@ -232,13 +261,11 @@ class HttpListener:
             self._log.warning("%s", self._full())
 
     def _longest(self, since: Callable[[Connection], float | None]) -> Connection | None:
-        waiting = [
-            (began, connection) for connection in self._connections.open if (began := since(connection)) is not None
-        ]
+        waiting = [(began, connection) for connection in self.open if (began := since(connection)) is not None]
         return min(waiting, key=itemgetter(0))[1] if waiting else None
 
     def _full(self) -> str:
-        most = self._limits.most
+        most = self.limits.most
         if most is not None and self._count_open() >= most:
             return (
                 f"there are {most} connections, as many as there may be: for each one more, another whose client keeps"
@@ -249,14 +276,6 @@ class HttpListener:
             " that the server needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients"
             " connect"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A connection that has been taken and is not set up yet, its handshake of TLS included."""
-
-    socket: socket.socket
-    task: asyncio.Task[Any]
 
 
 def most_descriptors() -> int | None:

@@ -14,15 +14,16 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from email.utils import formatdate
+from typing import TYPE_CHECKING
 
 import httptools
 
-from rocserve.core.memo import Memo
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.request import Head, Request, Response
+
+if TYPE_CHECKING:
+    from rocserve.frontends.http.listener import HttpListener
 
 LARGEST_HEAD_LINE = 8190
 """Bytes of a URL, and of a header's name and value."""
@@ -33,7 +34,6 @@ _READ_AHEAD = 1 << 20
 """Bytes of a body that are taken before anybody asks for them; then its sender has to wait."""
 _BEGUN_AT_ONCE = 16
 """Requests of one connection that are begun before others have their turn."""
-_REMEMBERED_HEADS = 256
 _LONGEST_REMEMBERED_HEAD = 1024
 """Bytes: all of them take ten megabytes at most, when they are nothing but short headers."""
 _HEAD_END = b"\r\n\r\n"
@@ -58,48 +58,6 @@ class ConnectionLimits:
     say."""
 
 
-class Connections:
-    """All of one listener, and what they have in common."""
-
-    def __init__(
-        self,
-        handle: Callable[[Request], None],
-        failure: Callable[[Request, Exception], Response],
-        age_seconds: float,
-    ) -> None:
-        """
-        Args:
-            handle: answers a request, at once or later.
-            failure: the answer to one that could not be handled.
-            age_seconds: see ConnectionLimits.
-        """
-        self.handle = handle
-        self.failure = failure
-        self.age_seconds = age_seconds
-        self.open: set[Connection] = set()
-        """Those that are closing too, until they are closed."""
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.closes_after_answers = False
-        """An answer is the last of its connection."""
-        self.is_ending = False
-        """No connection is taken any more."""
-        self.on_made: Callable[[Connection], object] = lambda connection: None
-        self.none_open = asyncio.Event()
-        self.none_open.set()
-        self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)
-        """By their bytes; of requests that keep their connection and have their body's length."""
-        self._last_lines = b""
-        self._last_lines_until = 0.0
-
-    def last_lines(self, now: float) -> bytes:
-        """Of the head of each answer; `now`: time.monotonic() seconds."""
-        if now >= self._last_lines_until:
-            second = time.time()
-            self._last_lines_until = now + 1 - second % 1
-            self._last_lines = f"Date: {formatdate(second, usegmt=True)}\r\nServer: rocserve\r\n\r\n".encode()
-        return self._last_lines
-
-
 class _Refused(Exception):
     """The client asks too much of a request's head."""
 
@@ -107,8 +65,8 @@ class _Refused(Exception):
 class Connection(asyncio.Protocol):
     """One connection of a client: since when it waits for its client, and for what. All calls are made on the loop."""
 
-    def __init__(self, common: Connections, loop: asyncio.AbstractEventLoop) -> None:
-        self.common = common
+    def __init__(self, listener: HttpListener, loop: asyncio.AbstractEventLoop) -> None:
+        self.listener = listener
         self.remote = ""
         self.ends_at = math.inf
         """time.monotonic() seconds: an answer after that is the last."""
@@ -148,21 +106,22 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
         self._idle_since = self._head_since = time.monotonic()
-        if self.common.age_seconds:
+        age_seconds = self.listener.limits.age_seconds
+        if age_seconds:
             # Those that began together do not end together; gRPC's core spreads them so.
-            self.ends_at = self._idle_since + self.common.age_seconds * random.uniform(0.9, 1.1)
-        self.common.open.add(self)
-        self.common.none_open.clear()
-        self.common.on_made(self)
+            self.ends_at = self._idle_since + age_seconds * random.uniform(0.9, 1.1)
+        self.listener.open.add(self)
+        self.listener.none_open.clear()
+        self.listener.arriving.pop(self, None)
 
     def eof_received(self) -> None:
         """asyncio closes it then."""
         self.is_closing = True
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.common.open.discard(self)
-        if not self.common.open:
-            self.common.none_open.set()
+        self.listener.open.discard(self)
+        if not self.listener.open:
+            self.listener.none_open.set()
         self._is_last = self.is_closing = True
         self._waiting.clear()
         if self._current is not None:
@@ -185,7 +144,7 @@ class Connection(asyncio.Protocol):
                 return  # Read so that the client gets its answer, rather than a reset.
             if not self._is_in_head:
                 # Between two requests: those that are whole and have a remembered head.
-                known, begin = self.common.known_heads, 0
+                known, begin = self.listener.known_heads, 0
                 while begin < len(data):
                     end = data.find(_HEAD_END, begin) + len(_HEAD_END)
                     head = known.get(data[begin:end])
@@ -238,7 +197,7 @@ class Connection(asyncio.Protocol):
             has_length = "transfer-encoding" not in head.headers and request.is_whole == (length == 0)
             if has_length and head.keeps_alive and not request.data:
                 head.body_bytes = length
-                self.common.known_heads.keep(data[:end], head)
+                self.listener.known_heads.keep(data[:end], head)
         return data[end:]
 
     # What the parser calls.
@@ -320,7 +279,7 @@ class Connection(asyncio.Protocol):
             self._idle_since = self._head_since = None
             self.begun_at = time.monotonic()
             try:
-                self.common.handle(request)
+                self.listener.handle(request)
             except Exception as error:
                 request.fail(error)
         else:
@@ -343,7 +302,14 @@ class Connection(asyncio.Protocol):
         if request.is_last:
             self._is_last = True
             self._waiting.clear()
-            self._close(request)
+            if (request.is_whole and request.head.method) or not self._transport.can_write_eof():
+                self.close()
+            else:
+                # Once all is sent. Closed with something unread, the client would get a reset instead of its answer.
+                self._arriving = None
+                self._idle_since = self._head_since = time.monotonic()
+                self._transport.write_eof()
+                self.read_on()
             return
         self._idle_since = time.monotonic()
         if self._is_in_head or not request.is_whole:
@@ -355,16 +321,6 @@ class Connection(asyncio.Protocol):
             self.read_on()
         if self._waiting or self._fault is not None:
             self._begin_requests()
-
-    def _close(self, request: Request) -> None:
-        """Once all is sent. Closed with something unread, the client would get a reset instead of its answer."""
-        if (request.is_whole and request.head.method) or not self._transport.can_write_eof():
-            self.close()
-        else:
-            self._arriving = None
-            self._idle_since = self._head_since = time.monotonic()
-            self._transport.write_eof()
-            self.read_on()
 
     def read_on(self) -> None:
         if not (self._reads or self._waiting or self.is_closing):
@@ -418,7 +374,8 @@ class Connection(asyncio.Protocol):
         """Since when it waits for the whole body of its request; None = it does not, or it has been closed."""
         return None if self.is_closing or self._current is None or self._current.is_whole else self.begun_at
 
-    def is_overdue(self, limits: ConnectionLimits, now: float) -> bool:
+    def is_overdue(self, now: float) -> bool:
+        limits = self.listener.limits
         return (
             (self._unread_since is not None and now - self._unread_since > limits.write_seconds)
             or (self._head_since is not None and now - self._head_since > limits.head_seconds)

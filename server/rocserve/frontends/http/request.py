@@ -175,8 +175,8 @@ class Request:
         """Have a task answer, which is cancelled when the client goes; None = it has been sent. A ConnectionError of it
         ends the connection; another error is answered."""
         self._task = self._connection.loop.create_task(self._run(answering))
-        self._connection.common.tasks.add(self._task)
-        self._task.add_done_callback(self._connection.common.tasks.discard)
+        self._connection.listener.tasks.add(self._task)
+        self._task.add_done_callback(self._connection.listener.tasks.discard)
 
     async def _run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
         try:
@@ -196,7 +196,7 @@ class Request:
         self._connection.end_request(self)
 
     def fail(self, error: Exception) -> None:
-        response = self._connection.common.failure(self, error)
+        response = self._connection.listener.failure(self, error)
         if self._has_begun:
             self._connection.abort()
         else:
@@ -242,16 +242,16 @@ class Request:
         self._connection.end_request(self)
 
     def _head(self, status: int, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
-        connection, common, head = self._connection, self._connection.common, self.head
+        connection, listener, head = self._connection, self._connection.listener, self.head
         now = time.monotonic()
-        if not head.keeps_alive or common.closes_after_answers or self.fault is not None or now > connection.ends_at:
+        if not head.keeps_alive or listener.closes_after_answers or self.fault is not None or now > connection.ends_at:
             self.is_last = True
         if head.answer_headers:
             headers = {**headers, **head.answer_headers}
         lines = _first_lines(status, content_type, tuple(headers.items()), head.is_old, self.is_last)
         if length is not None:
             lines += b"Content-Length: %d\r\n" % length
-        return lines + common.last_lines(now)
+        return lines + listener.last_lines(now)
 
     def leave(self) -> None:
         """The client has gone."""

@@ -12,7 +12,7 @@ import binascii
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 from rocserve.core.errors import internal, invalid_argument
@@ -304,20 +304,13 @@ def _pattern(url: str) -> re.Pattern[str]:
 _PATTERNS = tuple((_pattern(route.url), route) for route in ROUTES)
 
 
-class Destination(NamedTuple):
-    """Where a request goes."""
-
-    route: Route
-    fields: Mapping[str, str]
-    """What its URL says of them, not percent-encoded; empty what it leaves out."""
-
-
-def find_destination(target: bytes) -> Destination | None:
-    """None: there is nothing under this URL, as it was sent. The verb may still be one that is not allowed there."""
+def find_destination(target: bytes) -> tuple[Route, Mapping[str, str]] | None:
+    """Where a request goes, and what its URL, as it was sent, says of the fields: not percent-encoded, empty what it
+    leaves out. None: there is nothing under this URL. The verb may still be one that is not allowed there."""
     path = path_of(target)
     for pattern, route in _PATTERNS:
         if found := pattern.fullmatch(path):
-            return Destination(route, {name: unquote(value or "") for name, value in found.groupdict().items()})
+            return route, {name: unquote(value or "") for name, value in found.groupdict().items()}
     return None
 
 
@@ -325,5 +318,6 @@ def parse_message(target: bytes, body: Buffer) -> bytes:
     """The message, serialised, that a body means at the URL of a management call. Raises: ServeError: none."""
     destination = find_destination(target)
     assert destination is not None
-    message: bytes = destination.route.request(destination.fields, body).SerializeToString()
+    route, fields = destination
+    message: bytes = route.request(fields, body).SerializeToString()
     return message

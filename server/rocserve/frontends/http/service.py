@@ -11,8 +11,8 @@ from functools import partial
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.certificates import tls_context
-from rocserve.frontends.http.generate import GenerateHandler
-from rocserve.frontends.http.inference import InferHandler
+from rocserve.frontends.http.generate import generate
+from rocserve.frontends.http.inference import HttpParts, InferHandler
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
@@ -27,7 +27,6 @@ from rocserve.frontends.http.request import (
     error_response,
     not_allowed,
 )
-from rocserve.frontends.http.responders import HttpParts
 from rocserve.frontends.http.routes import (
     GENERATE,
     GENERATE_STREAM,
@@ -69,7 +68,6 @@ class HttpService:
         self._failures = RequestFailures(log)
         self._access = access
         self._infer = InferHandler(parts, header_forwarding(settings.header_forward_pattern))
-        self._generate = GenerateHandler(parts)
         self._page = Page(parts.methods) if settings.allow_ui else None
         self._origins = frozenset(settings.cors_origins)
         self._tasks: dict[asyncio.Task[object], Holding] = {}
@@ -115,7 +113,7 @@ class HttpService:
             return self._infer.handler(head, fields["name"], fields["version"])
         if route is GENERATE or route is GENERATE_STREAM:
             model, version, streams = fields["name"], fields["version"], route is GENERATE_STREAM
-            return lambda request: request.run(self._generate.answer(request, model, version, streams))
+            return lambda request: request.run(generate(self._parts, request, model, version, streams))
         return lambda request: request.run(self._manage(request, route, fields))
 
     def _admit(self, head: Head, method: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
+from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.tensors import Tensor, bytes_elements, encode_bytes_elements
 from rocserve.frontends.http.json_text import DEEPEST_NESTING, find, nested_too_deeply
 
@@ -109,27 +109,24 @@ def _flat(data: list[Any]) -> list[Any]:
 
 
 def _numbers(elements: list[Any], datatype: DataType) -> bytes:
-    kinds = set(map(type, elements))
+    wide: Any
+    kinds: set[type]
     if datatype is DataType.BOOL:
-        _check(kinds <= {bool}, _NOT_A_BOOLEAN)
-        return np.array(elements, dtype=np.bool_).tobytes()
-    if datatype in _FLOATING:
-        _check(kinds <= {int, float}, _NOT_A_NUMBER)
-        with np.errstate(over="ignore"):
-            return _converted(elements, np.dtype(np.float64), datatype, _NOT_A_NUMBER)
-    if datatype in _UNSIGNED:
-        _check(kinds <= {int} and min(elements, default=0) >= 0, _NOT_UNSIGNED)
-        return _converted(elements, np.dtype(np.uint64), datatype, _NOT_UNSIGNED)
-    _check(kinds <= {int}, _NOT_SIGNED)
-    return _converted(elements, np.dtype(np.int64), datatype, _NOT_SIGNED)
-
-
-def _converted(elements: list[Any], wide: np.dtype[Any], datatype: DataType, fault: str) -> bytes:
+        wide, kinds, fault = np.bool_, {bool}, _NOT_A_BOOLEAN
+    elif datatype in _FLOATING:
+        wide, kinds, fault = np.float64, {int, float}, _NOT_A_NUMBER
+    elif datatype in _UNSIGNED:
+        wide, kinds, fault = np.uint64, {int}, _NOT_UNSIGNED
+    else:
+        wide, kinds, fault = np.int64, {int}, _NOT_SIGNED
+    if not kinds.issuperset(map(type, elements)) or (datatype in _UNSIGNED and min(elements, default=0) < 0):
+        raise internal(fault)
     try:
         array = np.array(elements, dtype=wide)
     except OverflowError:
-        raise ServeError(StatusCode.INTERNAL, fault) from None
-    return array.astype(datatype.numpy_dtype, copy=False).tobytes()
+        raise internal(fault) from None
+    with np.errstate(over="ignore"):
+        return array.astype(datatype.numpy_dtype, copy=False).tobytes()
 
 
 def _bytes_contents(elements: list[Any], input_name: str) -> bytes:
@@ -157,8 +154,3 @@ def _decoded(value: Any, input_name: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
         raise invalid_argument(f"input '{input_name}' has an element that is no base64: {error}") from None
-
-
-def _check(holds: bool, fault: str) -> None:
-    if not holds:
-        raise ServeError(StatusCode.INTERNAL, fault)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.frontends.http.responders import request_timeout
+from rocserve.frontends.http.inference import request_timeout
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.generate import GenerateBody, generate_body
-from rocserve.frontends.http.infer_request import MOST_ENTRIES, InferRequestReader, RequestHeads, raw_request
+from rocserve.frontends.http.infer_request import MOST_ENTRIES, InferRequestReader
 from rocserve.frontends.http.infer_response import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts
 
 INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
@@ -25,7 +25,7 @@ INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
 
 def read(body: dict[str, Any] | bytes, binary: bytes = b"", reader: InferRequestReader | None = None) -> Any:
     head = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return (reader or InferRequestReader(RequestHeads())).read(head + binary, len(head), "m", "")
+    return (reader or InferRequestReader()).read(head + binary, len(head), "m", "")
 
 
 def test_a_request() -> None:
@@ -70,7 +70,7 @@ def test_sequences_and_the_default_form() -> None:
 
 
 def test_equal_requests_have_one_head() -> None:
-    reader = InferRequestReader(RequestHeads())
+    reader = InferRequestReader()
     body = {"inputs": [{**INPUT, "data": [1, 2]}]}
     first = read(body, reader=reader)[0]
     assert read({**body, "id": "other"}, reader=reader)[0].head is first.head
@@ -82,7 +82,7 @@ def test_equal_requests_have_one_head() -> None:
 
 
 def test_the_same_json_again() -> None:
-    reader = InferRequestReader(RequestHeads())
+    reader = InferRequestReader()
     two: dict[str, Any] = {
         "inputs": [
             {**INPUT, "parameters": {"binary_data_size": 2}},
@@ -106,7 +106,7 @@ def test_the_same_json_again() -> None:
 
 
 def test_the_same_json_with_other_elements() -> None:
-    reader = InferRequestReader(RequestHeads())
+    reader = InferRequestReader()
     two: dict[str, Any] = {
         "inputs": [
             {**INPUT, "data": [1, 2]},
@@ -139,13 +139,13 @@ def test_the_same_json_with_other_elements() -> None:
     ],
 )
 def test_other_arrays_are_not_taken_for_elements(text: bytes) -> None:
-    reader = InferRequestReader(RequestHeads())
+    reader = InferRequestReader()
     for number in (1, 3):
         assert read(text % number, reader=reader)[0].data == [bytes([number, 2])]
 
 
 def test_no_more_than_so_many_texts_are_remembered() -> None:
-    reader = InferRequestReader(RequestHeads())
+    reader = InferRequestReader()
     for number in range(MOST_REMEMBERED + 2):
         body = {"inputs": [{**INPUT, "parameters": {"binary_data_size": 2}}], "parameters": {"a": number}}
         assert read(body, b"\1\2", reader)[0].head.parameters == {"a": number}
@@ -250,7 +250,7 @@ CONFIG = ModelConfig(name="m", max_batch_size=4, inputs=(InputConfig("X", DataTy
 
 
 def raw(config: ModelConfig, body: bytes) -> Any:
-    return raw_request(body, config, "", RequestHeads())
+    return InferRequestReader().of_bytes(body, config, "")
 
 
 def test_a_body_without_json() -> None:

@@ -22,9 +22,8 @@ from rocserve.core.tensors import Tensor
 from rocserve.frontends.http import generate
 from rocserve.frontends.http.body import HEADER_LENGTH, BodyReader
 from rocserve.frontends.http.generate import AnswerStream
-from rocserve.frontends.http.inference import InferCall, InferHandler, InferHead
+from rocserve.frontends.http.inference import HttpResponder, InferCall, InferHandler, InferHead
 from rocserve.frontends.http.request import Response
-from rocserve.frontends.http.responders import HttpResponder
 from rocserve.settings import HttpSettings
 
 
@@ -61,7 +60,9 @@ class Call(InferCall):
         config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=inputs)
         self.memory = (given := parts(answer)).memory
         self.plane: HandLoop = given.inference.plane
-        super().__init__(InferHandler(given, None), InferHead.of(headers, "m", "", HttpSettings()), request, config)
+        head = InferHead(InferHandler(given, None), headers, "m", "")
+        head.read(HttpSettings())
+        super().__init__(head, request, config)
 
 
 def stream() -> AnswerStream:

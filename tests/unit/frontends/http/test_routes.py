@@ -40,8 +40,8 @@ from rocserve.frontends.http.routes import GENERATE, GENERATE_STREAM, INFER, Rou
 def test_methods(path: str, method: str, fields: dict[str, str]) -> None:
     destination = find_destination(path.encode())
     assert destination is not None
-    assert (destination.route.method, destination.fields) == (method, fields)
-    destination.route.request(destination.fields, None)
+    assert (destination[0].method, destination[1]) == (method, fields)
+    destination[0].request(destination[1], None)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from rocserve.core.request_memory import RequestMemory
+from rocserve.frontends.http.inference import HttpParts
 from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Request
-from rocserve.frontends.http.responders import HttpParts
 from rocserve.frontends.http.service import HttpService
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.protocol import grpc_service_pb2 as pb
