@@ -252,7 +252,22 @@ class FrontEnds:
         if self._count:
             port = await self._start_processes(listen_address(settings), routes, log)
         else:
-            port = self._start_transport(access, routes, log)
+            from rocserve.frontends.grpc.inference import InferenceHandlers
+            from rocserve.frontends.grpc.server import GrpcServer
+
+            handlers = InferenceHandlers(
+                served.inference, served.memory, header_forwarding(settings.header_forward_pattern)
+            )
+            transport = GrpcServer(
+                transport_settings(self._settings),
+                {**routes, **handlers.routes(access.restrictions)},
+                log,
+                self._plane,
+                served.memory,
+                TransportLimits.of(self._settings),
+            )
+            port = transport.start()
+            self._handlers, self._transport = handlers, transport
         self.ports["grpc"] = port
         return (
             self._who_serves("gRPC"),
@@ -280,28 +295,15 @@ class FrontEnds:
                 served.memory,
                 (anonymous_file.open_for_reading(edition), uses),
             )
-            served.inference.watch_wants(lambda: loop.call_soon_threadsafe(self._send_wants))
+
+            def send_wants() -> None:
+                for each in self._processes:
+                    each.send_wants()
+
+            served.inference.watch_wants(lambda: loop.call_soon_threadsafe(send_wants))
         processes = FrontEndProcesses(where, self._count, routes, self._common, log)
         port = await processes.start()
         self._processes.append(processes)
-        return port
-
-    def _send_wants(self) -> None:
-        for processes in self._processes:
-            processes.send_wants()
-
-    def _start_transport(self, access: Access, routes: Mapping[str, Route], log: logging.Logger) -> int:
-        from rocserve.frontends.grpc.inference import InferenceHandlers
-        from rocserve.frontends.grpc.server import GrpcServer
-
-        served = self._served
-        forwarding = header_forwarding(self._settings.grpc.header_forward_pattern)
-        handlers = InferenceHandlers(served.inference, served.memory, forwarding)
-        all_routes = {**routes, **handlers.routes(access.restrictions)}
-        settings, limits = transport_settings(self._settings), TransportLimits.of(self._settings)
-        transport = GrpcServer(settings, all_routes, log, self._plane, served.memory, limits)
-        port = transport.start()
-        self._handlers, self._transport = handlers, transport
         return port
 
 

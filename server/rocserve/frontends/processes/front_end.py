@@ -9,6 +9,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
@@ -36,16 +37,14 @@ _RINGS_AT_ONCE = 4096
 """Of one byte each."""
 
 
+@dataclass(slots=True, eq=False)
 class _Head:
     """That many requests have in common."""
 
-    __slots__ = ("heap_number", "number", "places")
-
-    def __init__(self, number: int, places: TensorPlaces | None) -> None:
-        self.number = number
-        self.places = places
-        self.heap_number = 0
-        """Where their inputs are put; 0 = into the front's own heap."""
+    number: int
+    places: TensorPlaces | None
+    heap_number: int = 0
+    """Where their inputs are put; 0 = into the front's own heap."""
 
 
 class RemoteInference:
@@ -115,7 +114,11 @@ class RemoteInference:
         try:
             head = self._heads.get(request.head) or self._send_head(request.head)
             details = write_details(request)
-            origin = _origin_text(client) if self._sends_origins else b""
+            origin = b""
+            if self._sends_origins:
+                known = client.origin()
+                fields = (known.protocol, known.received_ns, dict(known.headers), known.address)
+                origin = json.dumps(fields).encode()
             flags = (entries.IN_TURN if request.in_turn else 0) | (entries.SINGLE if client.takes_one else 0)
             places = head.places
             packed = places.packed(request.data) if places is not None else None
@@ -183,11 +186,9 @@ class RemoteInference:
             self._files += files
 
     def has_mail(self) -> bool:
-        """See Source."""
         return self._inbox.has_mail() or bool(self.end.to_return)
 
     def poll(self) -> bool:
-        """See Source."""
         mail = self._inbox.take()
         if not mail:
             if self.end.to_return:
@@ -250,7 +251,7 @@ class RemoteInference:
         """Where inputs of requests of a head are to be put."""
         if heap_number not in self._known_heaps:
             self._take_rings()
-            self.end.add_heap(heap_number, Heap.of_file(self._files.popleft(), share, SHARES))
+            self.end.heaps[heap_number] = Heap.of_file(self._files.popleft(), share, SHARES)
             self._known_heaps.add(heap_number)
         head = self._heads_by_number.get(head_number)
         if head is not None:
@@ -313,8 +314,3 @@ class RemoteInference:
         waiting = self._open.get(token)
         if waiting is not None and waiting[0] is client:
             self.end.post(ENTRY.pack(entries.LEFT, 0, 0, token, 0, 0, 0))
-
-
-def _origin_text(client: ClientResponder) -> bytes:
-    origin = client.origin()
-    return json.dumps((origin.protocol, origin.received_ns, dict(origin.headers), origin.address)).encode()

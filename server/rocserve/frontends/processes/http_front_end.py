@@ -34,7 +34,7 @@ _LARGE_BODY_PROCESSES = 1
 
 
 class HttpFrontEnd:
-    """Implements main.Listener."""
+    """As main.GrpcFrontEnd, of HTTP."""
 
     def __init__(self, settings: ServerSettings, port: int, way: WayToServer) -> None:
         self._settings = settings
@@ -95,7 +95,6 @@ class RemoteModels:
         zeros before it."""
 
     def find(self, name: str, version: str) -> ModelConfig | None:
-        """See Models."""
         if self._edition[0] != self._known_edition:
             self._known_edition = self._edition[0]
             self._known.clear()
@@ -108,13 +107,14 @@ class RemoteModels:
         asked = self._known.get(key)
         if asked is None:
             asked = self._known.keep(key, asyncio.create_task(self._ask(name, version)))
-            asked.add_done_callback(lambda done: self._forget_failure(key, done))
-        return await asyncio.shield(asked)
 
-    def _forget_failure(self, key: tuple[str, str], asked: asyncio.Task[ModelConfig]) -> None:
-        """There may be an answer the next time."""
-        if (asked.cancelled() or asked.exception() is not None) and self._known.get(key) is asked:
-            del self._known[key]
+            def forget_failure(done: asyncio.Task[ModelConfig]) -> None:
+                # There may be an answer the next time.
+                if (done.cancelled() or done.exception() is not None) and self._known.get(key) is done:
+                    del self._known[key]
+
+            asked.add_done_callback(forget_failure)
+        return await asyncio.shield(asked)
 
     async def _ask(self, name: str, version: str) -> ModelConfig:
         response = await self._model_config(pb.ModelConfigRequest(name=name, version=version))

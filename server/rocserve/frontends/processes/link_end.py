@@ -40,7 +40,7 @@ class FrontLinkEnd:
         self._messages, self._returns = link.writers[ANSWERS], link.writers[RETURNS]
         self.returned = link.readers[RETURNS]
         """Places that `take_returns` takes."""
-        self._heaps = {0: heap}
+        self.heaps = {0: heap}
         """By number: its own, and the shares that it has of others."""
         self._plane = plane
         self._posts: deque[bytes] = deque()
@@ -55,7 +55,8 @@ class FrontLinkEnd:
         self._of_turn: list[int] = []
         """Of these, what it need not keep for longer than it handles the entries of this turn."""
         self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
-        self.ring: Callable[[], None] = _nobody
+        self.ring: Callable[[], None] = lambda: None
+        """Where the other end cannot be rung yet it looks by itself before it first sleeps."""
         self._is_open = True
 
     def post(self, entry: bytes) -> None:
@@ -80,21 +81,17 @@ class FrontLinkEnd:
         self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
     ) -> None:
         """Post an entry when all of it lies in its slot; others may go before. `source`: keeps what is copied."""
-        self._plane.work_off(self._write_and_post(entry, view, left_out, source))
 
-    def _write_and_post(
-        self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
-    ) -> Generator[None, None, None]:
-        for begin, part in left_out:
-            yield from copy_in_steps(view, begin, part)
-        self.post(entry)
+        def steps(source: object) -> Generator[None, None, None]:
+            for begin, part in left_out:
+                yield from copy_in_steps(view, begin, part)
+            self.post(entry)
 
-    def add_heap(self, number: int, heap: Heap) -> None:
-        self._heaps[number] = heap
+        self._plane.work_off(steps(source))
 
     def end_heap(self, number: int) -> None:
         """Put nothing more there; its memory goes when all places in it have been returned."""
-        heap = self._heaps.pop(number)
+        heap = self.heaps.pop(number)
         self._trimmer.forget(heap)
         heap.close()
 
@@ -130,7 +127,7 @@ class FrontLinkEnd:
 
         Raises: HeapFull.
         """
-        heap = self._heaps[heap_number]
+        heap = self.heaps[heap_number]
         slot, view = heap.place(nbytes)
         place = slot.offset | heap_number << HEAP_SHIFT
         self._slots[place] = slot
@@ -166,7 +163,7 @@ class FrontLinkEnd:
         self._posts.clear()
         self._of_turn.clear()
         self._slots.clear()
-        for heap in self._heaps.values():
+        for heap in self.heaps.values():
             self._trimmer.forget(heap)
 
     def take_returns(self) -> None:
@@ -198,7 +195,3 @@ def _bounds(table: bytes) -> list[tuple[int, int]]:
     sizes = numbers(len(table) // 8).unpack(table)
     offsets, _ = lay_out(sizes, len(table))
     return [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)]
-
-
-def _nobody() -> None:
-    """Where the other end cannot be rung yet: it looks by itself before it first sleeps."""

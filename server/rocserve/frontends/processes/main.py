@@ -13,11 +13,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.exit_with_parent import exit_with_parent
@@ -32,8 +33,14 @@ from rocserve.observability.logs import ROOT, LinesWithLevels
 from rocserve.plane import anonymous_file
 from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop, default_spin
+from rocserve.services.access import GRPC_HEADER_PREFIX, restrictions
+from rocserve.services.forwarded_headers import header_forwarding
 from rocserve.settings import ServerSettings
 from rocserve.workers.entries import ENTRY
+
+if TYPE_CHECKING:
+    # Each front end is spared the other's modules.
+    from rocserve.frontends.processes.http_front_end import HttpFrontEnd
 
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They may go to the whole process group (Ctrl-C, systemd); the server says when its front ends are to end."""
@@ -59,34 +66,16 @@ def main(arguments: Sequence[str]) -> int:
     os.close(uses)
     log = _open_log().getChild(protocol)
     settings = settings_again(arguments[9:])
-    # Each is spared the other's modules.
-    make: Callable[[ServerSettings, int, WayToServer], Listener]
-    if protocol == "grpc":
-        from rocserve.frontends.processes.grpc_front_end import GrpcFrontEnd
-
-        make = GrpcFrontEnd
-    else:
-        from rocserve.frontends.processes.http_front_end import HttpFrontEnd
-
-        make = HttpFrontEnd
     with suppress(EOFError, ConnectionError):  # The server has ended meanwhile.
         way = WayToServer(settings, memory, log, socket.socket(fileno=link), edition)
-        way.serve(make(settings, port, way))
+        if protocol == "grpc":
+            way.serve(GrpcFrontEnd(settings, port, way))
+        else:
+            from rocserve.frontends.processes.http_front_end import HttpFrontEnd
+
+            way.serve(HttpFrontEnd(settings, port, way))
     os.close(kept)
     return 0
-
-
-class Listener(Protocol):
-    """Serves the clients of one protocol. All is called on the loop."""
-
-    async def start(self) -> None:
-        """Raises: OSError, RuntimeError, ValueError: it cannot listen."""
-
-    def begin_exit(self) -> None:
-        """Have clients hear that the server ends."""
-
-    def stop(self, grace_seconds: float) -> None:
-        """Refuse new calls, answer those in flight within the grace time, and then end the process."""
 
 
 class WayToServer:
@@ -116,7 +105,7 @@ class WayToServer:
         self.loop = GuestLoop(plane)
         self.edition = anonymous_file.map_to_read(edition).cast("Q")
         os.close(edition)
-        self._listener: Listener | None = None
+        self._listener: GrpcFrontEnd | HttpFrontEnd | None = None
         """Once it listens."""
         self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
@@ -124,13 +113,13 @@ class WayToServer:
         self.forwarding = Forwarding(memory, self.inference.end)
         plane.add_source(self.inference)
 
-    def serve(self, listener: Listener) -> None:
+    def serve(self, listener: GrpcFrontEnd | HttpFrontEnd) -> None:
         """Until the server says so or is gone."""
         serving = self.loop.create_task(self._serve(listener))
         self.plane.run()
         serving.cancel()
 
-    async def _serve(self, listener: Listener) -> None:
+    async def _serve(self, listener: GrpcFrontEnd | HttpFrontEnd) -> None:
         end = self.inference.end
         try:
             await listener.start()
@@ -160,6 +149,36 @@ class WayToServer:
             self._listener.stop(number / 1000)
         else:
             os._exit(0)
+
+
+class GrpcFrontEnd:
+    """Serves gRPC by the transport and the handlers that the server would have itself. On the loop."""
+
+    def __init__(self, settings: ServerSettings, port: int, way: WayToServer) -> None:
+        from rocserve.frontends.grpc.inference import InferenceHandlers
+        from rocserve.frontends.grpc.server import GrpcServer
+        from rocserve.frontends.grpc.transport import TransportLimits, transport_settings
+
+        self._handlers = InferenceHandlers(
+            way.inference, way.memory, header_forwarding(settings.grpc.header_forward_pattern)
+        )
+        restricted = restrictions(settings.grpc.restricted, way.log, GRPC_HEADER_PREFIX)
+        routes = {**self._handlers.routes(restricted), **way.forwarding.routes()}
+        own = replace(transport_settings(settings), port=port, reuse_port=True)
+        self._transport = GrpcServer(own, routes, way.log, way.plane, way.memory, TransportLimits.of(settings))
+
+    async def start(self) -> None:
+        """Raises: OSError, RuntimeError, ValueError: it cannot listen."""
+        self._transport.start()
+
+    def begin_exit(self) -> None:
+        """Have clients hear that the server ends."""
+        self._handlers.begin_exit()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Refuse new calls, answer those in flight within the grace time, and then end the process."""
+        # All has been sent by then, and what Python and gRPC would tidy up the system does.
+        self._transport.stop_soon(grace_seconds, partial(os._exit, 0))
 
 
 def _open_log() -> logging.Logger:

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
@@ -35,9 +36,6 @@ from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
 from rocserve.services.observation import RequestOrigin
 from rocserve.workers.entries import ENTRY, NO_DETAILS, read_details
 
-_LONGEST_GRACE_MS = (1 << 32) - 1
-"""49 days."""
-
 ATTACH = b"F"
 """With descriptors."""
 _OFFSET = (1 << entries.HEAP_SHIFT) - 1
@@ -60,8 +58,8 @@ class FrontLink:
         plane: PlaneLoop,
         service: InferenceService,
         routes: Mapping[str, Route],
-        on_listening: Callable[[int, str], None],
-        on_gone: Callable[[str], None],
+        on_listening: Callable[[int, str], object],
+        on_gone: Callable[[str], object],
         log: logging.Logger,
     ) -> None:
         """Makes what both ends share and puts the front's part on the socket. From any thread.
@@ -138,11 +136,9 @@ class FrontLink:
             self._gone("it closed its link")
 
     def has_mail(self) -> bool:
-        """See Source."""
         return self._inbox.has_mail() or bool(self._end.to_return) or self._end.returned.has_mail()
 
     def poll(self) -> bool:
-        """See Source."""
         if not self._is_open:
             return False
         inbox, returned = self._inbox, self._end.returned
@@ -354,12 +350,9 @@ class FrontLink:
             if descriptor is None or not self._send_file(descriptor):
                 return None
             self._output_heaps[heap] = number
-            heap.on_closed[self] = functools.partial(self._outputs_ended, heap)
+            heap.on_closed[self] = lambda: self.post(entries.OUTPUTS_ENDED, self._output_heaps.pop(heap))
             self.post(entries.OUTPUTS, number)
         return number
-
-    def _outputs_ended(self, heap: HeapReader) -> None:
-        self.post(entries.OUTPUTS_ENDED, self._output_heaps.pop(heap))
 
     def _send_head(self, key: object, head: AnswerHead) -> tuple[int, TensorPlaces]:
         self._sent_heads += 1
@@ -390,19 +383,9 @@ class FrontLink:
         self._open.pop(token, None)
 
     def post(self, kind: int, token: int = 0, flags: int = 0) -> None:
+        """Post an entry that has no contents."""
         if self._is_open:
             self._end.post(ENTRY.pack(kind, flags, 0, token, 0, 0, 0))
-
-    def want_origins(self, wanted: bool) -> None:
-        """Whether requests are to come with their origin."""
-        self.post(entries.ORIGINS, flags=entries.FINAL if wanted else 0)
-
-    def begin_exit(self) -> None:
-        self.post(entries.EXIT)
-
-    def stop(self, grace_seconds: float) -> None:
-        """Have the front end."""
-        self.post(entries.STOP, min(round(1000 * grace_seconds), _LONGEST_GRACE_MS))
 
     def _end_call(self, place: int) -> None:
         """From any thread: nothing else need come that wakes the plane's."""
@@ -452,16 +435,14 @@ class FrontLink:
         self._heap.close()
 
 
+@dataclass(slots=True, eq=False)
 class _Head:
     """That many requests of the front have in common."""
 
-    __slots__ = ("head", "lent_heap", "places")
-
-    def __init__(self, head: RequestHead, places: TensorPlaces | None) -> None:
-        self.head = head
-        self.places = places
-        self.lent_heap: SharedHeap | None = None
-        """Where the front is to put their inputs."""
+    head: RequestHead
+    places: TensorPlaces | None
+    lent_heap: SharedHeap | None = None
+    """Where the front is to put their inputs."""
 
 
 class RemoteResponder(LinkedResponder):
@@ -494,13 +475,11 @@ class RemoteResponder(LinkedResponder):
         return RequestOrigin(protocol, tuple(received_ns), headers, address)
 
     def expect_many(self) -> None:
-        """See Responder."""
         if self.takes_one:
             raise unimplemented(NOT_FOR_DECOUPLED[self.link.protocol])
         self.link.post(entries.MANY, self.token)
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """See Responder."""
         if answer is None:
             self.link.end(self.token)
         elif isinstance(answer, ServeError):
@@ -512,7 +491,6 @@ class RemoteResponder(LinkedResponder):
                 self.link.fail(self.token, error, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """See Responder."""
         if self._has_left:
             callback()
             return

@@ -24,6 +24,7 @@ from rocserve import workers
 from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.transport import Route
 from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.lifecycle import RetryPolicy
@@ -35,6 +36,8 @@ _START_SECONDS = 60.0
 _HEALTHY_SECONDS = 2.0
 """A front end that has served for so long died of something new."""
 _RESTARTS = RetryPolicy(first_seconds=0.1, longest_seconds=5.0)
+_LONGEST_GRACE_MS = (1 << 32) - 1
+"""49 days."""
 _END_SECONDS = 5.0
 """Beyond the grace time, in which a front end closes its connections."""
 _AT_ONCE_SECONDS = 1.0
@@ -91,7 +94,7 @@ class FrontEndProcess:
         self._plane = common.plane
         self._common = common
         self._log = log
-        self._loop = loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         self._started_at = time.monotonic()
         self.listening: asyncio.Future[None] = loop.create_future()
         """Its exception, an OSError or a RuntimeError, says why it does not."""
@@ -106,7 +109,14 @@ class FrontEndProcess:
             peers.callback(os.close, writer)
             own.callback(os.close, reader)
             self._link = FrontLink(
-                link, protocol.upper(), common.plane, common.inference, routes, self._on_listening, self._on_gone, log
+                link,
+                protocol.upper(),
+                common.plane,
+                common.inference,
+                routes,
+                lambda number, text: loop.call_soon_threadsafe(self._end_start, number, text),
+                lambda reason: loop.call_soon_threadsafe(self._closed.set_result, reason),
+                log,
             )
             passed = (parent_pipe, peer_link.fileno(), *common.tables)
             self._row = common.memory.add_front_end()
@@ -138,28 +148,17 @@ class FrontEndProcess:
         """Seconds."""
         return time.monotonic() - self._started_at
 
-    @property
-    def has_listened(self) -> bool:
-        return self.listening.done() and self.listening.exception() is None
+    def tell(self, kind: int, number: int = 0, flags: int = 0) -> None:
+        """Post an entry that has no contents."""
+        if not self._closed.done():
+            self._plane.call_soon(partial(self._link.post, kind, number, flags))
 
     def send_wants(self) -> None:
         """Whether its requests are to say where they come from."""
-        if not self._closed.done():
-            self._plane.call_soon(partial(self._link.want_origins, self._common.inference.wants_origins))
-
-    def begin_exit(self) -> None:
-        if not self._closed.done():
-            self._plane.call_soon(self._link.begin_exit)
-
-    def stop(self, grace_seconds: float) -> None:
-        if not self._closed.done():
-            self._plane.call_soon(partial(self._link.stop, grace_seconds))
+        self.tell(entries.ORIGINS, flags=entries.FINAL if self._common.inference.wants_origins else 0)
 
     def kill(self) -> None:
         self._process.kill()
-
-    def _on_listening(self, number: int, text: str) -> None:
-        self._loop.call_soon_threadsafe(self._end_start, number, text)
 
     def _end_start(self, number: int, text: str) -> None:
         if self.listening.done():
@@ -168,9 +167,6 @@ class FrontEndProcess:
             self.listening.set_exception(OSError(number, text) if number else RuntimeError(text))
         else:
             self.listening.set_result(None)
-
-    def _on_gone(self, reason: str) -> None:
-        self._loop.call_soon_threadsafe(self._closed.set_result, reason)
 
     async def _reap(self) -> str:
         self._log.debug("front end %d of %s: %s", self.number, self.protocol, await self._closed)
@@ -184,7 +180,7 @@ class FrontEndProcess:
         del self._link
         self._common.memory.forget_front_end(self._row)
         self._output.close()
-        how = _ending(status)
+        how = f"exit status {status}" if status >= 0 else f"killed by {_signal_name(-status)}"
         reason = self.listening.exception() if self.listening.done() else None
         if last := (reason.args[-1] if reason is not None else self._output.last_line):
             how += f": {last}"
@@ -195,13 +191,11 @@ class FrontEndProcess:
         return how
 
 
-def _ending(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
+def _signal_name(number: int) -> str:
     try:
-        return f"killed by {signal.Signals(-status).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"killed by signal {-status}"
+        return f"signal {number}"
 
 
 class FrontEndProcesses:
@@ -264,7 +258,7 @@ class FrontEndProcesses:
         """The server has begun to end: clients of HTTP are to connect anew, streams of gRPC end that wait for
         nothing."""
         for front_end in self._running.values():
-            front_end.begin_exit()
+            front_end.tell(entries.EXIT)
 
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, wait for those in flight, at most for the grace time, and end all; at once when
@@ -288,7 +282,7 @@ class FrontEndProcesses:
         if not running:
             return
         for front_end in running:
-            front_end.stop(grace_seconds)
+            front_end.tell(entries.STOP, min(round(1000 * grace_seconds), _LONGEST_GRACE_MS))
         seconds = grace_seconds + (_END_SECONDS if grace_seconds else _AT_ONCE_SECONDS)
         _, late = await asyncio.wait([front_end.ended for front_end in running], timeout=seconds)
         for front_end in running:
@@ -311,10 +305,11 @@ class FrontEndProcesses:
     async def _keep(self, number: int, front_end: FrontEndProcess) -> None:
         """Have another in its place whenever it dies."""
         deaths = 0
+        """In a row, soon after their start, or not begun."""
         while True:
             how = await asyncio.shield(front_end.ended)
             del self._running[number]
-            if not (self._has_started or front_end.has_listened):
+            if not self._has_started and (not front_end.listening.done() or front_end.listening.exception()):
                 return
             deaths = 0 if front_end.age >= _HEALTHY_SECONDS else deaths + 1
             pause = (_RESTARTS.pause(deaths) or 0.0) if deaths else 0.0
@@ -325,20 +320,16 @@ class FrontEndProcesses:
                 how,
                 f" in {pause:g} s" if pause else "",
             )
-            front_end, deaths = await self._restart(number, deaths, pause)
-
-    async def _restart(self, number: int, deaths: int, pause: float) -> tuple[FrontEndProcess, int]:
-        """The next one, and how many have died in a row, soon after their start, or not begun."""
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                return self._spawn(number), deaths
-            except OSError as error:
-                deaths += 1
-                pause = _RESTARTS.pause(deaths) or 0.0
-                self._log.error(
-                    "front end %d of %s cannot be started (%s); it is tried again", number, self.protocol, error
-                )
+            while front_end.ended.done():
+                await asyncio.sleep(pause)
+                try:
+                    front_end = self._spawn(number)
+                except OSError as error:
+                    deaths += 1
+                    pause = _RESTARTS.pause(deaths) or 0.0
+                    self._log.error(
+                        "front end %d of %s cannot be started (%s); it is tried again", number, self.protocol, error
+                    )
 
     def send_wants(self) -> None:
         """Whether requests are to say where they come from may have changed."""

@@ -241,7 +241,7 @@ def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends
         last.reply(b"after its end")
         second.reply_error(invalid_argument("no"))
         first.reply(b"")
-        ends.link.stop(1.5)
+        ends.link.post(entries.STOP, 1500)
 
     ends.server.call_soon(answer)
     wait_until(lambda: len(ends.to_front) == 4)
@@ -334,8 +334,8 @@ def test_when_the_front_goes_its_requests_are_cancelled(ends: Ends) -> None:
 def test_origins_and_refusals_come_when_they_are_asked_for(ends: Ends) -> None:
     assert ends.ask(request_of("echo")).ended.wait(10)
     assert ends.service.origins[-1].address == ""
-    ends.server.call_soon(lambda: ends.link.want_origins(True))
-    ends.server.call_soon(ends.link.begin_exit)
+    ends.server.call_soon(lambda: ends.link.post(entries.ORIGINS, flags=entries.FINAL))
+    ends.server.call_soon(lambda: ends.link.post(entries.EXIT))
     wait_until(lambda: ends.to_front == [(entries.EXIT, 0, 0, b"")])
     assert ends.ask(request_of("echo")).ended.wait(10)
     assert ends.service.origins[-1] == RequestOrigin("GRPC", (1, 2), {"a": "b"}, "10.0.0.1")
@@ -380,7 +380,7 @@ def test_a_share_of_a_version_that_has_gone_is_used_no_more(ends: Ends) -> None:
     ends.service.heap = None
     ends.server.call_soon(heap.close)
     # What was under way is still read; then there is nothing of it left, on either side.
-    wait_until(lambda: not ends.link._shares and len(ends.remote.end._heaps) == 1, "the end of the share")
+    wait_until(lambda: not ends.link._shares and len(ends.remote.end.heaps) == 1, "the end of the share")
     assert not isinstance(asked_and_held(ends, array).data, PlacedTensors)
     assert [bytes(each) for each in held.data] == [array.tobytes()]
 
