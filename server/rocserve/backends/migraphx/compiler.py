@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
+from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.jobs.programs import CompileJob, own_recipe, read_program_file
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
@@ -69,6 +69,13 @@ class ProgramCompiler:
             ServeError: the cache cannot take it.
         """
 
+        variables = {}
+        if recipe.options.target is Target.GPU:
+            # What MIOpen reads, which MIGraphX uses for convolutions on a GPU.
+            variables["MIOPEN_USER_DB_PATH"] = str(self._cache.tuning_folder)
+            if recipe.options.miopen_tuning:
+                variables["MIOPEN_FIND_ENFORCE"] = _SEARCH
+
         def build(file: Path) -> ProgramAbout:
             with self._semaphore.acquired(low_priority, _give_up), self._own_program(recipe) as own:
                 job = CompileJob(self._model_name, str(self._model_folder), recipe, str(file), own)
@@ -77,7 +84,7 @@ class ProgramCompiler:
                     ProgramAbout,
                     timeout_seconds=timeout_seconds,
                     low_priority=low_priority,
-                    environment=self._variables(recipe.options),
+                    environment=variables,
                     remedy=self._remedy,
                     report=report,
                 )
@@ -117,12 +124,3 @@ class ProgramCompiler:
         finally:
             if found is not None:
                 found.release()
-
-    def _variables(self, options: CompileOptions) -> Mapping[str, str]:
-        """What MIOpen reads, which MIGraphX uses for convolutions on a GPU."""
-        if options.target is not Target.GPU:
-            return {}
-        variables = {"MIOPEN_USER_DB_PATH": str(self._cache.tuning_folder)}
-        if options.miopen_tuning:
-            variables["MIOPEN_FIND_ENFORCE"] = _SEARCH
-        return variables

@@ -28,7 +28,6 @@ from rocserve.backends.migraphx.serving.compile_context import CompileContext, o
 from rocserve.backends.migraphx.serving.model import MigraphxModel, load_compiled
 from rocserve.backends.migraphx.serving.programs import (
     LoadedProgram,
-    ProgramLayout,
     ProgramRunner,
     batch_range,
     program_layout,
@@ -42,7 +41,7 @@ def load_program_file(context: CompileContext) -> MigraphxModel:
     """Raises: ServeError: the program cannot be used here, and there is nothing to compile it from."""
     path = context.model.model_file
     try:
-        return _ProgramFile(context, path).load()
+        return _load_program(context, path)
     except ServeError as error:
         sibling = sibling_model(path)
         if sibling is None:
@@ -52,90 +51,70 @@ def load_program_file(context: CompileContext) -> MigraphxModel:
     return load_compiled(context, sibling, note)
 
 
-class _ProgramFile:
-    def __init__(self, context: CompileContext, path: Path) -> None:
-        self._context = context
-        self._path = path
-        self._name = context.model.name
-        self._config = context.model.config
-
-    def load(self) -> MigraphxModel:
-        check_mxr(self._path, self._context.environment, self._context.options.target)
-        digest = file_digest(self._path)
-        source = ProgramSource(SourceKind.ONNX, str(self._path), digest)
-        recipe = ProgramRecipe(source, self._context.options, self._context.environment)
-        size = self._path.stat().st_size
-        check_memory(self._name, ProgramMemory(recipe, size, 0, None), self._context.model.device)
-        self._require_good(digest)
-        program = self._context.open_program(self._path)
-        layout = program_layout(program, *self._tensor_names(len(program.outputs)))
-        varying = batch_range(program.parameters.values())
-        rows = self._rows(varying, layout)
-        loaded = LoadedProgram(program, layout, rows, self._context.serving.pad_with_first_row)
-        self._context.model.report("")
-        signature = replace(layout.signature(rows is not None), max_batch_size=varying.most if varying else None)
-        return MigraphxModel(self._context, signature, ProgramRunner(self._name, loaded))
-
-    def _require_good(self, digest: str) -> None:
-        """Raises: ServeError: the file was tried, now or before, and cannot be used."""
-        load_trials = self._context.cache.load_trials
-        environment, target = self._context.environment, self._context.options.target.value
-        key = load_trial_key(digest, environment, target)
-        known = load_trials.find(key)
-        if known is not None and known.crash:
-            raise invalid_argument(
-                f"{self._path.name} has ended MIGraphX's process before, and is not tried again until it changes:"
-                f" {known.crash}"
-            )
-        if known is not None:
-            return
-        trial = LoadTrial(self._name, self._path.name, environment.migraphx_version)
-        job = ProbeJob(self._name, str(self._path))
-        limit = self._context.serving.compile_timeout_seconds
+def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
+    model, target = context.model, context.options.target
+    check_mxr(path, context.environment, target)
+    digest = file_digest(path)
+    source = ProgramSource(SourceKind.ONNX, str(path), digest)
+    recipe = ProgramRecipe(source, context.options, context.environment)
+    check_memory(model.name, ProgramMemory(recipe, path.stat().st_size, 0, None), model.device)
+    trials, key = context.cache.load_trials, load_trial_key(digest, context.environment, target.value)
+    known = trials.find(key)
+    if known is not None and known.crash:
+        raise invalid_argument(
+            f"{path.name} has ended MIGraphX's process before, and is not tried again until it changes: {known.crash}"
+        )
+    if known is None:
+        trial = LoadTrial(model.name, path.name, context.environment.migraphx_version)
+        limit = context.serving.compile_timeout_seconds
         try:
-            self._context.runner.run(job, ProbeResult, timeout_seconds=limit)
+            context.runner.run(ProbeJob(model.name, str(path)), ProbeResult, timeout_seconds=limit)
         except JobError as error:
             # Another limit, or more memory, may change any other end.
             if error.kind is FailureKind.CRASHED:
-                load_trials.remember(key, replace(trial, crash=error.text))
+                trials.remember(key, replace(trial, crash=error.text))
             raise
-        load_trials.remember(key, trial)
+        trials.remember(key, trial)
+    program = context.open_program(path)
+    layout = program_layout(program, *_tensor_names(context, path, len(program.outputs)))
+    varying = batch_range(program.parameters.values())
+    # The program's batches; others are padded and run in pieces.
+    largest, rows = model.config.max_batch_size, varying
+    if varying is not None and largest > varying.most:
+        raise invalid_argument(
+            f"model '{model.name}' has max_batch_size {largest}, but {path.name} takes batches of {varying.least} to"
+            f" {varying.most} rows; lower max_batch_size to {varying.most}"
+        )
+    if varying is None and largest and layout.inputs:
+        size = layout.inputs[0].shape[0] if layout.inputs[0].shape else 0
+        rows = DimensionRange(size, size)
+    if rows is not None:
+        layout.check_batch(rows.least, model.name)
+    loaded = LoadedProgram(program, layout, rows, context.serving.pad_with_first_row)
+    model.report("")
+    signature = replace(layout.signature(rows is not None), max_batch_size=varying.most if varying else None)
+    return MigraphxModel(context, signature, ProgramRunner(model.name, loaded))
 
-    def _rows(self, varying: DimensionRange | None, layout: ProgramLayout) -> DimensionRange | None:
-        """The program's batches; None where the model takes none. Others are padded and run in pieces."""
-        largest = self._config.max_batch_size
-        if varying is not None and largest > varying.most:
-            raise invalid_argument(
-                f"model '{self._name}' has max_batch_size {largest}, but {self._path.name} takes batches of"
-                f" {varying.least} to {varying.most} rows; lower max_batch_size to {varying.most}"
-            )
-        if varying is None:
-            if largest == 0 or not layout.inputs:
-                return None
-            size = layout.inputs[0].shape[0] if layout.inputs[0].shape else 0
-            varying = DimensionRange(size, size)
-        layout.check_batch(varying.least, self._name)
-        return varying
 
-    def _tensor_names(self, outputs: int) -> tuple[Sequence[str], Sequence[str]]:
-        """Of inputs and outputs: a program knows its inputs' names but not their order, and of its outputs only the
-        order. The configuration's; else those of the ONNX file beside it; else outputs are output_0, output_1 and so
-        on."""
-        sibling, graph = sibling_model(self._path), None
-        with suppress(ServeError):
-            graph = read_onnx_graph(sibling, (self._context.model.model_folder,)) if sibling else None
-        own = [tensor.name for tensor in graph.outputs] if graph else []
-        known = own if len(own) == outputs else [f"output_{index}" for index in range(outputs)]
-        configured = [tensor.name for tensor in self._config.outputs]
-        inputs = [tensor.name for tensor in self._config.inputs or (graph.inputs if graph else ())]
-        if set(configured) <= set(known):
-            return inputs, known
-        if len(configured) != outputs:
-            raise invalid_argument(
-                f"model '{self._name}' has {len(configured)} outputs in its configuration, but {self._path.name} gives"
-                f" {outputs}, and does not know their names: name all of them, in its order"
-            )
-        return inputs, configured
+def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Sequence[str], Sequence[str]]:
+    """Of inputs and outputs: a program knows its inputs' names but not their order, and of its outputs only the order.
+    The configuration's; else those of the ONNX file beside it; else outputs are output_0, output_1 and so on."""
+    config = context.model.config
+    sibling, graph = sibling_model(path), None
+    with suppress(ServeError):
+        graph = read_onnx_graph(sibling, (context.model.model_folder,)) if sibling else None
+    own = [tensor.name for tensor in graph.outputs] if graph else []
+    known = own if len(own) == outputs else [f"output_{index}" for index in range(outputs)]
+    configured = [tensor.name for tensor in config.outputs]
+    inputs = [tensor.name for tensor in config.inputs or (graph.inputs if graph else ())]
+    if set(configured) <= set(known):
+        return inputs, known
+    if len(configured) != outputs:
+        raise invalid_argument(
+            f"model '{context.model.name}' has {len(configured)} outputs in its configuration, but {path.name} gives"
+            f" {outputs}, and does not know their names: name all of them, in its order"
+        )
+    return inputs, configured
 
 
 _LOG = logging.getLogger(__name__)

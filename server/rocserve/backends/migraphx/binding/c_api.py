@@ -176,7 +176,22 @@ class CBinding(Binding):
     def _parse_onnx(self, path: Path, options: OnnxOptions) -> CProgram:
         handle = self._library.new("onnx_options_create", "onnx_options_destroy")
         self._library.call("onnx_options_set_default_dim_value", handle, options.default_dimension)
-        self._set_onnx_shapes(handle, options.input_shapes)
+        shapes = options.input_shapes
+        # MIGraphX takes either fixed shapes or such that vary: with one that varies, all are given as varying.
+        fixed = {name: [size for size in shape if isinstance(size, int)] for name, shape in shapes.items()}
+        if all(len(fixed[name]) == len(shape) for name, shape in shapes.items()):
+            for name, sizes in fixed.items():
+                self._library.call(
+                    "onnx_options_set_input_parameter_shape", handle, name.encode(), _size_array(sizes), len(sizes)
+                )
+        else:
+            for name, shape in shapes.items():
+                ranges = [self._shapes.range(*bounds(dimension)) for dimension in shape]
+                pointers = (ctypes.c_void_p * len(ranges))(*(each.pointer for each in ranges))
+                dimensions = self._library.new(
+                    "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(ranges)
+                )  # which copies them
+                self._library.call("onnx_options_set_dyn_input_parameter_shape", handle, name.encode(), dimensions)
         return self._program("parse_onnx", path, handle)
 
     def _parse_tensorflow(self, path: Path, options: TensorflowOptions) -> CProgram:
@@ -199,26 +214,19 @@ class CBinding(Binding):
         handle = self._library.new(function, "program_destroy", os.fsencode(path), options)
         return CProgram(self._library, self._shapes, handle, compiled)
 
-    def _set_onnx_shapes(self, options: Handle, shapes: Mapping[str, Sequence[Dimension]]) -> None:
-        """MIGraphX takes either fixed shapes or such that vary: with one that varies, all are given as varying."""
-        fixed = {name: [size for size in shape if isinstance(size, int)] for name, shape in shapes.items()}
-        if all(len(fixed[name]) == len(shape) for name, shape in shapes.items()):
-            for name, sizes in fixed.items():
-                self._library.call(
-                    "onnx_options_set_input_parameter_shape", options, name.encode(), _size_array(sizes), len(sizes)
-                )
-            return
-        for name, shape in shapes.items():
-            dimensions = self._shapes.create_dynamic(shape)
-            self._library.call("onnx_options_set_dyn_input_parameter_shape", options, name.encode(), dimensions)
-
 
 class Shapes:
     """Shapes of MIGraphX's in plain numbers and back. Safe on several threads."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._first = self._number_of_bool()
+        # Half, float and double, which follow bool, are known by their sizes.
+        for first in range(1, _LATEST_BOOL + 1):
+            scalars = [library.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
+            if [library.size("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
+                self._first = first
+                return
+        raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
 
     def tensor(self, name: str, shape: int) -> ProgramTensor:
         """`shape`: a handle; it is only read."""
@@ -239,13 +247,6 @@ class Shapes:
             return self._library.new("shape_create_scalar", "shape_destroy", number)
         return self._library.new("shape_create", "shape_destroy", number, _size_array(lengths), len(lengths))
 
-    def create_dynamic(self, dimensions: Sequence[Dimension]) -> Handle:
-        handles = [self._dynamic_dimension(*bounds(dimension)) for dimension in dimensions]
-        pointers = (ctypes.c_void_p * len(handles))(*(handle.pointer for handle in handles))
-        return self._library.new(
-            "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(handles)
-        )  # which copies them
-
     def _dimensions(self, shape: int) -> tuple[Dimension, ...]:
         varies = ctypes.c_bool()
         self._library.call("shape_dynamic", byref(varies), shape)
@@ -253,23 +254,23 @@ class Shapes:
             dimensions = self._library.new("shape_dyn_dims", "dynamic_dimensions_destroy", shape)
             count = self._library.size("dynamic_dimensions_size", dimensions)
             found = (self._library.borrowed("dynamic_dimensions_get", dimensions, index) for index in range(count))
-            return tuple(map(self._range, found))
+            return tuple(map(self._bounds, found))
         lengths = self._sizes("shape_lengths", shape)
         # A single value without a dimension is {1} with the stride 0 to MIGraphX.
         return () if lengths == (1,) and self.strides(shape) == (0,) else lengths
 
-    def _range(self, dimension: int) -> Dimension:
+    def _bounds(self, dimension: int) -> Dimension:
         """The C API does not give a dimension's bounds, but compares: those that its memory begins with are tried."""
         least, most = (ctypes.c_size_t * 2).from_address(dimension)
         equal = ctypes.c_bool()
         if least <= most:
-            tried = self._dynamic_dimension(least, most)
+            tried = self.range(least, most)
             self._library.call("dynamic_dimension_equal", byref(equal), tried, dimension)
         if not equal.value:
             raise MigraphxError("the bounds of a dimension that varies cannot be told through MIGraphX's C API")
         return least if least == most else DimensionRange(least, most)
 
-    def _dynamic_dimension(self, least: int, most: int) -> Handle:
+    def range(self, least: int, most: int) -> Handle:
         return self._library.new("dynamic_dimension_create_min_max", "dynamic_dimension_destroy", least, most)
 
     def _sizes(self, name: str, shape: int) -> tuple[int, ...]:
@@ -277,14 +278,6 @@ class Shapes:
         count = ctypes.c_size_t()
         self._library.call(name, byref(values), byref(count), shape)
         return tuple(values[: count.value]) if count.value else ()
-
-    def _number_of_bool(self) -> int:
-        """Half, float and double, which follow it, are known by their sizes."""
-        for first in range(1, _LATEST_BOOL + 1):
-            scalars = [self._library.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
-            if [self._library.size("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
-                return first
-        raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
 
 
 class CProgram(Program):

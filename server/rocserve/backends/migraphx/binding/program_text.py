@@ -51,7 +51,23 @@ class PrintedInstruction:
 
 def read_program_text(text: str) -> list[PrintedInstruction]:
     """Those of all modules, in their order; lines that are no instructions are passed over."""
-    return [_read_instruction(found["name"], found["rest"]) for found in _INSTRUCTION.finditer(text)]
+    instructions = []
+    for line in _INSTRUCTION.finditer(text):
+        expression, arrow, shape = line["rest"].rpartition(" -> ")
+        if not arrow:
+            expression, shape = line["rest"], ""
+        match = _OPERATOR.match(expression)
+        operator = match[0] if match else expression
+        if operator.startswith("@param:"):
+            operator = "@param"
+        symbol = _SYMBOL.search(expression)
+        size = 0
+        for found in _SHAPE.finditer(shape):  # Those of a tuple; none where a dimension varies.
+            dimensions = [int(dimension) for dimension in found["dims"].split(",") if dimension.strip()]
+            size += math.prod(dimensions) * ELEMENT_BYTES.get(found["type"], 0)
+        kernel = symbol["symbol"] if symbol else ""
+        instructions.append(PrintedInstruction(line["name"], operator.strip(), kernel, size))
+    return instructions
 
 
 def allocated_bytes(instructions: Iterable[PrintedInstruction]) -> int:
@@ -81,19 +97,3 @@ def fused_operators(symbol: str, known: frozenset[str]) -> tuple[str, ...]:
                 words = words[length:]
                 break
     return tuple(found)
-
-
-def _read_instruction(name: str, rest: str) -> PrintedInstruction:
-    expression, arrow, shape = rest.rpartition(" -> ")
-    if not arrow:
-        expression, shape = rest, ""
-    match = _OPERATOR.match(expression)
-    operator = match[0] if match else expression
-    if operator.startswith("@param:"):
-        operator = "@param"
-    symbol = _SYMBOL.search(expression)
-    size = 0
-    for found in _SHAPE.finditer(shape):  # Those of a tuple; none where a dimension varies.
-        dimensions = [int(dimension) for dimension in found["dims"].split(",") if dimension.strip()]
-        size += math.prod(dimensions) * ELEMENT_BYTES.get(found["type"], 0)
-    return PrintedInstruction(name, operator.strip(), symbol["symbol"] if symbol else "", size)

@@ -5,16 +5,15 @@ The program of the first batch size makes it READY; those of the others follow w
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from rocserve.backends.base import Batch, BatchResult
-from rocserve.backends.migraphx.binding.interface import Dimension, DimensionRange, MigraphxError, Program, shape_text
+from rocserve.backends.migraphx.binding.interface import DimensionRange, MigraphxError, shape_text
 from rocserve.backends.migraphx.planning.memory import check_memory, compiled_memory, planned_memory
 from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
@@ -28,7 +27,6 @@ from rocserve.backends.migraphx.serving.programs import (
     varies_with_values,
 )
 from rocserve.core.errors import ServeError, internal, unavailable
-from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
 
 
@@ -151,7 +149,11 @@ class BackgroundSizes:
         for index, size in enumerate(self._sizes):
             if self._stopping.is_set():
                 return
-            report = functools.partial(self._report_missing, self._sizes[index:])
+            missing = f"serving; batch sizes still to come: {', '.join(map(str, self._sizes[index:]))}"
+
+            def report(text: str, missing: str = missing) -> None:
+                self._report(f"{missing}; {text}" if text else missing)
+
             report("")
             try:
                 self._prepare(size, report)
@@ -166,20 +168,12 @@ class BackgroundSizes:
                     failures[size] = str(error) or type(error).__name__
                     self._log.error("batch size %d is not in service", size, exc_info=error)
         if not self._stopping.is_set():
-            self._report(_without(failures))
-
-    def _report_missing(self, sizes: Sequence[int], text: str) -> None:
-        missing = f"serving; batch sizes still to come: {', '.join(map(str, sizes))}"
-        self._report(f"{missing}; {text}" if text else missing)
-
-
-def _without(failures: Mapping[int, str]) -> str:
-    """All sizes that failed before the first reason, since readers cut long texts."""
-    if len(failures) == 1:
-        ((size, reason),) = failures.items()
-        return f"serving without batch size {size}: {reason}"
-    reasons = "; ".join(f"batch size {size}: {reason}" for size, reason in failures.items())
-    return f"serving without batch sizes {', '.join(map(str, failures))}: {reasons}" if failures else ""
+            # All sizes that failed before the first reason, since readers cut long texts.
+            text = "; ".join(f"batch size {size}: {reason}" for size, reason in failures.items())
+            if failures:
+                sizes = f"batch sizes {', '.join(map(str, failures))}: " if len(failures) > 1 else ""
+                text = f"serving without {sizes}{text}"
+            self._report(text)
 
 
 def load_compiled(
@@ -194,9 +188,13 @@ def load_compiled(
     Raises:
         ServeError: the file or the configuration is wrong, it cannot be compiled, or memory does not suffice.
     """
+    config = context.model.config
     plan = plan_programs(context.model, context.options, context.serving, context.environment, model_file=model_file)
-    if model_file is not None:
-        plan = _with_configured_names(plan, context.model.config)
+    own = {tensor.name for tensor in plan.outputs}
+    if model_file and len(config.outputs) == len(plan.outputs) and any(out.name not in own for out in config.outputs):
+        # A program file's outputs have the configuration's names; so have those of the program compiled in its place.
+        pairs = zip(plan.outputs, config.outputs, strict=True)
+        plan = replace(plan, outputs=tuple(replace(tensor, name=entry.name) for tensor, entry in pairs))
     precision = quantised_in if plan.is_quantised else ""
     facts = {name: text for name, text in (("precision", precision), ("note", note)) if text}
     model = _Compiled(context, plan).load(facts)
@@ -204,117 +202,99 @@ def load_compiled(
     return model
 
 
+@dataclass(frozen=True, slots=True)
 class _Compiled:
-    def __init__(self, context: CompileContext, plan: ProgramPlan) -> None:
-        self._context = context
-        self._plan = plan
-        self._name = context.model.name
+    context: CompileContext
+    plan: ProgramPlan
 
     def load(self, facts: Mapping[str, str]) -> MigraphxModel:
+        context = self.context
         # The batch size that a file has baked in is sure to be had; others may turn out not to be.
-        first, *others = sorted(self._plan.recipes, key=lambda recipe: recipe.rebatched)
+        first, *others = sorted(self.plan.recipes, key=lambda recipe: recipe.rebatched)
         loaded = self._loaded(first)
-        runner = ProgramRunner(self._name, loaded)
-        signature = plan_signature(self._plan, loaded.layout, self._context.model.config)
-        return MigraphxModel(self._context, signature, runner, facts, self._background(runner, others))
-
-    def _loaded(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> LoadedProgram:
-        program = self._program(recipe, report)
-        rows = None
-        if self._plan.batches:
-            rows = DimensionRange(recipe.batch_size or 1, recipe.batch_size or recipe.largest_batch)
-        inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (self._plan.inputs, self._plan.outputs))
-        layout = program_layout(program, inputs, outputs, nhwc=recipe.source.kind is SourceKind.TENSORFLOW)
-        if rows is not None:
-            layout.check_batch(rows.least, self._name)
-        return LoadedProgram(program, layout, rows, self._context.serving.pad_with_first_row)
-
-    def _background(self, runner: ProgramRunner, recipes: Sequence[ProgramRecipe]) -> BackgroundSizes:
-        by_size = {recipe.batch_size: recipe for recipe in recipes}
+        runner = ProgramRunner(context.model.name, loaded)
+        by_size = {recipe.batch_size: recipe for recipe in others}
 
         def prepare(size: int, report: Callable[[str], None]) -> None:
             loaded = self._loaded(by_size[size], report)
             try:
                 loaded.warm_up()
             except MigraphxError as error:
-                self._context.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
+                context.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
             runner.add(loaded)
 
-        return BackgroundSizes(
-            tuple(by_size), prepare, self._context.runner.call_off, self._context.model.report, self._context.log
+        background = BackgroundSizes(
+            tuple(by_size), prepare, context.runner.call_off, context.model.report, context.log
         )
+        return MigraphxModel(context, self._signature(loaded.layout), runner, facts, background)
 
-    def _program(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> Program:
+    def _loaded(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> LoadedProgram:
         """The recipe's program, compiled where it is not in the cache. With `report` while the model serves."""
-        device = self._context.model.device
-        check_memory(self._name, planned_memory(recipe, self._plan), device)
-        cached = self._context.compiler.program(
-            recipe,
-            timeout_seconds=self._context.serving.compile_timeout_seconds,
-            low_priority=report is not None,
-            report=report,
+        context, plan, model = self.context, self.plan, self.context.model
+        check_memory(model.name, planned_memory(recipe, plan), model.device)
+        timeout = context.serving.compile_timeout_seconds
+        cached = context.compiler.program(
+            recipe, timeout_seconds=timeout, low_priority=report is not None, report=report
         )
         try:
             self._check_outputs(cached.about)
-            check_memory(self._name, compiled_memory(cached), device)
-            return self._context.open_program(cached.path)
+            check_memory(model.name, compiled_memory(cached), model.device)
+            program = context.open_program(cached.path)
         finally:
             cached.release()
+        rows = None
+        if plan.batches:
+            rows = DimensionRange(recipe.batch_size or 1, recipe.batch_size or recipe.largest_batch)
+        inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (plan.inputs, plan.outputs))
+        layout = program_layout(program, inputs, outputs, nhwc=recipe.source.kind is SourceKind.TENSORFLOW)
+        if rows is not None:
+            layout.check_batch(rows.least, model.name)
+        return LoadedProgram(program, layout, rows, context.serving.pad_with_first_row)
 
     def _check_outputs(self, about: ProgramAbout) -> None:
         """Refuses other outputs than the model's file says where ONNX Runtime may take over."""
-        config = self._context.model.config
+        config = self.context.model.config
         if config.backend != "onnx" or config.parameters.get("engine", "") not in ("", "auto"):
             return
-        for planned, output in zip(self._plan.outputs, about.outputs, strict=False):
+        for planned, output in zip(self.plan.outputs, about.outputs, strict=False):
             # `check_batch` refuses batches of such.
-            if not self._plan.batches and varies_with_values(about.inputs, output):
+            if not self.plan.batches and varies_with_values(about.inputs, output):
                 raise unavailable(
                     f"the shape of output '{planned.name}' depends on the values of the inputs, of which MIGraphX takes"
                     " some wrongly (such as negative axes) and does not survive others; set parameter 'engine' to"
                     ' "migraphx" to have it all the same'
                 )
-            if planned.shape is not None and not _agree(output.shape, planned.shape):
+            # As far as both are known.
+            if planned.shape is not None and (
+                len(output.shape) != len(planned.shape)
+                or any(
+                    size != -1 and not isinstance(dimension, DimensionRange) and dimension != size
+                    for dimension, size in zip(output.shape, planned.shape, strict=True)
+                )
+            ):
                 raise unavailable(
                     f"MIGraphX gives output '{planned.name}' the shape {shape_text(output.shape)}, but the model's file"
                     f" says {shape_text(planned.shape)}; set parameter 'engine' to \"migraphx\" to have it all the same"
                 )
 
+    def _signature(self, layout: ProgramLayout) -> Signature:
+        """As the model's file has it, and where that is silent, as the program."""
+        served = {tensor.name: tensor for tensor in (*layout.inputs, *layout.outputs)}
+        configured = self.context.model.config.inputs
+        declared = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in configured}
+        lead = (-1,) if self.plan.batches else ()
 
-def _agree(shape: Sequence[Dimension], planned: Sequence[int]) -> bool:
-    """Whether a program's shape is the file's, as far as either is known."""
-    return len(shape) == len(planned) and all(
-        size == -1 or isinstance(dimension, DimensionRange) or dimension == size
-        for dimension, size in zip(shape, planned, strict=True)
-    )
+        def spec(tensor: PlannedTensor, dims: tuple[int, ...] | None = None) -> TensorSpec:
+            program, shape = served.get(tensor.name), tensor.shape
+            if program is not None and shape is None:
+                shape = (*lead, *program.shape[len(lead) :])
+            datatype = tensor.datatype if program is None else program.datatype
+            assert datatype is not None and shape is not None, "what is not known beforehand is the program's"
+            if dims is not None and len(lead) + len(dims) == len(shape):
+                # -1 where the configuration says so of a dimension that has a number only because MIGraphX needs one.
+                pairs = zip(shape, (*lead, *dims), strict=True)
+                shape = tuple(-1 if theirs == -1 else ours for ours, theirs in pairs)
+            return TensorSpec(tensor.name, datatype, shape)
 
-
-def plan_signature(plan: ProgramPlan, layout: ProgramLayout, config: ModelConfig) -> Signature:
-    """The signature of the plan's programs: as the model's file has it, and where that is silent, as the program."""
-    served = {tensor.name: tensor for tensor in (*layout.inputs, *layout.outputs)}
-    declared = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs}
-    lead = (-1,) if plan.batches else ()
-
-    def spec(tensor: PlannedTensor, dims: tuple[int, ...] | None = None) -> TensorSpec:
-        program, shape = served.get(tensor.name), tensor.shape
-        if program is not None and shape is None:
-            shape = (*lead, *program.shape[len(lead) :])
-        datatype = tensor.datatype if program is None else program.datatype
-        assert datatype is not None and shape is not None, "what is not known beforehand is the program's"
-        if dims is not None and len(lead) + len(dims) == len(shape):
-            # -1 where the configuration says so of a dimension that has a number only because MIGraphX needs one.
-            pairs = zip(shape, (*lead, *dims), strict=True)
-            shape = tuple(-1 if theirs == -1 else ours for ours, theirs in pairs)
-        return TensorSpec(tensor.name, datatype, shape)
-
-    inputs = tuple(spec(tensor, declared.get(tensor.name)) for tensor in plan.inputs)
-    return Signature(inputs, tuple(map(spec, plan.outputs)), plan.batches)
-
-
-def _with_configured_names(plan: ProgramPlan, config: ModelConfig) -> ProgramPlan:
-    """A program file's outputs have the configuration's names; so have those of the program compiled in its place."""
-    own = {tensor.name for tensor in plan.outputs}
-    if len(config.outputs) != len(plan.outputs) or all(entry.name in own for entry in config.outputs):
-        return plan
-    outputs = zip(plan.outputs, config.outputs, strict=True)
-    return replace(plan, outputs=tuple(replace(tensor, name=entry.name) for tensor, entry in outputs))
+        inputs = tuple(spec(tensor, declared.get(tensor.name)) for tensor in self.plan.inputs)
+        return Signature(inputs, tuple(map(spec, self.plan.outputs)), self.plan.batches)
