@@ -61,7 +61,10 @@ class RocalModel:
             if failures:
                 raise next(iter(failures.values()))
         if not samples:
-            image = self._sample_image()
+            extent, is_raw = self._interface.image.extent, self._pipeline.decoder.input is InputKind.RAW
+            shape = (extent.height or _WARM_UP_SIDE, extent.width or _WARM_UP_SIDE, self._setup.color_format.channels)
+            pixels = np.zeros(shape, dtype=np.uint8)
+            image = pixels if is_raw else cast(SourceImage, cv2.imencode(".jpg", pixels)[1])
             try:
                 self._engine.run_one(image, {name: np.zeros(1, dtype=bool) for name in self._pipeline.inputs})
             except (ImageError, PixelsError) as error:
@@ -140,14 +143,6 @@ class RocalModel:
             return invalid_argument(f"{what} cannot be processed: {error}")
         _LOG.error("%s could not be processed", what, exc_info=error)
         return internal(f"{what} could not be processed: {str(error) or type(error).__name__}")
-
-    def _sample_image(self) -> SourceImage:
-        extent = self._interface.image.extent
-        shape = (extent.height or _WARM_UP_SIDE, extent.width or _WARM_UP_SIDE, self._setup.color_format.channels)
-        pixels = np.zeros(shape, dtype=np.uint8)
-        if self._pipeline.decoder.input is InputKind.RAW:
-            return pixels
-        return cast(SourceImage, cv2.imencode(".jpg", pixels)[1])
 
 
 def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:
@@ -253,7 +248,10 @@ def load(model: ModelSource) -> LoadedModel:
         raise invalid_argument(f"{model.model_file.name}: {error}") from None
     for note in pipeline.notes:
         _LOG.warning("%s: %s", model.model_file.name, note)
-    interface = join(pipeline, config, color_format.channels)
+    try:
+        interface = join(pipeline, config, color_format.channels)
+    except PipelineError as error:
+        raise invalid_argument(f"model '{config.name}': {error}") from None
     setup = EngineSetup(
         model_name=model.name,
         pipeline=pipeline,

@@ -18,7 +18,7 @@ import numpy as np
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
-from rocserve.backends.rocal.image import Image, Pixels
+from rocserve.backends.rocal.image import Image
 from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipeline, make_plan
 from rocserve.core.datatypes import DataType
 
@@ -105,14 +105,12 @@ class PipelineEngine:
                 as_float = planned.format.datatype is not DataType.UINT8
                 kept = planned.is_read and not as_float
                 result = images[step.index] if kept else call.run(*sources, as_float=as_float)
-                outputs[planned.output] = _formatted(result.padded, planned.format)
+                pixels = result.padded
+                if planned.format.datatype is DataType.FP16:
+                    pixels = pixels.astype(np.float16)
+                is_nhwc = planned.format.layout is Layout.NHWC
+                outputs[planned.output] = pixels if is_nhwc else pixels.transpose(2, 0, 1)
         return [outputs[output] for output in range(self._outputs)]
-
-
-def _formatted(pixels: Pixels, output: OutputFormat) -> Pixels:
-    if output.datatype is DataType.FP16:
-        pixels = pixels.astype(np.float16)
-    return pixels if output.layout is Layout.NHWC else pixels.transpose(2, 0, 1)
 
 
 class ThreadedEngine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocserve.backends.rocal.decoding.options import InputKind
@@ -11,7 +10,7 @@ from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import Layout, OutputFormat, Pipeline, Step, output_extents
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
 
@@ -78,15 +77,8 @@ class Interface:
 
 
 def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
-    """The interface by the configuration and, where that is silent, the pipeline. Raises: ServeError: INVALID_ARGUMENT
-    when configuration and pipeline contradict each other."""
-    try:
-        return _join(pipeline, config, channels)
-    except PipelineError as error:
-        raise invalid_argument(f"model '{config.name}': {error}") from None
-
-
-def _join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
+    """The interface by the configuration and, where that is silent, the pipeline. Raises: PipelineError: configuration
+    and pipeline contradict each other. OutputContradiction."""
     image = _image_input(pipeline, config, channels)
     extents = output_extents(pipeline, Extent(None, None) if image is None else image.extent)
     steps = [step for step in pipeline.steps if step.is_output]
@@ -98,7 +90,17 @@ def _join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
         for index, (step, extent, output) in enumerate(zip(steps, extents, declared, strict=True))
     )
     varying = ", ".join(f"'{output.name}'" for output in outputs if -1 in output.shape)
-    holds_several = _holds_several(config, image, steps, not varying)
+    holds_several = config.max_batch_size > 0
+    if not holds_several and config.outputs:
+        ranks = (len(step.call.shape) if isinstance(step.call, Measurement) else 3 for step in steps)
+        leads = {len(_dims(output)) - rank for output, rank in zip(config.outputs, ranks, strict=True)}
+        if len(leads) != 1:
+            raise PipelineError("its outputs must all have a batch dimension or none of them")
+        holds_several = leads == {1}
+    elif not holds_several:
+        # Whether the first dim counts images.
+        counts = image is not None and len(image.spec.shape) > image.image_rank and image.spec.shape != (1,)
+        holds_several = counts if image is not None else not varying
     if holds_several and varying:
         raise PipelineError(
             f"the size of output {varying} differs from image to image, so images cannot share a batch: resize them to"
@@ -109,26 +111,24 @@ def _join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
         raw, name = pipeline.decoder.input is InputKind.RAW, DEFAULT_NAMES[pipeline.decoder.input]
         pixels = TensorSpec(name, DataType.UINT8, (*lead, -1, -1, channels))
         image = ImageInput(pixels, 3) if raw else ImageInput(TensorSpec(name, DataType.BYTES, (*lead, 1)), 0)
-    arguments = tuple(_flag_input(config, name, holds_several) for name in pipeline.inputs)
+    configured = {tensor.name: tensor for tensor in config.inputs}
+    arguments = []
+    for name in pipeline.inputs:
+        # One of the pipeline's flags: one for each image.
+        flag = TensorSpec(name, DataType.BOOL, (-1, 1) if holds_several else (1,))
+        if (tensor := configured.get(name)) is not None:
+            flag = TensorSpec(name, tensor.datatype, _full_shape(config, tensor))
+            if tensor.datatype not in _FLAG_DATATYPES:
+                allowed = " or ".join(f"TYPE_{datatype.value}" for datatype in _FLAG_DATATYPES)
+                raise PipelineError(f"input '{name}' must be {allowed}, not {tensor.datatype.value}")
+            if len(flag.shape) not in (1, 2) or (len(flag.shape) == 2 and flag.shape[1] not in (1, -1)):
+                dims = list(_dims(tensor))
+                raise PipelineError(f"dims of input '{name}' must be [ 1 ], a value for each image, not {dims}")
+        arguments.append(flag)
     if image.spec.name in pipeline.inputs:
         raise PipelineError(f"the pipeline's input '{image.spec.name}' has the name of the image's; name it otherwise")
     batches = all(spec.shape[0] == -1 for spec in (image.spec, *arguments))
-    return Interface(image, arguments, outputs, holds_several, holds_several and batches)
-
-
-def _holds_several(config: ModelConfig, image: ImageInput | None, steps: Sequence[Step], sizes_fixed: bool) -> bool:
-    if config.max_batch_size > 0:
-        return True
-    if config.outputs:
-        ranks = (len(step.call.shape) if isinstance(step.call, Measurement) else 3 for step in steps)
-        leads = {len(_dims(output)) - rank for output, rank in zip(config.outputs, ranks, strict=True)}
-        if len(leads) != 1:
-            raise PipelineError("its outputs must all have a batch dimension or none of them")
-        return leads == {1}
-    if image is not None:
-        # Whether the first dim counts images.
-        return len(image.spec.shape) > image.image_rank and image.spec.shape != (1,)
-    return sizes_fixed
+    return Interface(image, tuple(arguments), outputs, holds_several, holds_several and batches)
 
 
 def _output(
@@ -198,52 +198,29 @@ def _image_input(pipeline: Pipeline, config: ModelConfig, channels: int) -> Imag
         raise PipelineError(f"a pipeline has one input of images{besides}, but {len(images)} are configured")
     spec = TensorSpec(images[0].name, images[0].datatype, _full_shape(config, images[0]))
     batching = config.max_batch_size > 0
+    # How many dims one image has, whether those of the input can be, and which were expected.
+    dims, hint = len(spec.shape), _RAW_HINT
     if pipeline.decoder.input is InputKind.RAW:
-        rank, fits, expected, hint = *_raw_rank(spec, batching, channels), f"[ height, width, {channels} ]", ""
-    else:
-        rank, fits, expected, hint = *_encoded_rank(spec, batching), _RAW_HINT
-    if not fits:
-        dims = spec.shape[1:] if batching else spec.shape
-        raise PipelineError(f"dims of input '{spec.name}' must be {expected}, not {list(dims)}{hint}")
-    return ImageInput(spec, rank)
-
-
-def _encoded_rank(spec: TensorSpec, batching: bool) -> tuple[int, bool, str]:
-    """How many dims one image has, whether those of the input can be, and which were expected."""
-    rank = len(spec.shape)
-    if spec.datatype is DataType.BYTES:
-        return 0, rank == 1 or (rank == 2 and spec.shape[1] in (1, -1)), "[ 1 ]"
-    if spec.datatype is DataType.UINT8:
+        if spec.datatype is not DataType.UINT8:
+            raise PipelineError(f"input '{spec.name}' must be TYPE_UINT8 (raw pixels), not {spec.datatype.value}")
+        # Colour images end with their channels; grey ones may leave out a dim of one.
+        rank = 3 if dims >= 3 and spec.shape[-1] == channels else 2
+        fits = (dims == rank + 1 or (dims == rank and not batching)) and (rank == 3 or channels == 1)
+        expected, hint = f"[ height, width, {channels} ]", ""
+    elif spec.datatype is DataType.BYTES:
+        rank, fits, expected = 0, dims == 1 or (dims == 2 and spec.shape[1] in (1, -1)), "[ 1 ]"
+    elif spec.datatype is DataType.UINT8:
         # The last dim is the length in bytes.
-        return 1, rank == 2 or (rank == 1 and not batching), "[ -1 ]"
-    raise PipelineError(
-        f"input '{spec.name}' must be TYPE_STRING or TYPE_UINT8 (encoded images), not {spec.datatype.value}{_RAW_HINT}"
-    )
-
-
-def _raw_rank(spec: TensorSpec, batching: bool, channels: int) -> tuple[int, bool]:
-    """How many dims one image has, and whether those of the input can be."""
-    if spec.datatype is not DataType.UINT8:
-        raise PipelineError(f"input '{spec.name}' must be TYPE_UINT8 (raw pixels), not {spec.datatype.value}")
-    # Colour images end with their channels; grey ones may leave out a dim of one.
-    rank = 3 if len(spec.shape) >= 3 and spec.shape[-1] == channels else 2
-    fits = len(spec.shape) == rank + 1 or (len(spec.shape) == rank and not batching)
-    return rank, fits and (rank == 3 or channels == 1)
-
-
-def _flag_input(config: ModelConfig, name: str, holds_several: bool) -> TensorSpec:
-    """The input that brings one of the pipeline's flags: one for each image."""
-    tensor = next((tensor for tensor in config.inputs if tensor.name == name), None)
-    if tensor is None:
-        return TensorSpec(name, DataType.BOOL, (-1, 1) if holds_several else (1,))
-    shape = _full_shape(config, tensor)
-    if tensor.datatype not in _FLAG_DATATYPES:
-        allowed = " or ".join(f"TYPE_{datatype.value}" for datatype in _FLAG_DATATYPES)
-        raise PipelineError(f"input '{name}' must be {allowed}, not {tensor.datatype.value}")
-    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] not in (1, -1)):
-        dims = list(_dims(tensor))
-        raise PipelineError(f"dims of input '{name}' must be [ 1 ], a value for each image, not {dims}")
-    return TensorSpec(name, tensor.datatype, shape)
+        rank, fits, expected = 1, dims == 2 or (dims == 1 and not batching), "[ -1 ]"
+    else:
+        raise PipelineError(
+            f"input '{spec.name}' must be TYPE_STRING or TYPE_UINT8 (encoded images), not"
+            f" {spec.datatype.value}{_RAW_HINT}"
+        )
+    if not fits:
+        given = spec.shape[1:] if batching else spec.shape
+        raise PipelineError(f"dims of input '{spec.name}' must be {expected}, not {list(given)}{hint}")
+    return ImageInput(spec, rank)
 
 
 def _full_shape(config: ModelConfig, tensor: InputConfig) -> tuple[int, ...]:

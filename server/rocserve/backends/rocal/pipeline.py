@@ -198,8 +198,18 @@ class _StepReader:
             raise PipelineError(
                 f"{where}: 'dtype' and 'layout' belong to an output; set \"is_output\": true or leave them out"
             )
-        self._check_channels(where, operation, values)
-        unit_range = operation.normalises and self._normalise_for_pixels(where, operation, values)
+        for key in operation.channel_keys:
+            if len(values[key]) not in (0, 1, self._channels):
+                raise PipelineError(
+                    f"{where}: key '{key}' has {len(values[key])} values, but the images have {self._channels} channel"
+                    " (parameter 'color_format')"
+                )
+        unit_range = operation.normalises and self._has_unit_range(where, operation.channel_keys, values)
+        if operation.normalises:
+            # To levels of 0..255 and one value a channel.
+            for key in operation.channel_keys:
+                numbers = values[key] * self._channels if len(values[key]) == 1 else values[key]
+                values[key] = tuple(number * 255 for number in numbers) if unit_range else numbers
         try:
             call = operation(**{key: values[key] for key in operation.keys})
         except ValueError as error:
@@ -236,31 +246,16 @@ class _StepReader:
                 raise PipelineError(f"{where}: no earlier operation has the \"name\" '{name}'; known are {known}")
         return tuple(self._names[name] for name in names)
 
-    def _check_channels(self, where: str, operation: Operation, values: dict[str, Any]) -> None:
-        for key in operation.channel_keys:
-            if len(values[key]) not in (0, 1, self._channels):
-                raise PipelineError(
-                    f"{where}: key '{key}' has {len(values[key])} values, but the images have {self._channels} channel"
-                    " (parameter 'color_format')"
-                )
-
-    def _normalise_for_pixels(self, where: str, operation: Operation, values: dict[str, Any]) -> bool:
-        """Bring mean and deviation to levels of 0..255 and one value a channel; returns whether they were for 0..1."""
-        mean, deviation = operation.channel_keys
-        for key in (mean, deviation):
-            if len(values[key]) == 1:
-                values[key] *= self._channels
-        looks_like_unit = all(0 < number < 1 for key in (mean, deviation) for number in values[key])
-        if values["mean_std_range"] == "pixel" or (values["mean_std_range"] == "auto" and not looks_like_unit):
+    def _has_unit_range(self, where: str, keys: tuple[str, ...], values: dict[str, Any]) -> bool:
+        """Whether mean and deviation are for levels of 0..1."""
+        if values["mean_std_range"] != "auto":
+            return bool(values["mean_std_range"] == "unit")
+        if not all(0 < number < 1 for key in keys for number in values[key]):
             return False
-        if values["mean_std_range"] == "auto":
-            self.notes.append(
-                f"{where}: {mean} and {deviation} all lie between 0 and 1, so they are taken as meant for levels of"
-                ' 0..1 and scaled by 255; write "mean_std_range": "unit" to confirm or "pixel" to have them taken as'
-                " they are"
-            )
-        for key in (mean, deviation):
-            values[key] = tuple(number * 255 for number in values[key])
+        self.notes.append(
+            f"{where}: {' and '.join(keys)} all lie between 0 and 1, so they are taken as meant for levels of 0..1 and"
+            ' scaled by 255; write "mean_std_range": "unit" to confirm or "pixel" to have them taken as they are'
+        )
         return True
 
 

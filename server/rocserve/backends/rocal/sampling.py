@@ -80,8 +80,11 @@ def resize_to_floats(
             # Where a level is close to the mean, OpenCV's error is no longer small against the result.
             limit = _CLOSE_TO_MEAN * float(np.max(np.abs(scaling.factor)))
             grid = _grid(pixels.shape, width, height, mirror, False)
-            close = _places_where(results, lambda block: np.abs(block) < limit)
-            _recompute(results, close, _in_a_row(pixels), grid, scaling)
+            numbers = results.reshape(-1)
+            # In blocks that stay in the cache.
+            starts = range(0, len(numbers), _BLOCK)
+            found = [np.flatnonzero(np.abs(numbers[start : start + _BLOCK]) < limit) + start for start in starts]
+            _recompute(results, np.concatenate(found), pixels, grid, scaling)
     return results
 
 
@@ -100,7 +103,7 @@ def resize_to_bytes(
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
     # Where OpenCV's error may have put a level on the wrong side of a rounding boundary, and where it reads otherwise.
     doubtful = np.concatenate((np.flatnonzero(rounded != other), grid.unlike_opencv))
-    _recompute(results, doubtful, _in_a_row(pixels), grid, scaling)
+    _recompute(results, doubtful, pixels, grid, scaling)
     rounded[doubtful] = np.clip(np.rint(results.reshape(-1)[doubtful]), 0, 255)
     return cast(Pixels, rounded.reshape(results.shape))
 
@@ -171,15 +174,8 @@ class _Grid:
 _grid = lru_cache(_GRIDS)(_Grid)
 
 
-def _places_where(results: Pixels, condition: Callable[[Pixels], Pixels]) -> Pixels:
-    """The places of the numbers that fulfil it, found in blocks that stay in the cache."""
-    numbers = results.reshape(-1)
-    starts = range(0, len(numbers), _BLOCK)
-    return np.concatenate([np.flatnonzero(condition(numbers[start : start + _BLOCK])) + start for start in starts])
-
-
-def _recompute(results: Pixels, places: Pixels, source: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
-    numbers = results.reshape(-1)
+def _recompute(results: Pixels, places: Pixels, pixels: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
+    numbers, source = results.reshape(-1), np.ascontiguousarray(pixels).reshape(-1)
     row_length, channels = results[0].size, results.shape[2]
     # In blocks, too: what exceeds the cache, and the sizes that the allocator keeps, is several times slower.
     for start in range(0, len(places), _PLACES):
@@ -201,10 +197,6 @@ def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:
     first = np.ceil(places)
     weights = first - places
     return first.astype(np.intp), weights, np.float32(1) - weights
-
-
-def _in_a_row(pixels: Pixels) -> Pixels:
-    return np.ascontiguousarray(pixels).reshape(-1)
 
 
 def _bilinear(source: Pixels, width: int, height: int, mirror: bool) -> Pixels:

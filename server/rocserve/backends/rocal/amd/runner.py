@@ -154,8 +154,33 @@ def build_graph(settings: GraphSettings, batch_size: int, flags: Flags) -> Graph
         ) from error
     handle = pipeline.get_handle()
     with pipeline:
-        source = _add_source(settings, handle)
-        outputs = _add_nodes(settings, handle, source, batch_size, flags)
+        types = binding.types
+        formats = {ColorFormat.RGB24: types.RGB, ColorFormat.BGR24: types.BGR, ColorFormat.U8: types.GRAY}
+        tensor, _ = binding.functions.external_source(
+            # Batches are fed by hand; what would be asked for them is never asked.
+            source=(),
+            color_format=formats[settings.color_format],
+            mode=types.EXTSOURCE_RAW_UNCOMPRESSED,
+            max_width=settings.max_width,
+            max_height=settings.max_height,
+        )
+        source = _made(binding, handle, tensor, "its source of images")
+        values = dict(zip(settings.inputs, flags, strict=True))
+        images: dict[int, Tensor] = {DECODED: source}
+        outputs: list[Tensor] = []
+        for planned in settings.plan.steps:
+            step = planned.step
+            sources, grey = [images[each] for each in step.sources], settings.is_grey
+            as_source = settings.source_layout, types.UINT8
+            if planned.is_read:
+                # The next operation works on bytes, whatever is handed out here.
+                node = Node(binding, handle, *as_source, sources, planned.source, grey, batch_size)
+                images[step.index] = _add(node, step, values)
+            if planned.output is not None:
+                wanted = output_type(settings, planned)
+                node = Node(binding, handle, *wanted, sources, planned.source, grey, batch_size)
+                shared = planned.is_read and wanted == as_source
+                outputs.append(images[step.index] if shared else _add(node, step, values))
         pipeline.set_outputs(*outputs)
     try:
         pipeline.build()
@@ -166,30 +191,6 @@ def build_graph(settings: GraphSettings, batch_size: int, flags: Flags) -> Graph
     if fault is not None:
         raise _refused(binding, handle, "the pipeline as a whole")
     return Graph(pipeline, handle, source, batch_size)
-
-
-def _add_nodes(settings: GraphSettings, handle: Any, source: Tensor, batch_size: int, flags: Flags) -> list[Tensor]:
-    """The tensors of the outputs that are images, in their order."""
-    types = settings.binding.types
-    values = dict(zip(settings.inputs, flags, strict=True))
-    images: dict[int, Tensor] = {DECODED: source}
-    outputs: list[Tensor] = []
-    for planned in settings.plan.steps:
-        step = planned.step
-
-        def add(layout: Any, datatype: Any, step: Step = step, source: ResultExtent = planned.source) -> Tensor:
-            sources = [images[source] for source in step.sources]
-            node = Node(settings.binding, handle, layout, datatype, sources, source, settings.is_grey, batch_size)
-            return _add(node, step, values)
-
-        if planned.is_read:
-            # The next operation works on bytes, whatever is handed out here.
-            images[step.index] = add(settings.source_layout, types.UINT8)
-        if planned.output is not None:
-            layout, datatype = output_type(settings, planned)
-            shared = planned.is_read and (layout, datatype) == (settings.source_layout, types.UINT8)
-            outputs.append(images[step.index] if shared else add(layout, datatype))
-    return outputs
 
 
 def output_type(settings: GraphSettings, step: PlannedStep) -> tuple[Any, Any]:
@@ -205,20 +206,6 @@ def output_type(settings: GraphSettings, step: PlannedStep) -> tuple[Any, Any]:
     as_planes = step.format.layout is Layout.NCHW or form.only_planes
     asked = types.NCHW if as_planes else types.NHWC
     return asked if as_asked else settings.source_layout, types.FLOAT if as_float else types.UINT8
-
-
-def _add_source(settings: GraphSettings, handle: Any) -> Tensor:
-    types = settings.binding.types
-    formats = {ColorFormat.RGB24: types.RGB, ColorFormat.BGR24: types.BGR, ColorFormat.U8: types.GRAY}
-    tensor, _ = settings.binding.functions.external_source(
-        # Batches are fed by hand; what would be asked for them is never asked.
-        source=(),
-        color_format=formats[settings.color_format],
-        mode=types.EXTSOURCE_RAW_UNCOMPRESSED,
-        max_width=settings.max_width,
-        max_height=settings.max_height,
-    )
-    return _made(settings.binding, handle, tensor, "its source of images")
 
 
 def _add(node: Node, step: Step, values: Mapping[str, bool]) -> Tensor:
@@ -256,14 +243,11 @@ class Canvas:
 
     def __init__(self, settings: GraphSettings, count: int) -> None:
         channels = settings.color_format.channels
+        self.capacity = count
+        """How many images it holds."""
         self._fields = np.zeros((count, settings.max_height, settings.max_width, channels), dtype=np.uint8)
         self.sizes = [(0, 0)] * count
         """Height and width of each image that was placed last."""
-
-    @property
-    def capacity(self) -> int:
-        """How many images it holds."""
-        return len(self._fields)
 
     def place(self, images: Sequence[Pixels]) -> None:
         """Put images in the first fields; none is larger than a field."""
@@ -394,19 +378,30 @@ class PipelineRunner:
             # rocAL hands out old memory when its processing thread has died, and says nothing. Only the next call of
             # run reports that; it lets go of the batch that has been read and waits for none.
             self._advance()
-            self._check_order(count)
+            # rocAL's loader does not look whether there is an image when it is woken. Woken too early, it takes what
+            # lies on its stack for one, at best the image before, and all later images move by one place, to other
+            # requests.
+            self._graph.source.copy_roi(self._regions)
+            sizes = [(height, width) for _, _, width, height in self._regions.tolist()]
+            if sizes != self._canvas.sizes_of(count, self.batch_size):
+                raise BrokenPipelineError("it worked on other images than it was given")
         return self._readers
 
     def _feed(self, count: int) -> None:
         """Hands over the canvas's first `count` images, always a whole batch: rocAL would wait for the rest forever."""
         batch_size = self._graph.batch_size
         binding = self._settings.binding
+        regions = []
+        for height, width in self._canvas.sizes_of(count, batch_size):
+            region = binding.native.ROIxywh()
+            region.x, region.y, region.w, region.h = 0, 0, width, height
+            regions.append(region)
         binding.native.externalSourceFeedInput(
             self._graph.handle,
             [],
             self._labels,
             self._canvas.buffers(count, batch_size),
-            [self._region(height, width) for height, width in self._canvas.sizes_of(count, batch_size)],
+            regions,
             self._settings.max_width,
             self._settings.max_height,
             self._settings.color_format.channels,
@@ -418,20 +413,6 @@ class PipelineRunner:
         fault = binding.fault(self._graph.handle)
         if fault is not None:
             raise BrokenPipelineError(fault)
-
-    def _region(self, height: int, width: int) -> Any:
-        region = self._settings.binding.native.ROIxywh()
-        region.x, region.y, region.w, region.h = 0, 0, width, height
-        return region
-
-    def _check_order(self, count: int) -> None:
-        """rocAL's loader does not look whether there is an image when it is woken. Woken too early, it takes what lies
-        on its stack for one, at best the image before, and all later images move by one place, to other requests."""
-        self._graph.source.copy_roi(self._regions)
-        if [(height, width) for _, _, width, height in self._regions.tolist()] != self._canvas.sizes_of(
-            count, self.batch_size
-        ):
-            raise BrokenPipelineError("it worked on other images than it was given")
 
     def _advance(self) -> None:
         binding = self._settings.binding

@@ -102,7 +102,15 @@ class Decoder:
                     f" {png.LONGEST_SIDE} at most"
                 )
             return file
-        raise ImageError(_neither(encoded))
+        expected = "a JPEG or a PNG is expected"
+        if not len(encoded):
+            raise ImageError(f"it is empty; {expected}")
+        beginning = bytes(encoded[:_INSPECTED_BYTES])
+        kind = next((name for pattern, name in _SIGNATURES if pattern.match(beginning)), None)
+        if kind is not None:
+            raise ImageError(f"it seems to be {kind}; {expected}")
+        first = " ".join(f"0x{byte:02x}" for byte in encoded[:4])
+        raise ImageError(f"it is no known kind of image (it starts with {first}); {expected}")
 
     def _check_pixels(self, width: int, height: int) -> None:
         if width * height > self._options.max_pixels:
@@ -117,18 +125,6 @@ class Decoder:
         if swaps_sides(header.orientation):
             width, height = height, width
         return DecodedImage(turned(pixels, header.orientation), height, width)
-
-
-def _neither(encoded: memoryview) -> str:
-    expected = "a JPEG or a PNG is expected"
-    if not len(encoded):
-        return f"it is empty; {expected}"
-    beginning = bytes(encoded[:_INSPECTED_BYTES])
-    kind = next((name for pattern, name in _SIGNATURES if pattern.match(beginning)), None)
-    if kind is not None:
-        return f"it seems to be {kind}; {expected}"
-    start = " ".join(f"0x{byte:02x}" for byte in encoded[:4])
-    return f"it is no known kind of image (it starts with {start}); {expected}"
 
 
 _INSPECTED_BYTES = 512
