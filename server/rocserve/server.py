@@ -231,7 +231,7 @@ class Server:
             tables=self._tables,
             readiness=readiness,
             subscribe=self._repository.subscribe,
-            write_metrics=lambda: exposition(metrics.families()),
+            write_metrics=lambda: exposition(metrics()),
             memory=self._memory,
         )
 

@@ -6,8 +6,7 @@ import logging
 
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.trace import TraceGroup
-from rocserve.observability.tracing.options import TraceSetting
-from rocserve.observability.tracing.tracing import create_tracing
+from rocserve.observability.tracing.tracing import TraceSetting, create_tracing
 from rocserve.services.observation import RequestObserver
 
 

@@ -12,7 +12,7 @@ from rocserve.backends.registry import discover_backends
 from rocserve.cache.folders import cache_directory
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.arguments import add_flags, filled, for_argparse
-from rocserve.observability.tracing.options import trace_options
+from rocserve.observability.tracing.tracing import trace_options
 from rocserve.repository.scanner import find_single_model, model_endings
 from rocserve.settings import (
     ControlMode,

@@ -41,7 +41,10 @@ class RequestFailures:
         return internal(self._paths.hide(f"{type(error).__name__}: {error}"))
 
     def report(self, text: str, error: Exception) -> None:
-        line = _line(error)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        line = None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
         with self._lock:
             if not self._allowances.setdefault(line, Allowance(1, 1 / _SECONDS_BETWEEN_TRACEBACKS)).take():
                 self._left_out[line] += 1
@@ -49,14 +52,6 @@ class RequestFailures:
             left_out = self._left_out.pop(line, 0)
         since = f" ({left_out} more like it since the last that was logged)" if left_out else ""
         self._log.error("%s%s", text, since, exc_info=error)
-
-
-def _line(error: Exception) -> tuple[CodeType, int] | None:
-    """The line of code that raised the error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
 
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

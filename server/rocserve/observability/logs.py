@@ -90,19 +90,15 @@ class _LineFormatter(logging.Formatter):
         else:
             micros = int(record.created % 1 * 1e6)
             head = f"{level}{time.strftime('%m%d %H:%M:%S', moment)}.{micros:06d}"
-        return f"{head} {record.process} {record.filename}:{record.lineno}] {self._text(record)}"
-
-    def _text(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        if not self._escapes:
-            return printable(text) + trace
-        return _without_controls(json.dumps(text + trace, ensure_ascii=False))
-
-
-def _without_controls(text: str) -> str:
-    """The text without what JSON leaves but a terminal would obey, and what has no form in UTF-8."""
-    return printable(text.encode(errors="backslashreplace").decode())
+        text = record.getMessage()
+        if self._escapes:
+            # Without what JSON leaves but a terminal would obey, and what has no form in UTF-8.
+            quoted = json.dumps(text + trace, ensure_ascii=False)
+            text = printable(quoted.encode(errors="backslashreplace").decode())
+        else:
+            text = printable(text) + trace
+        return f"{head} {record.process} {record.filename}:{record.lineno}] {text}"
 
 
 class LinesWithLevels(logging.Formatter):

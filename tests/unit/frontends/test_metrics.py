@@ -18,7 +18,7 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.frontends.http.protocol import ConnectionLimits
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.frontends.metrics.collection import ServerMetrics
+from rocserve.frontends.metrics.collection import server_families
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
 from rocserve.repository.engine_plan import Fallback, FallbackCounter
@@ -74,8 +74,7 @@ def samples_of(
         others = models[version.name].versions if version.name in models else {}
         models[version.name] = ServedModel(version.name, {**others, version.version: version}, version)  # type: ignore[dict-item, arg-type]
     holder.table = ServingTable(models)
-    metrics = ServerMetrics(holder, (fallbacks or FallbackCounter()).snapshot, options or LatencyOptions())
-    text = exposition(metrics.families())
+    text = exposition(server_families(holder, (fallbacks or FallbackCounter()).snapshot, options or LatencyOptions()))
     return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
 
@@ -133,7 +132,7 @@ def test_models_of_one_name_are_told_apart_by_their_namespaces() -> None:
     holder = ServingTableHolder()
     served = [ServedModel("m", {1: ToldVersion("m", 1)}, None, {}, namespace) for namespace in ("/a", "/b")]  # type: ignore[dict-item]
     holder.table = ServingTable({}, tuple(served))
-    text = exposition(ServerMetrics(holder, FallbackCounter().snapshot, LatencyOptions()).families())
+    text = exposition(server_families(holder, FallbackCounter().snapshot, LatencyOptions()))
     counts = [line for line in text.splitlines() if line.startswith("nv_inference_count")]
     assert counts == [f'nv_inference_count{{model="m",version="1",namespace="{name}"}} 0' for name in ("/a", "/b")]
 
@@ -154,7 +153,7 @@ def test_tags_and_the_cache() -> None:
 def test_without_a_cache_nothing_is_said_of_one() -> None:
     holder = ServingTableHolder()
     holder.table = ServingTable({"m": ServedModel("m", {1: ToldVersion("m", 1)}, None)})  # type: ignore[dict-item]
-    text = exposition(ServerMetrics(holder, FallbackCounter().snapshot, LatencyOptions()).families())
+    text = exposition(server_families(holder, FallbackCounter().snapshot, LatencyOptions()))
     assert "nv_inference_request_success" in text
     assert "nv_cache" not in text
 

@@ -33,56 +33,56 @@ class VersionReading:
 _CACHED = "in microseconds (includes cached requests)"
 _UNCACHED = "in microseconds (does not include cached requests)"
 
-# By their names what the statistics call them, and their help. Nanoseconds are shown as microseconds.
+# By their names where a reading has them, and their help. Nanoseconds are shown as microseconds.
 _COUNTERS = {
-    "nv_inference_request_success": ("success.count", "Number of successful inference requests, all batch sizes"),
+    "nv_inference_request_success": (
+        "numbers.success.count",
+        "Number of successful inference requests, all batch sizes",
+    ),
     "nv_inference_count": (
-        "inference_count",
+        "numbers.inference_count",
         "Number of inferences performed (does not include cached requests)",
     ),
     "nv_inference_exec_count": (
-        "execution_count",
+        "numbers.execution_count",
         "Number of model executions performed (does not include cached requests)",
     ),
 }
 _LATENCY_COUNTERS = {
-    "nv_inference_request_duration_us": ("success.ns", f"Cumulative inference request duration {_CACHED}"),
-    "nv_inference_queue_duration_us": ("queue.ns", f"Cumulative inference queuing duration {_CACHED}"),
-    "nv_inference_compute_input_duration_us": ("compute_input.ns", f"Cumulative compute input duration {_UNCACHED}"),
-    "nv_inference_compute_infer_duration_us": (
-        "compute_infer.ns",
-        f"Cumulative compute inference duration {_UNCACHED}",
-    ),
-    "nv_inference_compute_output_duration_us": (
-        "compute_output.ns",
-        f"Cumulative inference compute output duration {_UNCACHED}",
-    ),
+    f"nv_inference_{part}_duration_us": (f"numbers.{field}.ns", f"Cumulative {words} duration {which}")
+    for part, field, words, which in (
+        ("request", "success", "inference request", _CACHED),
+        ("queue", "queue", "inference queuing", _CACHED),
+        ("compute_input", "compute_input", "compute input", _UNCACHED),
+        ("compute_infer", "compute_infer", "compute inference", _UNCACHED),
+        ("compute_output", "compute_output", "inference compute output", _UNCACHED),
+    )
 }
 _CACHE_COUNTERS = {
-    "nv_cache_num_hits_per_model": ("cache_hit.count", "Number of cache hits per model"),
-    "nv_cache_hit_duration_per_model": ("cache_hit.ns", "Total cache hit duration per model, in microseconds"),
-    "nv_cache_num_misses_per_model": ("cache_miss.count", "Number of cache misses per model"),
+    "nv_cache_num_hits_per_model": ("numbers.cache_hit.count", "Number of cache hits per model"),
+    "nv_cache_hit_duration_per_model": (
+        "numbers.cache_hit.ns",
+        "Total cache hit duration per model, in microseconds",
+    ),
+    "nv_cache_num_misses_per_model": ("numbers.cache_miss.count", "Number of cache misses per model"),
     "nv_cache_miss_duration_per_model": (
-        "cache_miss.ns",
+        "numbers.cache_miss.ns",
         "Total cache miss (insert+lookup) duration per model, in microseconds",
     ),
 }
-
-_OF_VERSIONS = (
-    (
-        "rocserve_worker_restarts_total",
-        "counter",
-        "worker_restarts",
+_RESTARTS = {
+    "rocserve_worker_restarts_total": (
+        "version.worker_restarts",
         "How often a worker of the version had to be started again",
     ),
-    (
-        "nv_inference_pending_request_count",
-        "gauge",
-        "pending_requests",
+}
+_GAUGES = {
+    "nv_inference_pending_request_count": (
+        "version.pending_requests",
         "Instantaneous number of pending requests awaiting execution per-model.",
     ),
-    ("nv_model_load_duration_secs", "gauge", "load_seconds", "Model load time in seconds"),
-)
+    "nv_model_load_duration_secs": ("version.load_seconds", "Model load time in seconds"),
+}
 
 _SUMMARIES = {
     latencies.REQUEST_SUMMARY: f"Summary of inference request duration {_CACHED}",
@@ -102,31 +102,22 @@ _HISTOGRAMS = {
 }
 
 
-def read_version(version: ServedVersion, namespace: str) -> VersionReading:
-    """`namespace`: the model's, where there are namespaces."""
-    tags = {f"_{name}": value for name, value in version.config.metric_tags.items()}
-    model = {"model": version.name, "version": str(version.version)}
-    labels = {**model, **({"namespace": namespace} if namespace else {}), **tags}
-    return VersionReading(version, labels, version.statistics.snapshot())
-
-
 def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
     """Of all versions; `with_latency_counters`: the sums of latencies and the response cache's numbers too."""
-    yield from _counters(_COUNTERS, readings)
+    yield from _families(_COUNTERS, readings)
     if with_latency_counters:
-        yield from _counters(_LATENCY_COUNTERS, readings)
+        yield from _families(_LATENCY_COUNTERS, readings)
         caching = [reading for reading in readings if reading.version.config.response_cache]
         if caching:
-            yield from _counters(_CACHE_COUNTERS, caching)
+            yield from _families(_CACHE_COUNTERS, caching)
     yield MetricFamily(
         "nv_inference_request_failure",
         "counter",
         "Number of failed inference requests, all batch sizes",
         tuple(sample for reading in readings for sample in _failures(reading)),
     )
-    for name, kind, attribute, text in _OF_VERSIONS:
-        samples = tuple(Sample(reading.labels, getattr(reading.version, attribute)) for reading in readings)
-        yield MetricFamily(name, kind, text, samples)
+    yield from _families(_RESTARTS, readings)
+    yield from _families(_GAUGES, readings, "gauge")
     kept = [(reading.labels, reading.numbers.latencies) for reading in readings if reading.numbers.latencies]
     for name, text in _SUMMARIES.items():
         summaries = [(labels, known.summaries[name]) for labels, known in kept if name in known.summaries]
@@ -140,11 +131,14 @@ def model_families(readings: Sequence[VersionReading], with_latency_counters: bo
             yield MetricFamily(name, "histogram", text, samples)
 
 
-def _counters(counters: Mapping[str, tuple[str, str]], readings: Sequence[VersionReading]) -> Iterable[MetricFamily]:
-    for name, (path, text) in counters.items():
-        value, unit = attrgetter(path), 1000 if path.endswith(".ns") else 1
-        samples = tuple(Sample(reading.labels, value(reading.numbers) // unit) for reading in readings)
-        yield MetricFamily(name, "counter", text, samples)
+def _families(
+    rows: Mapping[str, tuple[str, str]], readings: Sequence[VersionReading], kind: str = "counter"
+) -> Iterable[MetricFamily]:
+    for name, (path, text) in rows.items():
+        values = zip(readings, map(attrgetter(path), readings), strict=True)
+        is_time = path.endswith(".ns")
+        samples = (Sample(reading.labels, value // 1000 if is_time else value) for reading, value in values)
+        yield MetricFamily(name, kind, text, tuple(samples))
 
 
 def _failures(reading: VersionReading) -> Iterable[Sample]:
@@ -159,54 +153,47 @@ def _failures(reading: VersionReading) -> Iterable[Sample]:
     return (Sample({**reading.labels, "reason": reason}, count) for reason, count in reasons.items())
 
 
-class ServerMetrics:
-    """Safe on any thread."""
+def server_families(
+    tables: ServingTableHolder,
+    fallbacks: Callable[[], Mapping[Fallback, int]],
+    options: LatencyOptions,
+    further: Sequence[Source] = (),
+) -> Iterable[MetricFamily]:
+    """Of the versions that are ready, and of what happened since the server started. Of thousands that are only
+    registered, those that were never asked have no numbers. Safe on any thread.
 
-    def __init__(
-        self,
-        tables: ServingTableHolder,
-        fallbacks: Callable[[], Mapping[Fallback, int]],
-        options: LatencyOptions,
-        further: Sequence[Source] = (),
-    ) -> None:
-        """`further`: other sources: the machine's gauges, and the metrics that models define."""
-        self._tables = tables
-        self._fallbacks = fallbacks
-        self._options = options
-        self._further = further
-
-    def families(self) -> Iterable[MetricFamily]:
-        """Of the versions that are ready, and of what happened since the server started. Of thousands that are only
-        registered, those that were never asked have no numbers."""
-        table = self._tables.table
-        readings = [
-            read_version(version, model.namespace)
-            for model in table.all_models
-            for version in model.versions.values()
-            if not isinstance(version, LazyVersion) or version.was_asked
-        ]
-        yield from model_families(readings, self._options.counters)
-        yield MetricFamily(
-            "rocserve_model_engine_info",
-            "gauge",
-            "1 for the engine that runs the model, and the one whose place it has taken",
-            tuple(
-                Sample({**reading.labels, "engine": known["engine"], "replaces": known.get("engine_replaces", "")}, 1)
-                for reading in readings
-                if "engine" in (known := reading.version.properties)
-            ),
-        )
-        yield MetricFamily(
-            "rocserve_engine_fallback_total",
-            "counter",
-            "How often an engine has taken the place of one that could not load the model",
-            tuple(
-                Sample({name: str(value) for name, value in asdict(fallback).items()}, count)
-                for fallback, count in self._fallbacks().items()
-            ),
-        )
-        for source in self._further:
-            yield from source()
+    `further`: other sources: the machine's gauges, and the metrics that models define.
+    """
+    readings: list[VersionReading] = []
+    for model in tables.table.all_models:
+        for version in model.versions.values():
+            if not isinstance(version, LazyVersion) or version.was_asked:
+                namespace = {"namespace": model.namespace} if model.namespace else {}
+                tags = {f"_{name}": value for name, value in version.config.metric_tags.items()}
+                labels = {"model": version.name, "version": str(version.version), **namespace, **tags}
+                readings.append(VersionReading(version, labels, version.statistics.snapshot()))
+    yield from model_families(readings, options.counters)
+    yield MetricFamily(
+        "rocserve_model_engine_info",
+        "gauge",
+        "1 for the engine that runs the model, and the one whose place it has taken",
+        tuple(
+            Sample({**reading.labels, "engine": known["engine"], "replaces": known.get("engine_replaces", "")}, 1)
+            for reading in readings
+            if "engine" in (known := reading.version.properties)
+        ),
+    )
+    yield MetricFamily(
+        "rocserve_engine_fallback_total",
+        "counter",
+        "How often an engine has taken the place of one that could not load the model",
+        tuple(
+            Sample({name: str(value) for name, value in asdict(fallback).items()}, count)
+            for fallback, count in fallbacks().items()
+        ),
+    )
+    for source in further:
+        yield from source()
 
 
 def assemble_metrics(
@@ -216,8 +203,8 @@ def assemble_metrics(
     fallbacks: Callable[[], Mapping[Fallback, int]],
     further: Sequence[Source],
     log: logging.Logger,
-) -> ServerMetrics:
-    """`further`: other sources beside the machine's gauges."""
+) -> Source:
+    """All metrics of a server; `further`: other sources beside the machine's gauges."""
     gauges: list[Callable[[], Sequence[MetricFamily]]] = []
     if settings.allow and settings.gpu:
         gauges.append(GpuGauges(log).families)
@@ -227,4 +214,4 @@ def assemble_metrics(
         except (OSError, ValueError, IndexError) as error:
             log.warning("there are no metrics of the processors: %s", error)
     machine = MachineMetrics(gauges, settings.interval_ms / 1000, log)
-    return ServerMetrics(tables, fallbacks, options, (*further, machine.families))
+    return lambda: server_families(tables, fallbacks, options, (*further, machine.families))

@@ -113,23 +113,21 @@ class MachineMetrics:
         self._interval_seconds = interval_seconds
         self._log = log
         self._lock = threading.Lock()
-        self._families: Sequence[MetricFamily] = ()
+        self._families: list[MetricFamily] = []
         self._read_again_at = 0.0
 
     def families(self) -> Sequence[MetricFamily]:
         with self._lock:
             now = time.monotonic()
             if now >= self._read_again_at:
-                self._families = [family for source in self._sources for family in self._read(source)]
                 self._read_again_at = now + self._interval_seconds
+                self._families = []
+                for source in self._sources:
+                    try:
+                        self._families += source()
+                    except (OSError, ValueError, KeyError, IndexError) as error:
+                        self._log.debug("gauges of the machine cannot be read: %s: %s", type(error).__name__, error)
             return self._families
-
-    def _read(self, source: Callable[[], Sequence[MetricFamily]]) -> Sequence[MetricFamily]:
-        try:
-            return source()
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            self._log.debug("gauges of the machine cannot be read: %s: %s", type(error).__name__, error)
-            return []
 
 
 def _single(name: str, text: str, value: float, kind: str = "gauge") -> MetricFamily:

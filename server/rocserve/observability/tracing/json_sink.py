@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -21,7 +21,9 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.tensors import Tensor
 from rocserve.core.trace import Moment, Trace, TraceGroup
-from rocserve.observability.tracing.options import TraceSetting
+
+if TYPE_CHECKING:
+    from rocserve.observability.tracing.tracing import TraceSetting
 
 Item = TypeVar("Item")
 
@@ -197,15 +199,12 @@ class JsonSink:
         self._writer: WriterThread[tuple[TraceSetting, TraceGroup | None]] = WriterThread(self._handle, log)
 
     def take(self, setting: TraceSetting, group: TraceGroup) -> None:
-        """See TraceSink."""
         self._writer.put((setting, group), group.nbytes)
 
     def retire(self, setting: TraceSetting) -> None:
-        """See TraceSink."""
         self._writer.put((setting, None))
 
     def close(self) -> None:
-        """See TraceSink."""
         self._writer.close()
         self._file.close()
 
@@ -217,7 +216,10 @@ class JsonSink:
             is_retired = setting in self._retired
             if group is None:
                 self._retired.add(setting)
-                self._write_collected(setting, bool(setting.log_frequency))
+                left = self._collected.pop(setting, None)
+                if left is not None and left.entries:
+                    write = self._file.write_indexed if setting.log_frequency else self._file.append
+                    write(",".join(left.entries))
             elif is_retired and setting.log_frequency:
                 self._file.write_indexed(group_json(group))
             elif is_retired or not (setting.log_frequency or setting.is_counted):
@@ -235,14 +237,6 @@ class JsonSink:
         if is_full or setting.has_all(collected.count):
             waiting, collected.entries = collected.entries, []
             self._file.write_indexed(",".join(waiting))
-
-    def _write_collected(self, setting: TraceSetting, is_indexed: bool) -> None:
-        """What the setting has left behind."""
-        collected = self._collected.pop(setting, None)
-        if collected is None or not collected.entries:
-            return
-        write = self._file.write_indexed if is_indexed else self._file.append
-        write(",".join(collected.entries))
 
 
 def group_json(group: TraceGroup) -> str:

@@ -34,7 +34,7 @@ from rocserve.core.trace import (
 )
 from rocserve.observability.rate_limits import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
-from rocserve.observability.tracing.options import SpanOptions, TraceSetting
+from rocserve.observability.tracing.tracing import SpanOptions, TraceSetting
 
 _TRACER = "rocserve"
 _COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
@@ -72,14 +72,12 @@ class SpanSink:
         self._writer: WriterThread[TraceGroup] = WriterThread(self._handle, log)
 
     def take(self, setting: TraceSetting, group: TraceGroup) -> None:
-        """See TraceSink."""
         self._writer.put(group, group.nbytes)
 
     def retire(self, setting: TraceSetting) -> None:
-        """See TraceSink: nothing waits for a setting's end."""
+        """Nothing waits for a setting's end."""
 
     def close(self) -> None:
-        """See TraceSink."""
         self._writer.close()
         # The exporter tries again and again on this thread, whatever time it was given: another one calls it off.
         calling_off = threading.Timer(_CLOSE_SECONDS, self._call_off)

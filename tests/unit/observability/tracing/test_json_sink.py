@@ -16,8 +16,7 @@ from support.waiting import wait_until
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 from rocserve.observability.tracing.json_sink import JsonSink, group_json
-from rocserve.observability.tracing.options import trace_options
-from rocserve.observability.tracing.tracing import Tracing
+from rocserve.observability.tracing.tracing import Tracing, trace_options
 
 LOG = logging.getLogger("rocserve.test.tracing")
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rocserve.core.trace import TraceLevel
-from rocserve.observability.tracing.options import TraceOptions, TraceValues, trace_options
+from rocserve.observability.tracing.tracing import TraceOptions, TraceValues, trace_options
 
 
 def test_nothing_asked_for() -> None:

@@ -11,8 +11,7 @@ from support.observation import HeldSink
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.trace import SpanContext, TraceLevel
-from rocserve.observability.tracing.options import TraceConfig, trace_options
-from rocserve.observability.tracing.tracing import Tracing, client_context, create_tracing
+from rocserve.observability.tracing.tracing import TraceConfig, Tracing, client_context, create_tracing, trace_options
 
 ON: TraceConfig = (("", "level", "TIMESTAMPS"), ("", "rate", "1"), ("triton", "file", "/nowhere"))
 SPANS: TraceConfig = (("", "mode", "opentelemetry"), ("", "level", "TIMESTAMPS"))
