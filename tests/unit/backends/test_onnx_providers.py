@@ -194,7 +194,7 @@ def test_parameters_of_the_migraphx_provider(plan_for: PlanMaker, caplog: pytest
         "migraphx_arena_extend_strategy": "kSameAsRequested",
         "device_id": "0",
     }
-    assert provider.compiles_shapes
+    assert ProviderPlan((provider,), "", False).compiling
     assert provider.keeps_compiled
     assert provider.accelerator["migraphx_max_dynamic_batch"] == "8"
     assert "parameter 'migraphx_model_cache_dir' changes nothing: compiled programs are kept" in caplog.text
@@ -219,21 +219,21 @@ def test_parameters_of_the_cuda_provider(plan_for: PlanMaker) -> None:
         "cudnn_conv_algo_search": "DEFAULT",
         "device_id": "2",
     }
-    assert not provider.compiles_shapes
+    assert not ProviderPlan((provider,), "", False).compiling
 
 
 def test_parameters_of_the_openvino_provider(plan_for: PlanMaker) -> None:
     (usual,) = plan_for(ALL).providers
     assert usual.options == {"num_of_threads": str(usable_cpus())}
-    assert not usual.compiles_shapes
+    assert not ProviderPlan((usual,), "", False).compiling
     assert not usual.keeps_compiled
     parameters = {"device_type": "GPU.1", "precision": "fp16", "num_of_threads": "3", "cache_dir": "anything"}
     (chosen,) = plan_for(ALL, cpu=[ExecutionAccelerator("OpenVINO", parameters)]).providers
     assert chosen.options == {"device_type": "GPU.1", "precision": "FP16", "num_of_threads": "3"}
-    assert chosen.compiles_shapes
+    assert ProviderPlan((chosen,), "", False).compiling
     assert chosen.keeps_compiled
     (static,) = plan_for(ALL, cpu=[ExecutionAccelerator("openvino", {"disable_dynamic_shapes": "1"})]).providers
-    assert static.compiles_shapes
+    assert ProviderPlan((static,), "", False).compiling
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from rocserve.backends.base import (
     ThreadedExecution,
     model_executions,
 )
-from rocserve.backends.batch_sizes import Piece, pieces, rows_that_fit
+from rocserve.backends.batch_sizes import pieces, rows_that_fit
 from rocserve.backends.migraphx.configuration.options import PARAMETERS
 from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
 from rocserve.backends.onnx import BACKEND
@@ -65,20 +65,31 @@ _ONNX_BFLOAT16 = 16
 
 def session_run(session: Any, signature: Signature) -> Run:
     """The way that suits the session's datatypes."""
-    if any(spec.datatype is DataType.BF16 for spec in (*signature.inputs, *signature.outputs)):
-        return Bfloat16Run(session, signature)
-    run: Run = session.run
-    return run
+    tensors = (*signature.inputs, *signature.outputs)
+    if not any(spec.datatype is DataType.BF16 for spec in tensors):
+        run: Run = session.run
+        return run
+    # numpy arrays cannot name BF16.
+    bfloat16 = frozenset(spec.name for spec in signature.inputs if spec.datatype is DataType.BF16)
 
+    def run_with_bfloat16(wanted: Sequence[str], inputs: Mapping[str, Array]) -> Sequence[Array]:
+        values = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
+            if name in bfloat16
+            else onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            for name, array in inputs.items()
+        }
+        outputs = []
+        for value in session.run_with_ort_values(wanted, values):
+            if value.element_type() == _ONNX_BFLOAT16:
+                size = value.tensor_size_in_bytes()
+                data = ctypes.string_at(value.data_ptr(), size) if size else b""
+                outputs.append(np.frombuffer(data, dtype=np.uint16).reshape(value.shape()))
+            else:
+                outputs.append(np.asarray(value.numpy()))
+        return outputs
 
-def placed_run(session: Any, signature: Signature, batching: bool) -> PlacedRun | None:
-    """None: the session's outputs are not on the CPU, or their sizes do not follow from the rows of a batch."""
-    fixed = all(
-        spec.datatype not in (DataType.BYTES, DataType.BF16) and -1 not in spec.shape[int(batching) :]
-        for spec in signature.outputs
-    )
-    takes_bf16 = any(spec.datatype is DataType.BF16 for spec in signature.inputs)
-    return PlacedRun(session, signature, batching) if fixed and is_on_cpu(session) and not takes_bf16 else None
+    return run_with_bfloat16
 
 
 def is_on_cpu(session: Any) -> bool:
@@ -117,23 +128,6 @@ class PlacedRun:
         return outputs
 
 
-class Bfloat16Run:
-    """A session with BF16 inputs or outputs, which numpy arrays cannot name."""
-
-    def __init__(self, session: Any, signature: Signature) -> None:
-        self._session = session
-        self._inputs = frozenset(spec.name for spec in signature.inputs if spec.datatype is DataType.BF16)
-
-    def __call__(self, wanted: Sequence[str], inputs: Mapping[str, Array]) -> Sequence[Array]:
-        values = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
-            if name in self._inputs
-            else onnxruntime.OrtValue.ortvalue_from_numpy(array)
-            for name, array in inputs.items()
-        }
-        return [_array(value) for value in self._session.run_with_ort_values(wanted, values)]
-
-
 class SizedRun:
     """Sessions that each take one batch size; batches are padded and cut to them."""
 
@@ -144,38 +138,25 @@ class SizedRun:
         self._pad_with_first_row = pad_with_first_row
 
     def __call__(self, wanted: Sequence[str], inputs: Mapping[str, Array]) -> Sequence[Array]:
-        rows = len(next(iter(inputs.values())))
-        results = [self._run_piece(wanted, inputs, piece) for piece in pieces(rows, self._sizes)]
+        results = []
+        for piece in pieces(len(next(iter(inputs.values()))), self._sizes):
+            rows, size = piece.rows, piece.batch_size
+            given = {name: array[piece.start : piece.start + rows] for name, array in inputs.items()}
+            if rows < size:
+                for name, array in given.items():
+                    given[name] = padded = np.empty((size, *array.shape[1:]), array.dtype)
+                    padded[:rows] = array
+                    # Objects are text, for which there is no zero.
+                    padded[rows:] = array[:1] if self._pad_with_first_row or array.dtype == np.object_ else 0
+            outputs = self._runs[size](wanted, given)
+            for name, output in zip(wanted, outputs, strict=True):
+                if output.shape[:1] != (size,):
+                    raise internal(
+                        f"output '{name}' has shape {list(output.shape)} for a batch of {size}; its first dimension"
+                        " must be the batch"
+                    )
+            results.append([output[:rows] for output in outputs])
         return results[0] if len(results) == 1 else [np.concatenate(parts) for parts in zip(*results, strict=True)]
-
-    def _run_piece(self, wanted: Sequence[str], inputs: Mapping[str, Array], piece: Piece) -> Sequence[Array]:
-        given = {name: self._padded(array, piece) for name, array in inputs.items()}
-        outputs = self._runs[piece.batch_size](wanted, given)
-        for name, output in zip(wanted, outputs, strict=True):
-            if output.shape[:1] != (piece.batch_size,):
-                raise internal(
-                    f"output '{name}' has shape {list(output.shape)} for a batch of {piece.batch_size}; its first"
-                    " dimension must be the batch"
-                )
-        return [output[: piece.rows] for output in outputs]
-
-    def _padded(self, array: Array, piece: Piece) -> Array:
-        rows = array[piece.start : piece.start + piece.rows]
-        if piece.rows == piece.batch_size:
-            return rows
-        padded = np.empty((piece.batch_size, *array.shape[1:]), array.dtype)
-        padded[: piece.rows] = rows
-        # Objects are text, for which there is no zero.
-        padded[piece.rows :] = rows[:1] if self._pad_with_first_row or array.dtype == np.object_ else 0
-        return padded
-
-
-def _array(value: Any) -> Array:
-    if value.element_type() != _ONNX_BFLOAT16:
-        return np.asarray(value.numpy())
-    size = value.tensor_size_in_bytes()
-    data = ctypes.string_at(value.data_ptr(), size) if size else b""
-    return np.frombuffer(data, dtype=np.uint16).reshape(value.shape())
 
 
 _LOG = logging.getLogger(__name__)
@@ -186,7 +167,13 @@ def load(model: ModelSource) -> LoadedModel:
     `batch` and `pad_batch`. Raises: ServeError: INVALID_ARGUMENT; the file or the configuration is wrong. UNAVAILABLE;
     the execution provider that is to run it is not there or does not start."""
     plan = plan_providers(model, onnxruntime.get_available_providers())
-    foreign = left_alone(model.config, has_sizes=plan.compiling is not None or plan.on_gpu)
+    # The parameters that ask for something that is not done; what runs at fixed batch sizes takes those of sizes.
+    names = PARAMETERS | {"target"}
+    if plan.compiling is not None or plan.on_gpu:
+        names -= _OF_COMPILED_SHAPES
+    values = {name: text.strip().lower() for name, text in model.config.parameters.items() if name in names}
+    unreduced = ("precision", "fp32")
+    foreign = sorted(f"'{name}'" for name, text in values.items() if text and (name, text) != unreduced)
     if foreign:
         what = f"parameter {foreign[0]} is" if len(foreign) == 1 else f"parameters {', '.join(foreign)} are"
         _LOG.warning("model '%s': %s MIGraphX's; ONNX Runtime runs the model as it is", model.name, what)
@@ -212,7 +199,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     weights = find_external_weights(model)
     plan = with_caches(model, plan, weights)
     device = device_stream(model, plan)
-    opener = SessionOpener(model, plan if device is None else device.taken_by(plan), weights)
+    opener = SessionOpener(model, plan if device is None else device.plan, weights)
     if plan.compiling is not None and ragged_batching(model.config):
         raise invalid_argument(
             f"model '{model.name}': {plan.compiling.kind.provider} compiles each shape, so requests of different shapes"
@@ -223,14 +210,19 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
         return load_fixed_shapes(model, opener, plan.compiling)
     session = opener.open()
     signature = session_signature(session, model.config)
-    if model.config.max_batch_size > 0 and has_single_rows(signature):
+    batches, tensors = model.config.max_batch_size > 0, (*signature.inputs, *signature.outputs)
+    if batches and signature.inputs and all(spec.shape[:1] == (1,) for spec in tensors):
         _LOG.info("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
         run = SizedRun({1: session_run(session, signature)}, pad_with_first_row=True)
-        return OnnxModel(run, with_open_batch(signature), model.config, session_facts(session))
+        inputs, outputs = (
+            tuple(replace(spec, shape=(-1, *spec.shape[1:])) for spec in specs)
+            for specs in (signature.inputs, signature.outputs)
+        )
+        return OnnxModel(run, Signature(inputs, outputs, True), model.config, session_facts(session))
     shapes = [spec.shape[1:] for spec in signature.inputs]
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
         # Whenever a session is given another shape, CUDA's provider plans its convolutions anew, for some 0.2 s.
-        first, *others = batch_sizes_ahead(model.config, signature, {}) or (0,)
+        first, *others = compiled_batch_sizes(model.config, {}, _largest_batch(model, signature)) or (0,)
         sessions = {first: session, **{size: opener.open() for size in others}}
         runs = {size: session_run(each, signature) for size, each in sessions.items()}
         opened = _sized(model, runs, signature, session)
@@ -239,7 +231,13 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
             opened.executions = executions
             opened.properties = {**opened.properties, **properties}
         return opened
-    placed = placed_run(session, signature, model.config.max_batch_size > 0)
+    # Large outputs go to their place where all are on the CPU and of sizes that follow from the rows of a batch.
+    fixed = all(
+        spec.datatype not in (DataType.BYTES, DataType.BF16) and -1 not in spec.shape[int(batches) :]
+        for spec in signature.outputs
+    )
+    takes_bf16 = any(spec.datatype is DataType.BF16 for spec in signature.inputs)
+    placed = PlacedRun(session, signature, batches) if fixed and is_on_cpu(session) and not takes_bf16 else None
     opened = OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), placed=placed)
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
         opened.bound_batches(model.instance_count, model.memory_bytes)
@@ -260,7 +258,7 @@ def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provi
     signature = session_signature(session, model.config)
     inputs = {node.name: tuple(node.shape) for node in session.get_inputs()}
     del session
-    sizes = batch_sizes_ahead(model.config, signature, provider.accelerator)
+    sizes = compiled_batch_sizes(model.config, provider.accelerator, _largest_batch(model, signature))
     runs: dict[int, Run] = {}
     try:
         for number, size in enumerate(sizes or (0,)):
@@ -271,6 +269,13 @@ def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provi
     finally:
         model.report("")
     return _sized(model, runs, signature, opened, provider.accelerator)
+
+
+def _largest_batch(model: ModelSource, signature: Signature) -> int:
+    """0 = the model has no batch dimension."""
+    config = model.config
+    largest = BACKEND.default_max_batch_size if config.has_open_batch else config.max_batch_size
+    return largest if signature.supports_batching else 0
 
 
 def _sized(
@@ -333,27 +338,33 @@ class OnnxModel:
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Without samples, and at each of its sizes: zeros, with 1 for each dimension that varies; a model that cannot
         take them is no fault."""
+        # The way that batches go.
+        execution, *_ = model_executions(self)
         if self._sizes or not samples:
             try:
                 for size in self._sizes or (1,):
-                    self._warm_up_with(self._zeros(size))
+                    execution.start(self._zeros(size))
+                    execution.result()
             except ServeError as error:
                 _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
         for sample in samples:
-            self._warm_up_with(sample)
-
-    def _warm_up_with(self, batch: Batch) -> None:
-        """The way that batches go."""
-        execution, *_ = model_executions(self)
-        execution.start(batch)
-        execution.result()
+            execution.start(sample)
+            execution.result()
 
     def execute(self, batch: Batch) -> BatchResult:
         """Raises: ServeError: INVALID_ARGUMENT where ONNX Runtime blames the inputs, else INTERNAL, in its words."""
         inputs = self._inputs(batch)
-        wanted = batch.requested_outputs
+        wanted, placed = batch.requested_outputs, self._placed
+        results: Sequence[Array] | None = None
+        if placed is not None and placed.suits(batch):
+            try:
+                results = placed(batch, inputs)
+            except Exception:
+                # An output may be of another shape than the model says. A fault of the inputs' comes again.
+                _LOG.debug("model '%s' cannot write its outputs in place", self._config.name, exc_info=True)
         try:
-            results = self._results(batch, inputs)
+            if results is None:
+                results = self._run(wanted, inputs)
         except ServeError:
             raise
         except (engine_errors.InvalidArgument, ValueError) as error:
@@ -369,16 +380,6 @@ class OnnxModel:
         self.executions = ()
         del self._run
         self._placed = None
-
-    def _results(self, batch: Batch, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
-        placed = self._placed
-        if placed is not None and placed.suits(batch):
-            try:
-                return placed(batch, inputs)
-            except Exception:
-                # An output may be of another shape than the model says. A fault of the inputs' comes again.
-                _LOG.debug("model '%s' cannot write its outputs in place", self._config.name, exc_info=True)
-        return self._run(batch.requested_outputs, inputs)
 
     def _inputs(self, batch: Batch) -> Mapping[str, np.ndarray[Any, Any]]:
         if not self._takes_text:
@@ -396,58 +397,35 @@ class OnnxModel:
         return Tensor(name, DataType.BF16, array.shape, octets(np.ascontiguousarray(array)))
 
     def _zeros(self, rows: int) -> Batch:
-        inputs = self._made_inputs(rows)
+        declared = {entry.name: entry for entry in self._config.inputs}
+        inputs: dict[str, Tensor] = {}
+        # The inputs that the server makes, for one request of zeros.
+        for made in self._config.batch_inputs:
+            source = declared[made.source_inputs[0]]
+            shapes = [(rows, *(abs(size) for size in source.reshape or source.dims))]
+            for name in made.target_names:
+                inputs[name] = Tensor(name, made.datatype, made_shape(made, shapes), made_data(made, shapes))
         for spec in self._signature.inputs:
             if spec.name in inputs:
                 continue
-            zeros = np.zeros(self._warm_up_shape(spec, rows), dtype=spec.datatype.numpy_dtype)
+            # The model's shape, its open dimensions as configured, else 1.
+            shape = spec.shape
+            if (entry := declared.get(spec.name)) is not None:
+                dims = entry.dims if entry.reshape is None else entry.reshape
+                shape = (rows, *dims) if self._config.max_batch_size > 0 else dims
+                if entry.allow_ragged_batch:
+                    shape = (math.prod(abs(size) for size in shape),)
+            if shape[:1] == (-1,):
+                shape = (rows, *shape[1:])
+            zeros = np.zeros([1 if dim == -1 else dim for dim in shape], dtype=spec.datatype.numpy_dtype)
             if spec.datatype is DataType.BYTES:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)
         return Batch(inputs, tuple(spec.name for spec in self._signature.outputs), (rows,))
 
-    def _made_inputs(self, rows: int) -> dict[str, Tensor]:
-        """The inputs that the server makes, for one request of zeros."""
-        declared = {entry.name: entry for entry in self._config.inputs}
-        made: dict[str, Tensor] = {}
-        for entry in self._config.batch_inputs:
-            source = declared[entry.source_inputs[0]]
-            shape = (rows, *(abs(size) for size in source.reshape or source.dims))
-            for name in entry.target_names:
-                made[name] = Tensor(name, entry.datatype, made_shape(entry, [shape]), made_data(entry, [shape]))
-        return made
-
-    def _warm_up_shape(self, spec: TensorSpec, rows: int) -> tuple[int, ...]:
-        """The model's shape, its open dimensions as configured, else 1."""
-        shape = spec.shape
-        for declared in self._config.inputs:
-            if declared.name == spec.name:
-                dims = declared.dims if declared.reshape is None else declared.reshape
-                shape = (rows, *dims) if self._config.max_batch_size > 0 else dims
-                if declared.allow_ragged_batch:
-                    shape = (math.prod(abs(size) for size in shape),)
-        if shape[:1] == (-1,):
-            shape = (rows, *shape[1:])
-        return tuple(1 if dim == -1 else dim for dim in shape)
-
 
 _OF_COMPILED_SHAPES = frozenset({"batch", "batch_sizes", "pad_batch"})
 """What runs at fixed batch sizes takes them as well."""
-_UNREDUCED = "fp32"
-
-
-def left_alone(config: ModelConfig, has_sizes: bool) -> Sequence[str]:
-    """The names in `parameters`, quoted, that ask for something that is not done.
-
-    `has_sizes`: the session runs at fixed batch sizes.
-    """
-    foreign = PARAMETERS | {"target"}
-    if has_sizes:
-        foreign -= _OF_COMPILED_SHAPES
-    values = {name: text.strip().lower() for name, text in config.parameters.items() if name in foreign}
-    return sorted(
-        f"'{name}'" for name, text in values.items() if text and not (name == "precision" and text == _UNREDUCED)
-    )
 
 
 def fixed_dimensions(
@@ -483,21 +461,6 @@ def fixed_dimensions(
     return {name: size for name, size in sizes.items() if name not in differing}
 
 
-def batch_sizes_ahead(config: ModelConfig, signature: Signature, accelerator: Mapping[str, str]) -> tuple[int, ...]:
-    """The batch sizes to open sessions for; none for a model without a batch dimension.
-
-    Args:
-        accelerator: the parameters of the execution accelerator.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; `batch_sizes` or another of its names is no list of sizes that can be.
-    """
-    largest = config.max_batch_size
-    if config.has_open_batch:
-        largest = BACKEND.default_max_batch_size
-    return compiled_batch_sizes(config, accelerator, largest if signature.supports_batching else 0)
-
-
 _DATATYPES = {
     **{f"tensor({name})": datatype for name, datatype in ONNX_DATATYPES.items()},
     "tensor(string)": DataType.BYTES,
@@ -507,18 +470,17 @@ _DATATYPES = {
 def session_signature(session: Any, config: ModelConfig) -> Signature:
     """The session's signature; the configuration's dims are taken where the model has no shape. Raises: ServeError:
     INVALID_ARGUMENT; an input or output is no tensor, or of a type that KServe has no name for."""
-    inputs = tuple(_specs("input", session.get_inputs(), _declared_shapes(config.inputs, config.max_batch_size)))
-    outputs = tuple(_specs("output", session.get_outputs(), _declared_shapes(config.outputs, config.max_batch_size)))
+    inputs = tuple(_specs("input", session.get_inputs(), config.inputs, config.max_batch_size))
+    outputs = tuple(_specs("output", session.get_outputs(), config.outputs, config.max_batch_size))
     batching = bool(inputs) and all(spec.shape[:1] == (-1,) for spec in (*inputs, *outputs))
     return Signature(inputs, outputs, batching)
 
 
-def _declared_shapes(tensors: Iterable[InputConfig | OutputConfig], max_batch_size: int) -> dict[str, tuple[int, ...]]:
+def _specs(
+    kind: str, nodes: Iterable[Any], configured: Iterable[InputConfig | OutputConfig], max_batch_size: int
+) -> Iterable[TensorSpec]:
     lead = (-1,) if max_batch_size > 0 else ()
-    return {tensor.name: lead + (tensor.dims if tensor.reshape is None else tensor.reshape) for tensor in tensors}
-
-
-def _specs(kind: str, nodes: Iterable[Any], declared: Mapping[str, tuple[int, ...]]) -> Iterable[TensorSpec]:
+    declared = {one.name: lead + (one.dims if one.reshape is None else one.reshape) for one in configured}
     for node in nodes:
         datatype = _DATATYPES.get(node.type)
         if datatype is None:
@@ -534,18 +496,3 @@ def _specs(kind: str, nodes: Iterable[Any], declared: Mapping[str, tuple[int, ..
         # for a tensor without a shape and a scalar.
         shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
         yield TensorSpec(node.name, datatype, shape or declared.get(node.name, ()))
-
-
-def has_single_rows(signature: Signature) -> bool:
-    """Whether the model's file says 1 where the batch would be, in all that it takes and gives."""
-    tensors = (*signature.inputs, *signature.outputs)
-    return bool(signature.inputs) and all(spec.shape[:1] == (1,) for spec in tensors)
-
-
-def with_open_batch(signature: Signature) -> Signature:
-    """The same with any number of rows."""
-    inputs, outputs = (
-        tuple(replace(spec, shape=(-1, *spec.shape[1:])) for spec in specs)
-        for specs in (signature.inputs, signature.outputs)
-    )
-    return replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)

@@ -75,7 +75,14 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
             ) from None
         location = next((str(entry.value) for entry in reversed(tensor.external_data) if entry.key == "location"), "")
         files[location] = path.parent / location
-    return ExternalWeights(files, _can_be_given(loaded, files))
+    # ONNX Runtime takes from memory what the main graph's initializers are in, by names that need no normalising.
+    given = sum(1 for tensor in loaded.graph.initializer for _ in _external(tensor))
+    in_memory = (
+        hasattr(onnxruntime.SessionOptions, "add_external_initializers_from_files_in_memory")
+        and all(str(PurePosixPath(name)) == name for name in files)
+        and given == sum(1 for _ in _external(loaded))
+    )
+    return ExternalWeights(files, in_memory)
 
 
 @contextmanager
@@ -100,16 +107,6 @@ def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) ->
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def _can_be_given(model: onnx.ModelProto, files: Iterable[str]) -> bool:
-    """Whether ONNX Runtime takes the files' contents from memory: it does for the main graph's initializers, by names
-    that need no normalising."""
-    if not hasattr(onnxruntime.SessionOptions, "add_external_initializers_from_files_in_memory"):
-        return False
-    given = sum(1 for tensor in model.graph.initializer for _ in _external(tensor))
-    named_plainly = all(str(PurePosixPath(name)) == name for name in files)
-    return named_plainly and given == sum(1 for _ in _external(model))
 
 
 def _external(message: Any) -> Iterator[onnx.TensorProto]:

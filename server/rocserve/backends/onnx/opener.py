@@ -70,9 +70,10 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
     options.logid = config.name
     # What fails is raised with the same text; logged as well it would let any client fill the log.
     options.log_severity_level = _FATAL_ONLY
-    options.intra_op_num_threads = read_integer(
-        config, "intra_op_thread_count", 0, 0, MOST_THREADS
-    ) or default_thread_count(instance_count)
+    # The instances share all threads but their callers', so that all that run at once have as many as there are CPUs.
+    options.intra_op_num_threads = read_integer(config, "intra_op_thread_count", 0, 0, MOST_THREADS) or max(
+        1, usable_cpus() - instance_count + 1
+    )
     options.inter_op_num_threads = read_integer(config, "inter_op_thread_count", 0, 0, MOST_THREADS) or 1
     parallel = "1" if options.inter_op_num_threads > 1 else "0"
     if read_choice(config, "execution_mode", parallel, ("0", "1")) == "1":
@@ -89,12 +90,6 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
         except Exception as error:
             raise invalid_argument(f"parameter '{name}' of model '{config.name}': {error}") from None
     return options
-
-
-def default_thread_count(instance_count: int) -> int:
-    """Of one operator, its caller's thread included: the instances share the others, so that all that run at once have
-    as many threads as there are CPUs."""
-    return max(1, usable_cpus() - instance_count + 1)
 
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -250,31 +245,34 @@ class SessionOpener:
                 raise invalid_argument(f"ONNX Runtime cannot take the custom operators of '{name}': {text}") from None
         return options
 
-    @property
-    def _names(self) -> str:
-        return ", ".join(provider.kind.provider for provider in self._plan.providers)
-
     def _check_assignment(self, session: Any) -> None:
         """Log the operators that do not run on the providers; refuse a model of which none runs on the GPU."""
-        operators = _operators(session)
+        # ONNX Runtime before 1.24 does not report it.
+        assignment_info = getattr(session, "get_provider_graph_assignment_info", None)
+        operators: dict[str, Counter[str]] = {}
+        for part in assignment_info() if assignment_info is not None else ():
+            operators.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
         elsewhere = operators.pop(_CPU_PROVIDER, Counter())
         if not elsewhere:
             return
         what = ", ".join(f"{name} ({times})" for name, times in elsewhere.most_common(_MOST_NAMED))
-        if operators or not self._plan.on_gpu:
-            total = elsewhere.total() + sum(counter.total() for counter in operators.values())
-            _LOG.warning(
-                "model '%s': %s of %s operators run on ONNX Runtime's CPU provider, not on %s: %s",
-                self._model.name,
-                elsewhere.total(),
-                total,
-                self._names,
-                what,
-            )
-        else:
+        if not operators and self._plan.on_gpu:
             raise unavailable(
                 f"{self._names} takes none of the model's operators, so all would run on the CPU: {what}; use KIND_CPU"
             )
+        total = elsewhere.total() + sum(counter.total() for counter in operators.values())
+        _LOG.warning(
+            "model '%s': %s of %s operators run on ONNX Runtime's CPU provider, not on %s: %s",
+            self._model.name,
+            elsewhere.total(),
+            total,
+            self._names,
+            what,
+        )
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(provider.kind.provider for provider in self._plan.providers)
 
 
 def session_facts(session: Any) -> Mapping[str, str]:
@@ -283,15 +281,6 @@ def session_facts(session: Any) -> Mapping[str, str]:
         "onnxruntime_version": onnxruntime.__version__,
         "execution_providers": ", ".join(session.get_providers()),
     }
-
-
-def _operators(session: Any) -> dict[str, Counter[str]]:
-    """How often each provider runs each operator; empty where ONNX Runtime does not report it (before 1.24)."""
-    assignment_info = getattr(session, "get_provider_graph_assignment_info", None)
-    operators: dict[str, Counter[str]] = {}
-    for part in assignment_info() if assignment_info is not None else ():
-        operators.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
-    return operators
 
 
 _TAKE_STREAMS = (CUDA, ROCM)
@@ -313,7 +302,7 @@ class DeviceStream:
     tensors that stay there.
     """
 
-    def __init__(self, model: ModelSource) -> None:
+    def __init__(self, model: ModelSource, plan: ProviderPlan) -> None:
         """Raises: RuntimeError: PyTorch cannot use the GPU."""
         import torch
 
@@ -323,15 +312,13 @@ class DeviceStream:
         self.device = torch.device("cuda", 0 if torch.cuda.device_count() == 1 else model.device or 0)
         torch.cuda.set_device(self.device)
         self.stream = torch.cuda.Stream(self.device)
-
-    def taken_by(self, plan: ProviderPlan) -> ProviderPlan:
-        """The plan whose providers compute on it."""
         number = str(self.stream.cuda_stream)
         providers = (
             replace(provider, options={**provider.options, _STREAM: number}) if provider.kind.on_gpu else provider
             for provider in plan.providers
         )
-        return replace(plan, providers=tuple(providers))
+        self.plan = replace(plan, providers=tuple(providers))
+        """Whose providers compute on it."""
 
 
 def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None:
@@ -341,7 +328,7 @@ def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None
     if not (plan.on_gpu and batches and takes) or importlib.util.find_spec("torch") is None:
         return None
     try:
-        return DeviceStream(model)
+        return DeviceStream(model, plan)
     except (ImportError, RuntimeError) as error:
         _LOG.info("model '%s' runs without captured graphs: %s", model.name, error)
         return None

@@ -62,14 +62,6 @@ class Provider:
     keeps_compiled: bool = False
     """Whether it keeps compiled programs in files."""
 
-    @property
-    def compiles_shapes(self) -> bool:
-        """Whether it compiles each shape of the inputs anew."""
-        if self.kind is MIGRAPHX_PROVIDER:
-            return True
-        on_device = self.options.get("device_type", "CPU").upper().partition(".")[0] != "CPU"
-        return self.kind is OPENVINO and (on_device or self.options.get("disable_dynamic_shapes") == "true")
-
 
 @dataclass(frozen=True, slots=True)
 class ProviderPlan:
@@ -87,8 +79,14 @@ class ProviderPlan:
 
     @property
     def compiling(self) -> Provider | None:
-        """The provider that compiles each shape anew, if there is one."""
-        return next((provider for provider in self.providers if provider.compiles_shapes), None)
+        """The provider that compiles each shape of the inputs anew, if there is one."""
+        for provider in self.providers:
+            options = provider.options
+            on_device = options.get("device_type", "CPU").upper().partition(".")[0] != "CPU"
+            is_fixed = on_device or options.get("disable_dynamic_shapes") == "true"
+            if provider.kind is MIGRAPHX_PROVIDER or (provider.kind is OPENVINO and is_fixed):
+                return provider
+        return None
 
 
 def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan:
@@ -107,7 +105,19 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
         raise invalid_argument(
             f"model '{model.name}' asks for KIND_GPU, but its parameter 'engine' is \"cpu\"; change one of them"
         )
-    wanted = tuple(_wanted(model, on_gpu))
+    wanted: tuple[Provider, ...] = ()
+    # All accelerators are checked, those for where the instance is are taken.
+    for accelerators, for_gpu in ((model.config.gpu_accelerators, True), (model.config.cpu_accelerators, False)):
+        for accelerator in accelerators:
+            provider = _provider(model, _kind(model, accelerator, for_gpu), accelerator)
+            if for_gpu is on_gpu:
+                wanted = (*wanted, provider)
+            elif for_gpu:
+                _LOG.warning(
+                    "model '%s': the execution accelerator '%s' is not used: the instance is on the CPU",
+                    model.name,
+                    accelerator.name,
+                )
     reason = f"the execution accelerators are {', '.join(provider.kind.accelerator for provider in wanted)}"
     accepts_cpu = engine == "auto"
     if not wanted:
@@ -137,24 +147,6 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
         _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
     left = tuple(provider for provider in wanted if provider.kind not in missing)
     return ProviderPlan(left, why, accepts_cpu)
-
-
-def _wanted(model: ModelSource, on_gpu: bool) -> Sequence[Provider]:
-    """What the accelerators for where the instance is ask for. All of them are checked."""
-    config = model.config
-    wanted = []
-    for accelerators, for_gpu in ((config.gpu_accelerators, True), (config.cpu_accelerators, False)):
-        for accelerator in accelerators:
-            provider = _provider(model, _kind(model, accelerator, for_gpu), accelerator)
-            if for_gpu is on_gpu:
-                wanted.append(provider)
-            elif for_gpu:
-                _LOG.warning(
-                    "model '%s': the execution accelerator '%s' is not used: the instance is on the CPU",
-                    model.name,
-                    accelerator.name,
-                )
-    return wanted
 
 
 def _kind(model: ModelSource, accelerator: ExecutionAccelerator, for_gpu: bool) -> ProviderKind:
@@ -217,54 +209,39 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     named = os.environ.get(_MIGRAPHX_VARIABLE, "")
     place = Path(named) if named else cache_directory(model.settings) / _FOLDER
     contents = file_digest(model.model_file, tuple(weights.files.values()))
-    providers = tuple(_with_cache(provider, place, contents) for provider in plan.providers)
-    # Another server may be trimming the same folders.
-    with suppress(OSError):
-        _trim(place, model.settings.cache_bytes)
-    return replace(plan, providers=providers)
-
-
-def _with_cache(provider: Provider, place: Path, contents: str) -> Provider:
-    if not provider.keeps_compiled:
-        return provider
-    folder = place / _folder_name(provider, contents, os.environ)
-    try:
-        make_private(folder)
-        os.utime(folder)
-    except OSError as error:
-        raise unavailable(
-            f"the cache of compiled programs {folder} cannot be used: {error.strerror or error}; name another folder"
-            " with --cache-directory"
-        ) from None
-    if provider.kind is MIGRAPHX_PROVIDER:
-        os.environ[_MIGRAPHX_VARIABLE] = str(folder)
-        return provider
-    return replace(provider, options={**provider.options, "cache_dir": str(folder)})
-
-
-def _folder_name(provider: Provider, contents: str, environment: Mapping[str, str]) -> str:
-    """Of all that a compiled program depends on, as far as the provider itself does not compare it."""
     switches = {
         name: value
-        for name, value in environment.items()
+        for name, value in os.environ.items()
         if name.startswith(("ORT_MIGRAPHX_", "MIGRAPHX_")) and name != _MIGRAPHX_VARIABLE
     }
-    parts = (contents, onnxruntime.__version__, provider.kind.provider, provider.options, switches)
-    digest = hashlib.sha256(b"\0".join(_text(part) for part in parts)).hexdigest()
-    return f"{provider.kind.accelerator}-{digest[:_NAME_DIGITS]}"
-
-
-def _text(part: str | Mapping[str, str]) -> bytes:
-    return part.encode() if isinstance(part, str) else repr(sorted(part.items())).encode()
-
-
-def _trim(place: Path, limit_bytes: int) -> None:
-    """Remove what was used least lately until the rest takes no more; the last folder, which is about to be used,
-    stays. Those are ours by their names: an operator's own place may hold others."""
-    *others, last = folder_entries([entry for entry in place.iterdir() if _OWN_NAME.fullmatch(entry.name)])
-    total = last.size_bytes + sum(entry.size_bytes for entry in others)
-    for entry in others:
-        if total <= limit_bytes:
-            return
-        shutil.rmtree(entry.path, ignore_errors=True)
-        total -= entry.size_bytes
+    providers = list(plan.providers)
+    for number, provider in enumerate(plan.providers):
+        if not provider.keeps_compiled:
+            continue
+        # All that a compiled program depends on, as far as the provider itself does not compare it.
+        parts = (contents, onnxruntime.__version__, provider.kind.provider, provider.options, switches)
+        texts = (part if isinstance(part, str) else repr(sorted(part.items())) for part in parts)
+        digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+        folder = place / f"{provider.kind.accelerator}-{digest[:_NAME_DIGITS]}"
+        try:
+            make_private(folder)
+            os.utime(folder)
+        except OSError as error:
+            raise unavailable(
+                f"the cache of compiled programs {folder} cannot be used: {error.strerror or error}; name another"
+                " folder with --cache-directory"
+            ) from None
+        if provider.kind is MIGRAPHX_PROVIDER:
+            os.environ[_MIGRAPHX_VARIABLE] = str(folder)
+        else:
+            providers[number] = replace(provider, options={**provider.options, "cache_dir": str(folder)})
+    # What was used least lately goes until the rest takes no more; the last folder, which is about to be used, stays.
+    # Those are ours by their names: an operator's own place may hold others. Another server may be trimming the same.
+    with suppress(OSError):
+        *others, last = folder_entries([entry for entry in place.iterdir() if _OWN_NAME.fullmatch(entry.name)])
+        total = last.size_bytes + sum(entry.size_bytes for entry in others)
+        for entry in others:
+            if total > model.settings.cache_bytes:
+                shutil.rmtree(entry.path, ignore_errors=True)
+                total -= entry.size_bytes
+    return replace(plan, providers=tuple(providers))

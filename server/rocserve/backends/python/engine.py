@@ -78,23 +78,20 @@ class EventLoop:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
-        self._run_until_closed(loop)
+        while True:
+            try:
+                loop.run_forever()
+                break
+            except (SystemExit, KeyboardInterrupt):
+                # asyncio lets these end the loop, too; only then would their coroutine's future hear of them.
+                if self._closing:
+                    break
         pending = asyncio.all_tasks(loop)
         for task in pending:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
-
-    def _run_until_closed(self, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
-            try:
-                loop.run_forever()
-                return
-            except (SystemExit, KeyboardInterrupt):
-                # asyncio lets these end the loop, too; only then would their coroutine's future hear of them.
-                if self._closing:
-                    return
 
 
 class AbandonedRequests:
@@ -419,18 +416,21 @@ def load(model: RequestModelSource) -> RequestModel:
             raise invalid_argument(f"{source.model_file.name} of model '{source.name}' defines no class {_CLASS_NAME}")
         if not callable(getattr(model_class, "execute", None)):
             raise invalid_argument(f"Python model {source.model_file} does not implement `execute` method.")
-        signature = signature_of(completed_config(model_class, model.config_json, source.name))
+        signature = _signature(model_class, model.config_json, source.name)
     except ServeError:
         raise
     except BaseException as error:
         # sys.exit() in a model's file is a fault of the model, too.
         raise invalid_argument(fault_text(error, source.model_folder)) from error
+    kind = source.instance_kind
+    if kind is InstanceKind.AUTO:
+        kind = InstanceKind.CPU if source.device is None else InstanceKind.GPU
     place = ModelPlace(
         name=source.name,
         version=source.version,
         folder=source.model_folder,
         instance_name=model.instance_name,
-        instance_kind=_kind_name(source.instance_kind, source.device),
+        instance_kind=kind.value.removeprefix("KIND_"),
     )
     return PythonModel(
         model_class, utilities.InferenceRequest, signature, place, caller, _device_tensors(source, place)
@@ -453,12 +453,6 @@ def _device_tensors(source: ModelSource, place: ModelPlace) -> DeviceTensors | N
     number = 0 if torch.cuda.device_count() == 1 else source.device
     tensors: DeviceTensors = shared.DeviceTensors(torch.device("cuda", number))
     return tensors
-
-
-def _kind_name(kind: InstanceKind, device: int | None) -> str:
-    if kind is InstanceKind.AUTO:
-        kind = InstanceKind.CPU if device is None else InstanceKind.GPU
-    return kind.value.removeprefix("KIND_")
 
 
 _FOR_CHILDREN = Path(__file__).with_name("spawned")
@@ -490,7 +484,21 @@ def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) ->
     sys.modules.update(dict.fromkeys(MODULE_NAMES, utilities))
     # Triton has a model see no arguments; a model that parses a command line is not to find the worker's there.
     sys.argv = [""]
-    _import_afresh_from(model_folder)
+    environment = Path(sys.prefix)
+    details = (
+        (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
+        (SourceLoader, importlib.machinery.SOURCE_SUFFIXES),
+        (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES),
+    )
+
+    def find_in(path: str | os.PathLike[str]) -> importlib.machinery.FileFinder:
+        """For all sources of the model, but not for an environment that it may have brought along."""
+        folder = Path(path)
+        if not folder.is_relative_to(model_folder) or folder.is_relative_to(environment):
+            raise ImportError("not a folder of the model", path=str(path))
+        return importlib.machinery.FileFinder(str(path), *details)
+
+    sys.path_hooks.insert(0, find_in)
     for folder in (version_folder, model_folder, _FOR_CHILDREN):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
@@ -507,42 +515,19 @@ def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) ->
     return module
 
 
-def _import_afresh_from(model_folder: Path) -> None:
-    """Use SourceLoader for all sources of the model, but not for an environment that it may have brought along."""
-    environment = Path(sys.prefix)
-    details = (
-        (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
-        (SourceLoader, importlib.machinery.SOURCE_SUFFIXES),
-        (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES),
-    )
-
-    def find_in(path: str | os.PathLike[str]) -> importlib.machinery.FileFinder:
-        folder = Path(path)
-        if not folder.is_relative_to(model_folder) or folder.is_relative_to(environment):
-            raise ImportError("not a folder of the model", path=str(path))
-        return importlib.machinery.FileFinder(str(path), *details)
-
-    sys.path_hooks.insert(0, find_in)
-
-
-def completed_config(model_class: type[Any], config_json: str, model_name: str) -> dict[str, Any]:
-    """The configuration after the class's auto_complete_config, where it has one. Raises: ServeError: INVALID_ARGUMENT;
-    it returns something else. Whatever it raises."""
-    config = model_configuration.ModelConfig(config_json)
+def _signature(model_class: type[Any], config_json: str, model_name: str) -> Signature:
+    """The configuration after the class's auto_complete_config, where it has one, as what the model reports of itself.
+    Raises: ServeError: INVALID_ARGUMENT; it returns something else, or a tensor's datatype or dims are not what a
+    configuration may have. Whatever it raises."""
+    completing = model_configuration.ModelConfig(config_json)
     if hasattr(model_class, "auto_complete_config"):
-        config = model_class.auto_complete_config(config)
-    if not isinstance(config, model_configuration.ModelConfig):
+        completing = model_class.auto_complete_config(completing)
+    if not isinstance(completing, model_configuration.ModelConfig):
         raise invalid_argument(
             f"auto_complete_config function in model '{model_name}' must return a valid pb.ModelConfig object."
         )
     # Through JSON, as everything goes that is no plain number (a numpy integer in dims) fails here, with its name.
-    completed: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
-    return completed
-
-
-def signature_of(config: Mapping[str, Any]) -> Signature:
-    """The configuration as what the model reports of itself: all of it is the model's word. Raises: ServeError:
-    INVALID_ARGUMENT; a tensor's datatype or dims are not what a configuration may have."""
+    config: dict[str, Any] = json.loads(json.dumps(completing.as_dict()))
     max_batch_size = int(config["max_batch_size"])
     batching, name = max_batch_size > 0, str(config.get("name", ""))
     return Signature(
@@ -564,11 +549,6 @@ def _spec(tensor: Mapping[str, Any], what: str, batching: bool, model_name: str)
             f"{what} '{name}' of model '{model_name}' has data_type '{data_type}'; expected one of Triton's, such as"
             " TYPE_FP32, TYPE_INT64 or TYPE_STRING"
         )
-    dims = _dims(tensor, what, model_name)
-    return TensorSpec(name, datatype, (-1, *dims) if batching else dims)
-
-
-def _dims(tensor: Mapping[str, Any], what: str, model_name: str) -> tuple[int, ...]:
     reshape = tensor.get("reshape")
     dims = tensor["dims"] if reshape is None else reshape.get("shape", ())
     if not isinstance(dims, Sequence) or isinstance(dims, str):
@@ -579,7 +559,7 @@ def _dims(tensor: Mapping[str, Any], what: str, model_name: str) -> tuple[int, .
         sizes = (0,)
     if any(size < 1 and size != -1 for size in sizes):
         raise invalid_argument(
-            f"{what} '{tensor['name']}' of model '{model_name}' has dims {tensor['dims']}; expected a list of whole"
-            " numbers, each 1 or more, or -1 for any size"
+            f"{what} '{name}' of model '{model_name}' has dims {tensor['dims']}; expected a list of whole numbers, each"
+            " 1 or more, or -1 for any size"
         )
-    return sizes
+    return TensorSpec(name, datatype, (-1, *sizes) if batching else sizes)

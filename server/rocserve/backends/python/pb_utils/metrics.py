@@ -7,7 +7,6 @@ import bisect
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.core import custom_metrics
@@ -188,18 +187,16 @@ class MetricFamily:
         given = {str(name): str(value) for name, value in (labels or {}).items()}
         if not all(custom_metrics.LABEL_NAME.fullmatch(name) for name in given):
             raise TritonModelException("Error when creating Metric: Invalid label name")
-        return self._book.metric(self._name, self._kind, self._description, given, self._bounds(buckets))
-
-    def _bounds(self, buckets: Any) -> tuple[float, ...]:
+        is_histogram, bounds = self._kind is MetricKind.HISTOGRAM, tuple[float, ...]()
         if buckets is None or buckets == []:
-            if self._kind is MetricKind.HISTOGRAM:
+            if is_histogram:
                 raise TritonModelException("Failed to create metric. Missing required buckets.")
-            return ()
-        if not isinstance(buckets, list):
+        elif not isinstance(buckets, list):
             raise TritonModelException("Failed to create metric. Buckets must be a list.")
-        if self._kind is not MetricKind.HISTOGRAM:
+        elif not is_histogram:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
-        bounds = tuple(float(bound) for bound in buckets)
-        if list(bounds) != sorted(set(bounds)):
-            raise TritonModelException("Error when creating Metric: Bucket Boundaries must be strictly sorted")
-        return bounds
+        else:
+            bounds = tuple(float(bound) for bound in buckets)
+            if list(bounds) != sorted(set(bounds)):
+                raise TritonModelException("Error when creating Metric: Bucket Boundaries must be strictly sorted")
+        return self._book.metric(self._name, self._kind, self._description, given, bounds)

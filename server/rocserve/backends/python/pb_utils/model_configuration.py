@@ -82,12 +82,10 @@ class ModelConfig:
                 raise ValueError(f"{what} '{tensor['name']}' {where} is missing '{name}' property.")
         for current in self._model_config[what]:
             if current["name"] == tensor["name"]:
-                self._check_same(what, current, tensor)
-                current.update(tensor)
-                return
-        self._model_config[what].append(tensor)
-
-    def _check_same(self, what: str, current: dict[str, Any], tensor: dict[str, Any]) -> None:
+                break
+        else:
+            self._model_config[what].append(tensor)
+            return
         configured = current.get("data_type", "TYPE_INVALID")
         if configured not in ("TYPE_INVALID", tensor["data_type"]):
             raise ValueError(
@@ -103,18 +101,17 @@ class ModelConfig:
             raise ValueError(
                 f"{prefix} optional {tensor['optional']} but the model configuration specifies optional {optional}"
             )
+        current.update(tensor)
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """The input of that name in a configuration; None when there is none."""
-    tensors: list[dict[str, Any]] = model_config.get("input", [])
-    return next((tensor for tensor in tensors if tensor["name"] == name), None)
+    return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """The output of that name in a configuration; None when there is none."""
-    tensors: list[dict[str, Any]] = model_config.get("output", [])
-    return next((tensor for tensor in tensors if tensor["name"] == name), None)
+    return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
