@@ -107,11 +107,8 @@ class CertificateReloader:
         return Certificates(chain, key, root[0] if root else None)
 
     def checked(self) -> ssl.SSLContext:
-        """TLS with what the files hold now.
-
-        Raises:
-            OSError (ssl.SSLError is one), ValueError: they do not belong together, or are no PEM.
-        """
+        """TLS with what the files hold now. Raises: OSError (ssl.SSLError is one), ValueError: they do not belong
+        together, or are no PEM."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._files.chain, self._files.private_key, _no_password)
         if self._files.root is not None:

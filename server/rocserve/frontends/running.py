@@ -151,11 +151,7 @@ class FrontEnds:
 
     async def drain(self, deadline: float) -> None:
         """Listen no more, let what is open finish until the deadline (time.monotonic()), close all but metrics; at once
-        when cancelled.
-
-        Raises:
-            BaseException: one of them could not be closed; the other has been.
-        """
+        when cancelled. Raises: BaseException: one of them could not be closed; the other has been."""
         grace = max(0.0, deadline - time.monotonic())
         transport, processes, http, guest = self._transport, self._processes, self._http, self._guest
         self._transport = self._http = self._guest = None

@@ -89,11 +89,8 @@ class Restriction:
 def restrictions(
     settings: Sequence[RestrictedProtocols], log: logging.Logger, header_prefix: str = ""
 ) -> Mapping[str, Restriction]:
-    """The restrictions by method; methods that anybody may call are not in it.
-
-    Raises:
-        OSError, ValueError: a file holds no secret.
-    """
+    """The restrictions by method; methods that anybody may call are not in it. Raises: OSError, ValueError: a file
+    holds no secret."""
     by_protocol: dict[str, Restriction] = {}
     for group in settings:
         file = None if group.file is None else SecretFile(group.file, log)

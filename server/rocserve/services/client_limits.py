@@ -46,11 +46,8 @@ class ClientLimits:
         return len(self._clients)
 
     def admit(self, address: str, responder: Responder) -> Responder:
-        """Count a request until it has been answered: by the responder that this gives.
-
-        Raises:
-            ServeError: RESOURCE_EXHAUSTED, its client has asked for too much; nothing has been counted.
-        """
+        """Count a request until it has been answered: by the responder that this gives. Raises: ServeError:
+        RESOURCE_EXHAUSTED, its client has asked for too much; nothing has been counted."""
         name, client = self._find(_client_of(address))
         if self._most_in_flight and client.in_flight >= self._most_in_flight:
             raise _too_much(

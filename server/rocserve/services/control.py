@@ -108,11 +108,8 @@ class TraceControlService:
 
 
 def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
-    """The new values by field; names that are none are passed over, as by Triton.
-
-    Raises:
-        ServeError: see TraceControlService.trace_setting.
-    """
+    """The new values by field; names that are none are passed over, as by Triton. Raises: ServeError: see
+    TraceControlService.trace_setting."""
     if "trace_file" in settings:
         raise unimplemented("trace file location can not be updated through network protocol")
     change: dict[str, int | None] = {}

@@ -22,22 +22,16 @@ class HeaderForwarding:
     """Callable from several threads."""
 
     def __init__(self, pattern: str) -> None:
-        """`pattern`: a regular expression; a header whose name it matches anywhere is forwarded.
-
-        Raises:
-            re.error: it is no regular expression.
-        """
+        """`pattern`: a regular expression; a header whose name it matches anywhere is forwarded. Raises: re.error: it
+        is no regular expression."""
         self._pattern = re.compile(pattern)
         # Plans are remembered by the head's identity, so equal requests must go on having one head. The dict's own
         # operations are atomic; two threads may both make a head that is new.
         self._heads = Memo[tuple[RequestHead, _Pairs], RequestHead]()
 
     def forward(self, head: RequestHead, headers: Iterable[tuple[str, str | bytes]]) -> RequestHead:
-        """The head with the headers among its parameters; a header goes before a parameter of its name.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT for a header whose name has a meaning of its own among the parameters.
-        """
+        """The head with the headers among its parameters; a header goes before a parameter of its name. Raises:
+        ServeError: INVALID_ARGUMENT for a header whose name has a meaning of its own among the parameters."""
         search = self._pattern.search
         pairs = tuple(
             (name, value if isinstance(value, str) else value.decode(errors="replace"))

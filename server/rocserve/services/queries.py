@@ -64,11 +64,8 @@ EXTENSIONS = (
 
 
 class QueryService:
-    """Each method takes a request and gives its answer; safe on any thread.
-
-    Raises:
-        ServeError: with Triton's codes and words.
-    """
+    """Each method takes a request and gives its answer; safe on any thread. Raises: ServeError: with Triton's codes and
+    words."""
 
     def __init__(
         self,

@@ -281,11 +281,8 @@ def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
 
 
 def raw_contents(contents: InferTensorContents, datatype: str, input_name: str, model_name: str) -> bytes:
-    """The elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when the elements are in a field of another datatype, or in two fields.
-    """
+    """The elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton. Raises:
+    ServeError: INVALID_ARGUMENT when the elements are in a field of another datatype, or in two fields."""
     raw = b""
     supplied = False
     where = f"unexpected explicit tensor data for input tensor '{input_name}' for model '{model_name}'"

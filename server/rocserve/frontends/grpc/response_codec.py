@@ -59,11 +59,7 @@ class _EncodedHead:
 
 
 def join_large(parts: Sequence[Buffer]) -> Generator[None, None, bytes]:
-    """The parts as one message, a step at a time.
-
-    Raises:
-        ServeError: RESOURCE_EXHAUSTED, there is no memory for it.
-    """
+    """The parts as one message, a step at a time. Raises: ServeError: RESOURCE_EXHAUSTED, there is no memory for it."""
     nbytes = sum(map(_nbytes, parts))
     try:
         # What the stream holds becomes the message without a copy.
@@ -87,11 +83,8 @@ class ResponseEncoder:
         self._finality = {final: _parameters({_FINAL_RESPONSE: final}) for final in (False, True)}
 
     def parts(self, response: InferResponse, further_parameter: bytes = b"") -> list[Buffer]:
-        """The pieces of a serialised ModelInferResponse.
-
-        Raises:
-            ServeError: INTERNAL for a parameter that has no form on the wire.
-        """
+        """The pieces of a serialised ModelInferResponse. Raises: ServeError: INTERNAL for a parameter that has no form
+        on the wire."""
         head = self._heads.get(response.head) or self._build_head(response.head)
         lead = head.alone
         if response.id or response.parameters or further_parameter:
@@ -172,10 +165,7 @@ def _clean(text: str) -> str:
 
 
 def typed_answer(response: InferResponse) -> ModelInferResponse:
-    """
-    Raises:
-        ServeError: UNIMPLEMENTED for a datatype without a field of its own.
-    """
+    """Raises: ServeError: UNIMPLEMENTED for a datatype without a field of its own."""
     head = response.head
     message = ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
     write_parameters(response.parameters, message.parameters)

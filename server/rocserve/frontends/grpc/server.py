@@ -113,12 +113,8 @@ class GrpcServer:
         self._on_ended: Callable[[], None] = self._ended.set
 
     def start(self) -> int:
-        """Bind and serve; the port that was bound. From any thread.
-
-        Raises:
-            OSError: the address cannot be bound (in use, not permitted, unknown), or a certificate cannot be read or
-                used.
-        """
+        """Bind and serve; the port that was bound. From any thread. Raises: OSError: the address cannot be bound (in
+        use, not permitted, unknown), or a certificate cannot be read or used."""
         files = certificate_files(self._settings, self._settings)
         credentials = None if files is None else server_credentials(files, self.log)
         self._queue = cygrpc.CompletionQueue()
@@ -334,11 +330,7 @@ class GrpcServer:
 
 
 def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:
-    """grpc.ServerCredentials that follow the files.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """grpc.ServerCredentials that follow the files. Raises: OSError: a file cannot be read."""
     reloader = CertificateReloader(files, "gRPC", log)
     first = _configuration(reloader.first())
 

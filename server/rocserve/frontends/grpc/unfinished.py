@@ -100,11 +100,8 @@ class WaitingCalls:
             self.unfinished.came_whole(call.peer, since, nbytes)
 
     def check(self, now: float) -> None:
-        """End what is beyond the bounds. To be called every CHECK_SECONDS, and from `check_from` calls on.
-
-        Args:
-            now: time.monotonic() seconds.
-        """
+        """End what is beyond the bounds. To be called every CHECK_SECONDS, and from `check_from` calls on. `now`:
+        time.monotonic() seconds."""
         self.checked_at = now
         self._end_late(now)
         connections: dict[str, list[ServerCall]] = {}
@@ -227,11 +224,7 @@ def peer_of(text: str) -> Peer | None:
 
 
 def received_bytes(port: int) -> ReceivedBytes:
-    """Of all connections whose own port this is.
-
-    Raises:
-        OSError: the system does not count them.
-    """
+    """Of all connections whose own port this is. Raises: OSError: the system does not count them."""
     found: dict[Peer, dict[int, int]] = {}
     kind = getattr(socket, "AF_NETLINK", None)
     if kind is None:

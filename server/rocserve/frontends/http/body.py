@@ -22,11 +22,7 @@ _GZIP = zlib.MAX_WBITS | 16
 
 
 def request_encoding(header: str) -> str:
-    """How a request's body is encoded.
-
-    Raises:
-        HttpError: 501, in a way that is not served.
-    """
+    """How a request's body is encoded. Raises: HttpError: 501, in a way that is not served."""
     if header == IDENTITY or header in _COMPRESSED:
         return header
     raise HttpError(501, "Unsupported compression type", headers={"Accept-Encoding": "gzip, deflate"})
@@ -65,12 +61,8 @@ def response_encoding(accepted: str | None) -> str:
 
 
 def decompressed(data: Buffer, limit: int) -> bytes:
-    """The body in plain form. What is broken off is taken as far as it goes.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when there is nothing, it is damaged or neither gzip nor deflate, or it is more
-            than `limit` bytes.
-    """
+    """The body in plain form. What is broken off is taken as far as it goes. Raises: ServeError: INVALID_ARGUMENT when
+    there is nothing, it is damaged or neither gzip nor deflate, or it is more than `limit` bytes."""
     if not data:
         raise invalid_argument("nothing to be decompressed")
     stream = zlib.decompressobj(_EITHER_FORMAT)

@@ -51,11 +51,8 @@ class GenerateBody:
         self._parameters: dict[str, ParameterValue] = {}
 
     def read(self, model_name: str, model_version: str, body: Buffer) -> InferRequest:
-        """The request that it means for a model with these inputs.
-
-        Raises:
-            ServeError: with Triton's codes and words.
-        """
+        """The request that it means for a model with these inputs. Raises: ServeError: with Triton's codes and
+        words."""
         value = parse_json(body)
         request_id = read_id(value)
         for name, entry in members(value).items():

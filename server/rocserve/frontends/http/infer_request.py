@@ -51,11 +51,8 @@ _UNSIGNED = frozenset({"priority", "timeout"})
 
 
 def plain_parameter(name: str, value: Any) -> ParameterValue:
-    """A parameter that is only handed on.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when it is neither a number nor a text nor a boolean.
-    """
+    """A parameter that is only handed on. Raises: ServeError: INVALID_ARGUMENT when it is neither a number nor a text
+    nor a boolean."""
     kind = type(value)
     if kind is int:
         fits: bool = -(1 << 63) <= value < 1 << 63
@@ -225,11 +222,8 @@ class InferRequestReader:
         return InferRequest(head, text.id, data, sequence=text.sequence)
 
     def of_bytes(self, body: Buffer, config: ModelConfig, model_version: str) -> InferRequest:
-        """The request that a body means which is nothing but the model's one input.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT when the model has several inputs, or the input's shape cannot be deduced.
-        """
+        """The request that a body means which is nothing but the model's one input. Raises: ServeError:
+        INVALID_ARGUMENT when the model has several inputs, or the input's shape cannot be deduced."""
         if len(config.inputs) != 1:
             raise invalid_argument(
                 f"{_UNKNOWN_ID}Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)}"
@@ -299,11 +293,8 @@ class InferRequestReader:
 
 
 def parse_infer_text(model_name: str, binary_length: int, json: Buffer) -> InferText:
-    """What the JSON says; `binary_length`: bytes of tensors stand behind it.
-
-    Raises:
-        ServeError: with Triton's codes and words.
-    """
+    """What the JSON says; `binary_length`: bytes of tensors stand behind it. Raises: ServeError: with Triton's codes
+    and words."""
     head = parse_json(json)
     request_id = read_id(head)
     entry = find(head, "parameters")
@@ -434,11 +425,8 @@ _NAME = re.compile(rb';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
 
 
 def form_boundary(content_type: str) -> bytes | None:
-    """The delimiter between the parts of a form; None = the body is no form.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the header has none.
-    """
+    """The delimiter between the parts of a form; None = the body is no form. Raises: ServeError: INVALID_ARGUMENT, the
+    header has none."""
     if not content_type.lower().startswith(_KIND):
         return None
     found = _BOUNDARY.search(content_type)
@@ -448,11 +436,8 @@ def form_boundary(content_type: str) -> bytes | None:
 
 
 def form_parts(body: Buffer, boundary: bytes) -> list[tuple[str, Buffer]]:
-    """The parts' names, and views of what they hold.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the body is no form with this boundary, or has too many parts.
-    """
+    """The parts' names, and views of what they hold. Raises: ServeError: INVALID_ARGUMENT, the body is no form with
+    this boundary, or has too many parts."""
     view = memoryview(body)
     # Searched for by `re`: over bytes that are nearly delimiters `find` takes three times as long, and it has no views.
     delimiter = re.compile(b"\r\n--" + re.escape(boundary))

@@ -76,11 +76,8 @@ class AnswerLayout:
         return cls(json_bytes(model)[1:-1], [*texts, text + b"]}"], in_json, behind, takes_long)
 
     def body(self, response: InferResponse) -> list[Buffer]:
-        """A response's JSON, then the tensors in binary form, which are its own memory.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape.
-        """
+        """A response's JSON, then the tensors in binary form, which are its own memory. Raises: ServeError:
+        INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape."""
         data = response.data
         parts = [b'{"id":%b,' % json_bytes(response.id) if response.id else b"{", self.model]
         if response.parameters:

@@ -61,11 +61,7 @@ class Models(Protocol):
     """The configurations of the models that are served."""
 
     def find(self, name: str, version: str) -> ModelConfig | None:
-        """Of the version that a request names; None = ask.
-
-        Raises:
-            ServeError: there is none ready.
-        """
+        """Of the version that a request names; None = ask. Raises: ServeError: there is none ready."""
 
     async def ask(self, name: str, version: str) -> ModelConfig:
         """The same, of the server; raises as `find` does."""

@@ -31,11 +31,8 @@ _FAULTS = {
 
 
 def parse_json(data: Buffer) -> Any:
-    """The value of a text in JSON.
-
-    Raises:
-        ServeError: INTERNAL, as Triton answers a text that is not JSON; INVALID_ARGUMENT when it is nested too deeply.
-    """
+    """The value of a text in JSON. Raises: ServeError: INTERNAL, as Triton answers a text that is not JSON;
+    INVALID_ARGUMENT when it is nested too deeply."""
     source = str(data, "utf-8", "surrogateescape")
     try:
         return _DECODER.decode(source)

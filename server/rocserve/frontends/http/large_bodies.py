@@ -37,11 +37,8 @@ class LargeBodies:
         self._idle: dict[_Process, asyncio.TimerHandle] = {}
 
     async def parse(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:
-        """The function's result for the body; both can be pickled.
-
-        Raises:
-            ServeError: the function's; UNAVAILABLE where the process has ended.
-        """
+        """The function's result for the body; both can be pickled. Raises: ServeError: the function's; UNAVAILABLE
+        where the process has ended."""
         async with self._places:
             if self._idle:
                 process, ending = self._idle.popitem()

@@ -336,11 +336,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("the client has gone")
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what has been written.
-
-        Raises:
-            ConnectionError: it has gone.
-        """
+        """Wait until the client has read most of what has been written. Raises: ConnectionError: it has gone."""
         if self._unread_since is not None:
             self._drained = self.loop.create_future()
             await self._drained

@@ -205,11 +205,7 @@ class Request:
     async def respond_in_parts(
         self, parts: Sequence[Buffer], content_type: str, headers: Mapping[str, str] = _NO_HEADERS
     ) -> None:
-        """A large answer, which is sent as it is read.
-
-        Raises:
-            ConnectionError: the client has gone.
-        """
+        """A large answer, which is sent as it is read. Raises: ConnectionError: the client has gone."""
         self._connection.check_open()
         self._has_begun = True
         self._connection.write(self._head(200, content_type, headers, sum(map(len, parts))))

@@ -79,11 +79,7 @@ class HttpService:
         return error_response(error)
 
     def handle(self, request: Request) -> None:
-        """Answers a request, at once or later.
-
-        Raises:
-            Exception: its answer is a `failure`.
-        """
+        """Answers a request, at once or later. Raises: Exception: its answer is a `failure`."""
         head = request.head
         if head.handle is None:
             head.handle = self._handler(head)
@@ -169,11 +165,7 @@ class HttpService:
 async def start_http(
     settings: ServerSettings, where: ListenAddress, parts: HttpParts, log: logging.Logger
 ) -> tuple[HttpListener, int]:
-    """The listener, and its port.
-
-    Raises:
-        OSError: it cannot be listened on, or a certificate cannot be used.
-    """
+    """The listener, and its port. Raises: OSError: it cannot be listened on, or a certificate cannot be used."""
     http = settings.http
     service = HttpService(parts, Access.of(settings, http, log), log)
     tls = tls_context(settings.grpc, http, "HTTP", log)

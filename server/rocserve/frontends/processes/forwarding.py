@@ -78,11 +78,8 @@ class Forwarding:
         metadata: Metadata = (),
         peer: str = "",
     ) -> int:
-        """Have the server answer a call; its number. `take` gets each answer, `fail` the end that is an error.
-
-        Raises:
-            ServeError: RESOURCE_EXHAUSTED, there is no memory for its message.
-        """
+        """Have the server answer a call; its number. `take` gets each answer, `fail` the end that is an error. Raises:
+        ServeError: RESOURCE_EXHAUSTED, there is no memory for its message."""
         holding = Holding()
         self._memory.admit(holding, len(message))
         number = self._number = self._number % _MOST_NUMBERS + 1

@@ -228,11 +228,7 @@ class FrontEndProcesses:
         self._has_started = False
 
     async def start(self) -> int:
-        """Until all listen; their port.
-
-        Raises:
-            OSError, RuntimeError: they cannot; none is left.
-        """
+        """Until all listen; their port. Raises: OSError, RuntimeError: they cannot; none is left."""
         try:
             self._reservation = self._where.bind()
         except OSError as error:

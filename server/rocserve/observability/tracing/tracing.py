@@ -81,11 +81,7 @@ class TraceOptions:
 
 
 def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.environ) -> TraceOptions:
-    """What the settings ask for.
-
-    Raises:
-        ValueError: an unknown mode or setting, or a value that it cannot have.
-    """
+    """What the settings ask for. Raises: ValueError: an unknown mode or setting, or a value that it cannot have."""
     mode, file = "triton", ""
     levels: list[TraceLevel] = []
     numbers = {"rate": 1000, "count": -1, "log-frequency": 0}
@@ -210,11 +206,8 @@ class TraceSetting:
         return self._remaining == 0 and collected >= self._begun
 
     def choose(self, forced: bool = False) -> bool:
-        """Whether the request that has come now is traced.
-
-        Args:
-            forced: its client traces it already, so that neither rate nor count matter.
-        """
+        """Whether the request that has come now is traced. `forced`: its client traces it already, so that neither rate
+        nor count matter."""
         rate, is_due = self._values.rate, False
         if rate and (forced or (self._remaining and not self.fault)):
             self._seen += 1
@@ -279,11 +272,8 @@ class Tracing:
             self._switch()
 
     def begin(self, model_name: str, headers: Mapping[str, str]) -> TraceGroup | None:
-        """The trace of a request that has come, or None where it is not chosen.
-
-        Args:
-            headers: what came beside the request, names in lower case.
-        """
+        """The trace of a request that has come, or None where it is not chosen. `headers`: what came beside the
+        request, names in lower case."""
         setting = self._setting(model_name)
         if not setting.is_on:
             return None

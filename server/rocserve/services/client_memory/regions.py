@@ -61,12 +61,8 @@ class ClientRegion(Region):
     """A part of a file, which is closed with the last reference to it."""
 
     def __init__(self, name: str, key: str, offset: int, nbytes: int, guard: FaultGuard) -> None:
-        """Open the file; `offset` and `nbytes` say which part of it the region is.
-
-        Raises:
-            ServeError: there is no such file, it is smaller than that, or cannot be mapped; codes and texts are
-                Triton's.
-        """
+        """Open the file; `offset` and `nbytes` say which part of it the region is. Raises: ServeError: there is no such
+        file, it is smaller than that, or cannot be mapped; codes and texts are Triton's."""
         super().__init__(name, nbytes)
         self.key = key
         self.offset = offset
@@ -85,11 +81,7 @@ class ClientRegion(Region):
 
     def view(self, offset: int, nbytes: int) -> tuple[memoryview, GuardedMapping]:
         """A part that is within bounds where it lies, and what `check_whole` takes when it has been read or written. It
-        stays valid when the region goes.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, the client has cut the file.
-        """
+        stays valid when the region goes. Raises: ServeError: INVALID_ARGUMENT, the client has cut the file."""
         self._check_present(offset + nbytes)
         return self.file.view(self.offset + offset, nbytes), self.file.mapping
 
@@ -196,11 +188,8 @@ class RegionReference:
 
 
 def read_reference(tensor: str, parameters: Parameters) -> RegionReference | None:
-    """Where the tensor lies; None = in the request itself.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, a parameter is of the wrong type, or lacks its fellow.
-    """
+    """Where the tensor lies; None = in the request itself. Raises: ServeError: INVALID_ARGUMENT, a parameter is of the
+    wrong type, or lacks its fellow."""
     region = parameters.get(SHARED_REGION)
     if region is None:
         for name in (SHARED_OFFSET, SHARED_BYTE_SIZE):
@@ -280,11 +269,7 @@ class ClientRegions:
         return self._regions.get(name)
 
     def checked(self, reference: RegionReference) -> AnyRegion:
-        """The region that a reference names.
-
-        Raises:
-            ServeError: there is no such region, or no such part of it.
-        """
+        """The region that a reference names. Raises: ServeError: there is no such region, or no such part of it."""
         region = self.find(reference.region)
         if region is None:
             raise not_found(f"Unable to find shared memory region: '{reference.region}'")
