@@ -25,14 +25,14 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
 from rocserve.ending import Ending
-from rocserve.frontends.metrics.collection import assemble_metrics
-from rocserve.frontends.metrics.exposition import exposition
-from rocserve.frontends.metrics.machine_families import (
+from rocserve.frontends.metrics.collection import (
+    assemble_metrics,
     custom_families,
     memory_families,
     repository_families,
     residency_families,
 )
+from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.handover import SupervisorLink
 from rocserve.observability.failures import LoopErrors
@@ -53,9 +53,8 @@ from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientMemoryService, ClientRegions
 from rocserve.services.control import LogControlService, RepositoryControlService, TraceControlService
-from rocserve.services.inference import InferenceService
+from rocserve.services.inference import InferenceService, RequestObserver
 from rocserve.services.methods import Method, without_paths
-from rocserve.services.observation import RequestObserver
 from rocserve.services.queries import QueryService, Readiness
 from rocserve.settings import ControlMode, ServerSettings
 from rocserve.settings.repository import SingleModel, WhatKind

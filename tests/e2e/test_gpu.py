@@ -152,7 +152,7 @@ def test_the_process_that_opens_them_may_die(
             client.register_cuda_shared_memory(name, shared.get_raw_handle(region), 0, 4096)
 
     register()
-    next(process for process in server.family() if any("device_process" in word for word in process.cmdline())).kill()
+    next(process for process in server.family() if any("device_memory" in word for word in process.cmdline())).kill()
     nbytes = expected["scores"][:2].nbytes
     assert "register the region again" in refused(lambda: ask(client, "on_cpu", x, nbytes))
     client.unregister_cuda_shared_memory()

@@ -7,7 +7,7 @@ import logging
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.trace import TraceGroup
 from rocserve.observability.tracing.tracing import TraceSetting, create_tracing
-from rocserve.services.observation import RequestObserver
+from rocserve.services.inference import RequestObserver
 
 
 def no_observer(tables: ServingTableHolder) -> RequestObserver:

@@ -218,8 +218,8 @@ class FrontEnds:
             forwarded = {full_name(name): self._routes.of(method) for name, method in served.methods.items()}
             port = await self._start_processes(where, forwarded, log)
         else:
+            from rocserve.frontends.http.body import LargeBodies
             from rocserve.frontends.http.inference import HttpParts, ServedModels
-            from rocserve.frontends.http.large_bodies import LargeBodies
             from rocserve.frontends.http.service import start_http
             from rocserve.plane.guest_loop import GuestLoop
 

@@ -1,23 +1,29 @@
-"""The one way in for inference requests, whatever front end they come from."""
+"""The one way in for inference requests, whatever front end they come from, and the records of single requests, where
+they are wanted: traces, and details in the log."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from rocserve.core.dispatch import Dispatcher, Steps
+from rocserve.core.dispatch import Dispatcher, Steps, note_inputs
 from rocserve.core.errors import ServeError
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.requests import InferRequest, RequestHead
-from rocserve.core.serving import Responder
+from rocserve.core.request_prefix import request_prefix
+from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
+from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
+from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
+from rocserve.observability.tracing.tracing import Tracing
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.residency.resident_models import LazyVersion
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
-from rocserve.services.observation import ClientResponder, RequestObserver
 
 NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
     {
@@ -26,6 +32,30 @@ NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
     }
 )
 """By the protocol of a request that can have one response only."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """Where a request of a client comes from."""
+
+    protocol: str
+    """GRPC or HTTP."""
+    received_ns: tuple[int, int]
+    """time.monotonic_ns() when its bytes began to come and when they were all there."""
+    headers: Mapping[str, str]
+    """What came beside it, names in lower case; of those that came twice one."""
+    address: str
+    """Of the client, or of the last proxy on the way."""
+
+
+class ClientResponder(Responder, Protocol):
+    """A front end's responder."""
+
+    takes_one: bool
+    """There is room for one response only."""
+
+    def origin(self) -> RequestOrigin:
+        """Asked as soon as the request has come, and only of those that are observed."""
 
 
 class Inference(Protocol):
@@ -87,12 +117,9 @@ class InferenceService:
         return version.inputs if isinstance(version, ScheduledVersion | LazyVersion) else None
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
-        """See Inference."""
-        if self._observer.is_on:
-            self._observer.note_refusal(error, find_id)
+        self._observer.note_refusal(error, find_id)
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
-        """See Inference."""
         responder: Responder = client
         is_observed = self._observer.is_on
         if is_observed:
@@ -113,3 +140,147 @@ class InferenceService:
         if is_observed:
             responder = self._observer.note_tensors(request, responder)
         self._dispatcher.dispatch(request, responder, copying)
+
+
+_RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END")}
+
+
+class RequestObserver:
+    """Observes requests while a trace or the log wants it; both may be switched from any thread."""
+
+    def __init__(self, tracing: Tracing, tables: ServingTableHolder, log: logging.Logger) -> None:
+        self.is_on = False
+        """The one thing that is checked for every request."""
+        self.on_switched: Callable[[], object] | None = None
+        self._tracing = tracing
+        self._tables = tables
+        self._log = log
+        tracing.on_switched = self.switch
+        self.switch()
+
+    def switch(self) -> None:
+        """Tracing or the log's level may have changed."""
+        self.is_on = self._tracing.is_on or self._log.isEnabledFor(logging.DEBUG)
+        if self.on_switched is not None:
+            self.on_switched()
+
+    def begin(self, request: InferRequest, client: ClientResponder) -> Responder:
+        """A request has come: the responder that it is to be answered by."""
+        origin = client.origin()
+        now_ns = time.monotonic_ns()
+        responder: Responder = client
+        if self._log.isEnabledFor(logging.DEBUG):
+            responder = LoggedResponder(responder, request, now_ns, self._log)
+        if self._tracing.is_on:
+            responder = self._begin_trace(request, responder, origin, now_ns)
+        return responder
+
+    def note_refusal(self, error: ServeError, find_id: Callable[[], str]) -> None:
+        """What has come is no request."""
+        if self._log.isEnabledFor(logging.DEBUG):
+            prefix = request_prefix([find_id()])
+            self._log.debug("%sinference is refused: %s: %s", prefix, error.code.name, error.text)
+
+    def note_tensors(self, request: InferRequest, responder: Responder) -> Responder:
+        """The request's data are there, from wherever they came: the responder that the model is to answer to."""
+        trace = request.trace
+        if trace is None or not trace.wants_tensors:
+            return responder
+        note_inputs(trace, request)
+        return _TensorResponder(responder, trace)
+
+    def _begin_trace(
+        self, request: InferRequest, responder: Responder, origin: RequestOrigin, now_ns: int
+    ) -> Responder:
+        head = request.head
+        try:
+            version = self._tables.table.find(head.model_name, head.model_version)
+        except ServeError:
+            # As with Triton: nothing comes of it, and it is not counted.
+            return responder
+        group = self._tracing.begin(version.name, origin.headers)
+        if group is None:
+            return responder
+        trace = group.begin(version.name, str(version.version), request.id, 0, now_ns)
+        for name, ns in zip(_RECEIVED[origin.protocol], origin.received_ns, strict=True):
+            trace.note_front_end(name, ns)
+        request.trace = trace
+        return _ClientTracedResponder(responder, trace, origin.protocol)
+
+
+class _TensorResponder(ForwardingResponder):
+    """Writes down the tensors of answers as the model gives them: a client may want them in its own memory."""
+
+    __slots__ = ("_trace",)
+
+    def __init__(self, responder: Responder, trace: Trace) -> None:
+        super().__init__(responder)
+        self._trace = trace
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, answer.outputs)
+        self._responder.send(answer, final)
+
+
+class _ClientTracedResponder(ForwardingResponder):
+    """Writes down how the request of a client is answered, and ends its trace."""
+
+    __slots__ = ("_is_complete", "_protocol", "_trace")
+
+    def __init__(self, responder: Responder, trace: Trace, protocol: str) -> None:
+        super().__init__(responder)
+        self._trace = trace
+        self._protocol = protocol
+        self._is_complete = False
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        trace = self._trace
+        if final:
+            trace.note(REQUEST_END, time.monotonic_ns())
+        if not self._is_complete:
+            self._is_complete = True
+            trace.note_front_end("INFER_RESPONSE_COMPLETE", time.monotonic_ns())
+        trace.note_front_end(f"{self._protocol}_SEND_START", time.monotonic_ns())
+        try:
+            self._responder.send(answer, final)
+        finally:
+            trace.note_front_end(f"{self._protocol}_SEND_END", time.monotonic_ns())
+            if final:
+                trace.end()
+
+
+class LoggedResponder(ForwardingResponder):
+    """Says in the log what became of a request; never what its tensors hold."""
+
+    __slots__ = ("_asked", "_log", "_model", "_prefix", "_sent", "_started_ns")
+
+    def __init__(self, responder: Responder, request: InferRequest, started_ns: int, log: logging.Logger) -> None:
+        super().__init__(responder)
+        head = request.head
+        self._model = f"model '{head.model_name}'"
+        self._asked = f"{self._model} version {head.model_version}" if head.model_version else self._model
+        self._prefix = request_prefix([request.id])
+        """Triton's, which many errors' texts begin with already."""
+        self._started_ns = started_ns
+        self._log = log
+        self._sent = 0
+        inputs = ", ".join(f"{entry.name} {entry.datatype} {list(entry.shape)}" for entry in head.inputs)
+        self._say("%s begins: %s", self._asked, inputs)
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        milliseconds = (time.monotonic_ns() - self._started_ns) / 1e6
+        if isinstance(answer, ServeError):
+            end, text = "ends" if final else "goes on", answer.text.removeprefix(self._prefix)
+            self._say("%s %s: %s after %.3f ms: %s", self._asked, end, answer.code.name, milliseconds, text)
+        elif answer is None:
+            self._say("%s ends: OK, %d responses in %.3f ms", self._model, self._sent, milliseconds)
+        else:
+            self._sent += 1
+            if final:
+                version = answer.head.model_version
+                self._say("%s version %s ends: OK after %.3f ms", self._model, version, milliseconds)
+        self._responder.send(answer, final)
+
+    def _say(self, text: str, *values: object) -> None:
+        self._log.debug(f"%sinference of {text}", self._prefix, *values, stacklevel=2)

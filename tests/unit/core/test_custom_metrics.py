@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from rocserve.core.custom_metrics import CustomMetrics, MetricChange, MetricChanges, MetricKind, OwnedMetrics
+from rocserve.frontends.metrics.collection import custom_families
 from rocserve.frontends.metrics.exposition import exposition
-from rocserve.frontends.metrics.machine_families import custom_families
 from rocserve.workers.messages import decode_message, encode_message
 
 

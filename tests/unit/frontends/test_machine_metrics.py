@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from rocserve.frontends.metrics.collection import GpuGauges, MachineMetrics, ProcessorGauges
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
-from rocserve.frontends.metrics.machine_families import GpuGauges, MachineMetrics, ProcessorGauges
 
 LOG = logging.getLogger("test")
 

@@ -25,8 +25,7 @@ from rocserve.frontends.grpc.transport import (
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.access import Restriction
 from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
-from rocserve.services.observation import RequestOrigin
+from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference, RequestOrigin
 
 
 class InferenceHandlers:

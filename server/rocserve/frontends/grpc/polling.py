@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rocserve.frontends.listen_address import begin_no_handshakes
@@ -48,10 +49,8 @@ _UNTOUCHED_SECONDS = 0.01
 """For which it has to show: threads of gRPC's own would have taken it by then."""
 
 
-class _Nothing:
-    """In an event's place."""
-
-    tag = None
+_NOTHING = SimpleNamespace(tag=None)
+"""In an event's place."""
 
 
 class QueuePolling:
@@ -115,7 +114,7 @@ class WaitingThread:
 
     def next(self) -> Event:
         if not self._events:
-            return _Nothing
+            return _NOTHING
         event = self._events.popleft()
         if isinstance(event, Exception):
             raise event

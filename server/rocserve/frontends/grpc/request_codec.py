@@ -15,7 +15,7 @@ import numpy as np
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.request_parameters import MOST_ENTRIES, check_entries, check_id
-from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestedOutput, RequestHead
+from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, RequestedOutput, RequestHead
 from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
 from rocserve.core.tensors import COPIED_SOONER, Buffer, encode_bytes_elements
 from rocserve.core.wire_format import LENGTH_DELIMITED, length_prefix, read_varint
@@ -209,7 +209,10 @@ def id_of_refused(data: bytes) -> str:
 
 def _read_head(message: ModelInferRequest, has_raw: bool) -> _ParsedHead:
     model_name = message.model_name
-    _check_entries(message)
+    count = len(message.inputs) + len(message.outputs) + len(message.parameters)
+    check_entries(count)
+    count += sum(len(tensor.shape) + len(tensor.parameters) for tensor in message.inputs)
+    check_entries(count + sum(len(output.parameters) for output in message.outputs))
     inputs: list[InputHead] = []
     sources: list[bytes | None] = []
     typed = False
@@ -223,31 +226,23 @@ def _read_head(message: ModelInferRequest, has_raw: bool) -> _ParsedHead:
             sources.append(raw_contents(tensor.contents, entry.datatype, entry.name, model_name))
         else:
             sources.append(b"" if shared else None)
+    parameters = read_parameters(message.parameters)
+    if not SEQUENCE_PARAMETERS.isdisjoint(parameters):
+        parameters = {
+            name: value for name, value in parameters.items() if name not in SEQUENCE_PARAMETERS
+        } or NO_PARAMETERS
     head = RequestHead(
         model_name,
         message.model_version,
         tuple(inputs),
         tuple(RequestedOutput(output.name, read_parameters(output.parameters)) for output in message.outputs),
-        _without_sequence(read_parameters(message.parameters)),
+        parameters,
         is_typed=typed,
     )
     all_raw = all(source is None for source in sources)
     sequence = read_sequence(message.parameters)
     reusable = not typed and sequence is None
     return _ParsedHead(head, None if all_raw else tuple(sources), reusable, sequence)
-
-
-def _check_entries(message: ModelInferRequest) -> None:
-    count = len(message.inputs) + len(message.outputs) + len(message.parameters)
-    check_entries(count)
-    count += sum(len(tensor.shape) + len(tensor.parameters) for tensor in message.inputs)
-    check_entries(count + sum(len(output.parameters) for output in message.outputs))
-
-
-def _without_sequence(parameters: Parameters) -> Parameters:
-    if SEQUENCE_PARAMETERS.isdisjoint(parameters):
-        return parameters
-    return {name: value for name, value in parameters.items() if name not in SEQUENCE_PARAMETERS} or NO_PARAMETERS
 
 
 def _refuse_second_source(input_name: str, model_name: str, shared: bool, has_raw: bool) -> None:

@@ -88,7 +88,11 @@ class ResponseEncoder:
         head = self._heads.get(response.head) or self._build_head(response.head)
         lead = head.alone
         if response.id or response.parameters or further_parameter:
-            request_id = _id(response.id) if response.id else b""
+            request_id = b""
+            if response.id:
+                request_id = response.id.encode(errors="replace")
+                length = len(request_id)
+                request_id = (_ID_PREFIXES[length] if length < 128 else length_prefix(_ID, length)) + request_id
             parameters = _parameters(response.parameters) if response.parameters else b""
             lead = b"".join((head.model, request_id, parameters, further_parameter, head.outputs))
         contents, prefixes = [*response.data], head.prefixes
@@ -145,12 +149,6 @@ class ResponseEncoder:
 
 def _nbytes(data: Buffer) -> int:
     return data.nbytes if type(data) is memoryview else len(data)
-
-
-def _id(text: str) -> bytes:
-    encoded = text.encode(errors="replace")
-    length = len(encoded)
-    return (_ID_PREFIXES[length] if length < len(_ID_PREFIXES) else length_prefix(_ID, length)) + encoded
 
 
 def _parameters(values: Parameters) -> bytes:

@@ -23,13 +23,12 @@ from rocserve.core.requests import (
     RequestHead,
 )
 from rocserve.core.tensors import Buffer
+from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter, read_id
 from rocserve.frontends.http.infer_response import detached
 from rocserve.frontends.http.inference import HttpParts, HttpResponder, request_timeout
-from rocserve.frontends.http.json_text import json_bytes, json_object, members, parse_json
-from rocserve.frontends.http.large_bodies import LARGE_JSON
+from rocserve.frontends.http.json_text import element_slices, json_bytes, json_object, members, parse_json, raw_contents
 from rocserve.frontends.http.request import JSON, Request, Response, error_response, not_allowed, status_of
-from rocserve.frontends.http.tensor_json import element_slices, raw_contents
 
 NESTED = "parameters"
 """The member whose members are taken as if they stood beside it."""

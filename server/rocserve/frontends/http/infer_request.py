@@ -38,11 +38,11 @@ from rocserve.frontends.http.json_text import (
     member,
     members,
     parse_json,
+    raw_contents,
     text,
     unsigned,
 )
 from rocserve.frontends.http.protocol import LARGEST_HEAD_LINE
-from rocserve.frontends.http.tensor_json import raw_contents
 
 _Kind = TypeVar("_Kind")
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from rocserve.core.memo import Memo
 from rocserve.core.requests import InferResponse, ResponseHead
 from rocserve.core.tensors import Buffer, Tensor
-from rocserve.frontends.http.json_text import json_bytes
-from rocserve.frontends.http.tensor_json import element_slices
+from rocserve.frontends.http.json_text import element_slices, json_bytes
 
 
 class AnswerForm(NamedTuple):

@@ -19,8 +19,10 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import (
     HEADER_LENGTH,
     IDENTITY,
+    LARGE_JSON,
     LARGEST_BODY,
     BodyReader,
+    LargeBodies,
     StatedLength,
     compressed,
     request_encoding,
@@ -41,14 +43,12 @@ from rocserve.frontends.http.infer_response import (
     AnswerLayouts,
     detached,
 )
-from rocserve.frontends.http.large_bodies import LARGE_JSON, LargeBodies
 from rocserve.frontends.http.request import JSON, PLAIN, Head, Request, Response, error_response, not_allowed
 from rocserve.plane.loop import TimerHandle
 from rocserve.scheduling.batch import send_copied
 from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference
+from rocserve.services.inference import NOT_FOR_DECOUPLED, ClientResponder, Inference, RequestOrigin
 from rocserve.services.methods import Method
-from rocserve.services.observation import ClientResponder, RequestOrigin
 from rocserve.settings import HttpSettings
 
 _HEADER_LENGTH_KEY = HEADER_LENGTH.lower()

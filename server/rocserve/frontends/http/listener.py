@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -134,18 +135,14 @@ class HttpListener:
             while self._take(listening):
                 pass
             listening.close()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(grace_seconds, _FIRST_REQUEST_SECONDS)):
                 while self.arriving or any(each.awaits_head for each in self.open):  # noqa: ASYNC110 - rare
                     await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            pass
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 while any(each.has_request for each in self.open):  # noqa: ASYNC110 - rare
                     await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            pass
         self._watch.cancel()
         while self.arriving:
             self._close_oldest_arriving()
@@ -154,12 +151,10 @@ class HttpListener:
                 connection.abort()
             else:
                 connection.close()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self.none_open.wait()
                 await asyncio.gather(*self.tasks, return_exceptions=True)
-        except TimeoutError:
-            pass
         for connection in self.open:
             connection.abort()
 
@@ -257,25 +252,25 @@ class HttpListener:
             waiting.abort()
         else:
             self._close_oldest_arriving()
-        if self._warnings.take():
-            self._log.warning("%s", self._full())
+        if not self._warnings.take():
+            return
+        most = self.limits.most
+        if most is not None and self._count_open() >= most:
+            self._log.warning(
+                "there are %d connections, as many as there may be: for each one more, another whose client keeps it"
+                " waiting is closed",
+                most,
+            )
+        else:
+            self._log.warning(
+                "connections are closed whose clients keep them waiting: of the files that may be open only those are"
+                " left that the server needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer"
+                " clients connect"
+            )
 
     def _longest(self, since: Callable[[Connection], float | None]) -> Connection | None:
         waiting = [(began, connection) for connection in self.open if (began := since(connection)) is not None]
         return min(waiting, key=itemgetter(0))[1] if waiting else None
-
-    def _full(self) -> str:
-        most = self.limits.most
-        if most is not None and self._count_open() >= most:
-            return (
-                f"there are {most} connections, as many as there may be: for each one more, another whose client keeps"
-                " it waiting is closed"
-            )
-        return (
-            "connections are closed whose clients keep them waiting: of the files that may be open only those are left"
-            " that the server needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer clients"
-            " connect"
-        )
 
 
 def most_descriptors() -> int | None:

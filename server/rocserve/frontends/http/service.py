@@ -11,10 +11,10 @@ from functools import partial
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.certificates import tls_context
+from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.generate import generate
 from rocserve.frontends.http.inference import HttpParts, InferHandler
 from rocserve.frontends.http.json_text import json_bytes
-from rocserve.frontends.http.large_bodies import LARGE_JSON
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
 from rocserve.frontends.http.page import Page
 from rocserve.frontends.http.protocol import ConnectionLimits

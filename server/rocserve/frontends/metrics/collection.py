@@ -1,21 +1,28 @@
 """Collects all metrics of a server, as its settings ask for them, when they are read: those of model versions, by
-Triton's names (and a few of our own), and what other sources give."""
+Triton's names (and a few of our own), gauges of the machine, read at most once an interval, and the server's own."""
 
 from __future__ import annotations
 
+import importlib
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 from rocserve.core import latencies
-from rocserve.core.latencies import LatencyOptions
-from rocserve.core.serving import ServedVersion, ServingTableHolder
+from rocserve.core.custom_metrics import CustomMetrics
+from rocserve.core.latencies import HistogramReading, LatencyOptions
+from rocserve.core.request_memory import RequestMemory
+from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder
 from rocserve.core.statistics import StatisticsSnapshot
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples, summary_samples
-from rocserve.frontends.metrics.machine_families import GpuGauges, MachineMetrics, ProcessorGauges
 from rocserve.repository.engine_plan import Fallback
-from rocserve.repository.residency.resident_models import LazyVersion
+from rocserve.repository.model_repository import outcomes
+from rocserve.repository.residency.resident_models import LazyVersion, ResidentModels
 from rocserve.settings import MetricsSettings
 
 Source = Callable[[], Iterable[MetricFamily]]
@@ -215,3 +222,228 @@ def assemble_metrics(
             log.warning("there are no metrics of the processors: %s", error)
     machine = MachineMetrics(gauges, settings.interval_ms / 1000, log)
     return lambda: server_families(tables, fallbacks, options, (*further, machine.families))
+
+
+_MICROWATTS_FROM = 10_000
+"""No GPU has a limit of as many watts: newer versions of the library give microwatts."""
+
+
+class ProcessorGauges:
+    """The processors' load since the last reading, and the memory, out of /proc."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._last = self._ticks()
+
+    def families(self) -> Sequence[MetricFamily]:
+        """Raises: OSError, ValueError: /proc is not as Linux has it."""
+        idle, total = self._ticks()
+        passed = total - self._last[1]
+        busy = 1.0 - (idle - self._last[0]) / passed if passed > 0 else 0.0
+        self._last = (idle, total)
+        memory = self._memory()
+        return [
+            _single("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", min(1.0, max(0.0, busy))),
+            _single("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", memory["MemTotal"]),
+            _single(
+                "nv_cpu_memory_used_bytes",
+                "CPU used memory (RAM), in bytes",
+                memory["MemTotal"] - memory["MemAvailable"],
+            ),
+        ]
+
+    def _ticks(self) -> tuple[int, int]:
+        """Those that were idle, and all."""
+        first = (self._proc / "stat").read_text().partition("\n")[0]
+        # user nice system idle iowait irq softirq steal; what guests had is in user and nice.
+        ticks = [int(word) for word in first.split()[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)
+
+    def _memory(self) -> Mapping[str, int]:
+        rows = (line.split() for line in (self._proc / "meminfo").read_text().splitlines())
+        return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 2}
+
+
+class GpuGauges:
+    """AMD's GPUs by the module amdsmi, where it is installed and finds some."""
+
+    def __init__(self, log: logging.Logger, import_module: Callable[[str], Any] = importlib.import_module) -> None:
+        self._log = log
+        self._import_module = import_module
+        self._library: Any = None
+        self._gpus: Sequence[tuple[str, Any]] | None = None
+        """Identity and handle; None = not searched for yet."""
+
+    def families(self) -> Sequence[MetricFamily]:
+        if self._gpus is None:
+            self._gpus = self._find()
+        found = [MetricFamily(name, "gauge", text, self._samples(name, read)) for name, text, read in _GPU_GAUGES]
+        return [family for family in found if family.samples]
+
+    def _find(self) -> Sequence[tuple[str, Any]]:
+        try:
+            self._library = self._import_module("amdsmi")
+            self._library.amdsmi_init()
+            handles = self._library.amdsmi_get_processor_handles()
+            return [(str(self._library.amdsmi_get_gpu_device_uuid(handle)), handle) for handle in handles]
+        except ImportError:
+            return []
+        except Exception as error:
+            # The library's own exceptions, or those of a library that does not go with its module.
+            self._log.warning("there are no metrics of GPUs: amdsmi says %s: %s", type(error).__name__, error)
+            return []
+
+    def _samples(self, name: str, read: Callable[[Any, Any], float | None]) -> tuple[Sample, ...]:
+        """Of the GPUs that have the value; some have no power, or no activity."""
+        assert self._gpus is not None
+        samples: list[Sample] = []
+        for uuid, handle in self._gpus:
+            try:
+                value = read(self._library, handle)
+            except Exception as error:
+                self._log.debug("amdsmi has no %s: %s: %s", name, type(error).__name__, error)
+                continue
+            if value is not None:
+                samples.append(Sample({"gpu_uuid": uuid}, value))
+        return tuple(samples)
+
+
+class MachineMetrics:
+    """Gauges that are read at most once an interval, however often they are asked for. Safe on any thread."""
+
+    def __init__(
+        self, sources: Iterable[Callable[[], Sequence[MetricFamily]]], interval_seconds: float, log: logging.Logger
+    ) -> None:
+        self._sources = tuple(sources)
+        self._interval_seconds = interval_seconds
+        self._log = log
+        self._lock = threading.Lock()
+        self._families: list[MetricFamily] = []
+        self._read_again_at = 0.0
+
+    def families(self) -> Sequence[MetricFamily]:
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._read_again_at:
+                self._read_again_at = now + self._interval_seconds
+                self._families = []
+                for source in self._sources:
+                    try:
+                        self._families += source()
+                    except (OSError, ValueError, KeyError, IndexError) as error:
+                        self._log.debug("gauges of the machine cannot be read: %s: %s", type(error).__name__, error)
+            return self._families
+
+
+def _single(name: str, text: str, value: float, kind: str = "gauge") -> MetricFamily:
+    return MetricFamily(name, kind, text, (Sample({}, value),))
+
+
+def _number(value: Any) -> float | None:
+    """A value of amdsmi, which gives text, such as N/A, where it has none."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _percent(value: Any) -> float | None:
+    number = _number(value)
+    return None if number is None else number / 100
+
+
+def _power(info: Mapping[str, Any]) -> float | None:
+    """By versions and GPUs, the library has one or another of these."""
+    values = (_number(info.get(f"{kind}socket_power")) for kind in ("", "current_", "average_"))
+    return next((value for value in values if value is not None), None)
+
+
+def _limit(info: Mapping[str, Any]) -> float | None:
+    number = _number(info.get("power_limit"))
+    return number / 1e6 if number is not None and number > _MICROWATTS_FROM else number
+
+
+_GPU_GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float | None]], ...] = (
+    (
+        "nv_gpu_utilization",
+        "GPU utilization rate [0.0 - 1.0)",
+        lambda library, gpu: _percent(library.amdsmi_get_gpu_activity(gpu)["gfx_activity"]),
+    ),
+    (
+        "nv_gpu_memory_total_bytes",
+        "GPU total memory, in bytes",
+        lambda library, gpu: _number(library.amdsmi_get_gpu_memory_total(gpu, library.AmdSmiMemoryType.VRAM)),
+    ),
+    (
+        "nv_gpu_memory_used_bytes",
+        "GPU used memory, in bytes",
+        lambda library, gpu: _number(library.amdsmi_get_gpu_memory_usage(gpu, library.AmdSmiMemoryType.VRAM)),
+    ),
+    (
+        "nv_gpu_power_usage",
+        "GPU power usage in watts",
+        lambda library, gpu: _power(library.amdsmi_get_power_info(gpu)),
+    ),
+    (
+        "nv_gpu_power_limit",
+        "GPU power management limit in watts",
+        lambda library, gpu: _limit(library.amdsmi_get_power_info(gpu)),
+    ),
+)
+
+
+def repository_families(rows: Iterable[IndexEntry]) -> Iterable[MetricFamily]:
+    """`rows`: those of the repository index."""
+    samples = tuple(Sample({"model": name}, int(is_served)) for name, is_served in outcomes(rows).items())
+    yield MetricFamily(
+        "rocserve_model_served", "gauge", "1 when the model answers requests, 0 when it does not", samples
+    )
+
+
+def memory_families(memory: RequestMemory) -> Iterable[MetricFamily]:
+    use = memory.use()
+    yield MetricFamily(
+        "rocserve_request_memory_bytes",
+        "gauge",
+        "Bytes of requests that come in, wait and run, and of answers that are not yet read",
+        (Sample({"kind": "request"}, use.request_bytes), Sample({"kind": "answer"}, use.answer_bytes)),
+    )
+    yield _single(
+        "rocserve_request_memory_limit_bytes",
+        "What requests and answers may take (--max-request-memory)",
+        memory.limit_bytes,
+    )
+    yield MetricFamily(
+        "rocserve_request_memory_refusals_total",
+        "counter",
+        "Requests and answers that there was no memory for",
+        (Sample({"kind": "request"}, use.refused_requests), Sample({"kind": "answer"}, use.refused_answers)),
+    )
+
+
+def custom_families(metrics: CustomMetrics) -> Iterable[MetricFamily]:
+    for family in metrics.read():
+        samples: list[Sample] = []
+        for labels, value in family.series:
+            if isinstance(value, HistogramReading):
+                samples += histogram_samples(labels, value)
+            else:
+                samples.append(Sample(labels, value))
+        yield MetricFamily(family.name, family.kind.value, family.help, tuple(samples))
+
+
+def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
+    """Nothing where all models are loaded, and stay."""
+    if not residents.registered:
+        return
+    counts = residents.counts
+
+    yield _single("rocserve_models_registered", "Model versions that come and go", residents.registered)
+    yield _single("rocserve_models_resident", "Of those, how many are loaded", residents.resident())
+    yield _single("rocserve_model_loads_total", "How often one was loaded", counts.loads, "counter")
+    yield _single("rocserve_model_load_failures_total", "How often a load failed", counts.failed_loads, "counter")
+    yield MetricFamily(
+        "rocserve_model_unloads_total",
+        "counter",
+        "How often one was unloaded, to make room or because nobody asked for it",
+        (Sample({"reason": "room"}, counts.unloads_for_room), Sample({"reason": "idle"}, counts.unloads_of_idle)),
+    )
+    yield _single("rocserve_cold_requests_total", "Requests that waited for a load", counts.cold_requests, "counter")
+    yield _single("rocserve_cold_seconds_total", "How long they have waited in all", counts.cold_seconds, "counter")

@@ -28,7 +28,7 @@ from rocserve.plane.doorbell import SocketRinger, sleep_word
 from rocserve.plane.heap import SHARES, Heap, HeapFull, HeapReader, Slot
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
-from rocserve.services.observation import ClientResponder
+from rocserve.services.inference import ClientResponder
 from rocserve.workers.entries import ENTRY, RETURN, write_details
 from rocserve.workers.messages import status_code
 

@@ -17,8 +17,8 @@ from rocserve.core.errors import ServeError
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.frontends.grpc.transport import full_name
+from rocserve.frontends.http.body import LargeBodies
 from rocserve.frontends.http.inference import HttpParts
-from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.service import start_http
 from rocserve.frontends.listen_address import ListenAddress

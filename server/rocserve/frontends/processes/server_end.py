@@ -32,8 +32,7 @@ from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, Heap
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import LinkedResponder
-from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService
-from rocserve.services.observation import RequestOrigin
+from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService, RequestOrigin
 from rocserve.workers.entries import ENTRY, NO_DETAILS, read_details
 
 ATTACH = b"F"
@@ -446,7 +445,7 @@ class _Head:
 
 
 class RemoteResponder(LinkedResponder):
-    """Implements observation.ClientResponder for a request of a front, whose slot the front gets back when nobody holds
+    """Implements ClientResponder for a request of a front, whose slot the front gets back when nobody holds
     this any more."""
 
     _callbacks: list[Callable[[], None]] | None = None

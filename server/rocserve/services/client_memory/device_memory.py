@@ -1,18 +1,22 @@
-"""Memory of GPUs that clients share: a process opens it, so that the server's own has no part of a GPU's libraries."""
+"""Memory of GPUs that clients share: a process opens it, and copies from and to it, so that the server's own has no
+part of a GPU's libraries. It is asked one thing at a time, and alone has PyTorch, whose builds for all makers' GPUs
+open their handles by one call."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import itertools
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
+from typing import Any
 
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.plane import anonymous_file
-from rocserve.services.client_memory import device_process
-from rocserve.services.client_memory.device_process import CLOSE, DONE, OPEN, READ, REQUEST, WRITE
 
 COPIED_AT_ONCE = 4 << 20
 """Bytes: a millisecond's work, of which the data plane has some a turn."""
@@ -21,6 +25,16 @@ _START_SECONDS = 120.0
 _ANSWER_SECONDS = 5.0
 _LONGEST_ANSWER = 4096
 HANDLE_BYTES = 64
+
+_REQUEST = struct.Struct("<BIIQQ64s")
+"""The kind of request, a region's number, its GPU, an offset, a number of bytes, and a handle."""
+_OPEN, _READ, _WRITE, _CLOSE = range(4)
+"""_CLOSE alone is not answered."""
+_DONE = b"+"
+"""An answer; else it is the reason why not."""
+_LONGEST_REASON = 500
+_GONE = b"/gone"
+"""In the place of PyTorch's own count of who uses the memory, which other programs do not keep."""
 
 
 class DeviceProcess:
@@ -34,7 +48,7 @@ class DeviceProcess:
         memory = anonymous_file.create("rocserve:devices", COPIED_AT_ONCE)
         self._memory = anonymous_file.map_to_write(memory)
         self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", device_process.__name__, str(peer.fileno()), str(memory)]
+        command = [sys.executable, "-m", __name__, str(peer.fileno()), str(memory)]
         try:
             self._process = subprocess.Popen(
                 command, pass_fds=(peer.fileno(), memory), stdin=subprocess.DEVNULL, process_group=0
@@ -53,31 +67,31 @@ class DeviceProcess:
         """The number of what has been opened. Raises: ServeError: INVALID_ARGUMENT, the driver's reason."""
         number = next(self._numbers)
         with self._lock:
-            self._ask(OPEN, number, device, 0, nbytes, handle)
+            self._ask(_OPEN, number, device, 0, nbytes, handle)
         return number
 
     def read(self, number: int, offset: int, data: memoryview) -> None:
         """Fill up to 4 MiB. Raises: ServeError, as `write`."""
         with self._lock:
-            self._ask(READ, number, 0, offset, len(data))
+            self._ask(_READ, number, 0, offset, len(data))
             data[:] = self._memory[: len(data)]
 
     def write(self, number: int, offset: int, data: memoryview) -> None:
         """Raises: ServeError: INVALID_ARGUMENT, the driver's reason; UNAVAILABLE, the process has ended."""
         with self._lock:
             self._memory[: len(data)] = data
-            self._ask(WRITE, number, 0, offset, len(data))
+            self._ask(_WRITE, number, 0, offset, len(data))
 
     def close(self, number: int) -> None:
         """Let go of what has been opened. Never waits."""
         try:
-            self._connection.send(REQUEST.pack(CLOSE, number, 0, 0, 0, b""), socket.MSG_DONTWAIT)
+            self._connection.send(_REQUEST.pack(_CLOSE, number, 0, 0, 0, b""), socket.MSG_DONTWAIT)
         except OSError:
             pass  # It has ended, or will be ended for not reading.
 
     def _ask(self, kind: int, number: int, device: int, offset: int, nbytes: int, handle: bytes = b"") -> None:
         try:
-            self._connection.send(REQUEST.pack(kind, number, device, offset, nbytes, handle))
+            self._connection.send(_REQUEST.pack(kind, number, device, offset, nbytes, handle))
         except OSError as error:
             raise self._ended(error) from None
         self._answer(_ANSWER_SECONDS)
@@ -90,7 +104,7 @@ class DeviceProcess:
             raise self._ended(error) from None
         if not answer:
             raise self._ended("it has closed its socket")
-        if answer != DONE:
+        if answer != _DONE:
             raise invalid_argument(answer.decode(errors="replace"))
 
     def _ended(self, reason: object) -> ServeError:
@@ -98,3 +112,52 @@ class DeviceProcess:
         self._is_given_up = True
         self._process.kill()
         return unavailable(f"the process that opens the memory of GPUs has ended ({reason}); register the region again")
+
+
+def main(arguments: list[str]) -> None:
+    """Descriptors: the socket, and the memory through which all is copied."""
+    connection = socket.socket(fileno=int(arguments[0]))
+    memory = anonymous_file.map_to_write(int(arguments[1]))
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        connection.send(f"PyTorch {torch.__version__} finds no GPU here that it can use".encode())
+        return
+    # Copies are faster where the driver knows the memory, and work where it does not.
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)
+    host = torch.frombuffer(memory, dtype=torch.uint8)
+    connection.send(_DONE)
+    regions: dict[int, Any] = {}
+    while request := connection.recv(_REQUEST.size):
+        kind, number, device, offset, nbytes, handle = _REQUEST.unpack(request)
+        if kind == _CLOSE:
+            regions.pop(number, None)
+            continue
+        try:
+            if kind == _OPEN:
+                regions[number] = _open(torch, handle, device, nbytes)
+            elif kind == _READ:
+                host[:nbytes].copy_(regions[number][offset : offset + nbytes])
+            else:
+                regions[number][offset : offset + nbytes].copy_(host[:nbytes])
+                torch.cuda.synchronize(regions[number].device)
+            connection.send(_DONE)
+        except Exception as error:
+            connection.send(str(error).partition("\n")[0].encode()[:_LONGEST_REASON] or b"it does not say why")
+
+
+def _open(torch: Any, handle: bytes, device: int, nbytes: int) -> Any:
+    """The region's bytes."""
+    if device >= torch.cuda.device_count():
+        raise ValueError(f"there is no GPU {device}, only {torch.cuda.device_count()}")
+    storage = torch.UntypedStorage._new_shared_cuda(device, handle, nbytes, 0, _GONE, 0, b"", False)
+    region = torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", device)).set_(storage)
+    # That it is as large as its client says shows only at its end.
+    region[-1:].cpu()
+    return region
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    # What the driver does at the end of a process is for nobody.
+    os._exit(0)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from rocserve.core.request_memory import RequestMemory
+from rocserve.frontends.http.body import LargeBodies
 from rocserve.frontends.http.inference import HttpParts
-from rocserve.frontends.http.large_bodies import LargeBodies
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Request
 from rocserve.frontends.http.service import HttpService

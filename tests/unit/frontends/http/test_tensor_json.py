@@ -12,7 +12,7 @@ import pytest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.http.tensor_json import SLICE, element_slices, raw_contents
+from rocserve.frontends.http.json_text import SLICE, element_slices, raw_contents
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane import loop
 from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, SharedHeap, Slot
 from rocserve.plane.loop import PlaneLoop
-from rocserve.services.observation import RequestOrigin
+from rocserve.services.inference import RequestOrigin
 
 LOG = logging.getLogger("rocserve.test.front_link")
 TOGETHER = 3
