@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rocserve.backends.parameters import usable_cpus
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory, table_bytes
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.certificates import tls_context
@@ -219,15 +220,18 @@ class FrontEnds:
             port = await self._start_processes(where, forwarded, log)
         else:
             from rocserve.frontends.http.body import LargeBodies
-            from rocserve.frontends.http.inference import HttpParts, ServedModels
+            from rocserve.frontends.http.inference import HttpParts
             from rocserve.frontends.http.service import start_http
             from rocserve.plane.guest_loop import GuestLoop
 
             self._guest = GuestLoop(self._plane)
             self._guest.set_exception_handler(LoopErrors(log))
             methods = {name: on_loop(method, asyncio.get_running_loop()) for name, method in served.methods.items()}
-            models = ServedModels(served.tables)
-            parts = HttpParts(served.inference, methods, models, served.memory, LargeBodies(), settings)
+
+            def find_model(name: str, version: str) -> ModelConfig:
+                return served.tables.table.find(name, version).config
+
+            parts = HttpParts(served.inference, methods, find_model, served.memory, LargeBodies(), settings)
             self._http, port = await self._guest.run(start_http(self._settings, where, parts, log))
         self.ports["http"] = port
         return (

@@ -7,7 +7,7 @@ import hmac
 import ipaddress
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -177,24 +177,27 @@ class Peer:
         return f"{self.address or 'nobody knows where'}{', which forwards it' if self.is_forwarded else ''}"
 
 
-class AdminCalls:
-    """Of one front end."""
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may call what of one front end."""
 
-    def __init__(self, addresses: AdminAddresses | None, protected: Collection[str]) -> None:
-        """
-        Args:
-            addresses: where admin calls may come from; None = from this machine, those that are `protected` from
-                anywhere.
-            protected: the methods that want a secret header or a client's certificate.
-        """
-        self._addresses = addresses
-        self._protected = frozenset(protected)
+    restrictions: Mapping[str, Restriction]
+    """By method, those that want a secret header."""
+    addresses: AdminAddresses | None
+    """Where admin calls may come from; None = from this machine, those that are `protected` from anywhere."""
+    protected: Collection[str]
+    """The methods that want a secret header or a client's certificate."""
 
-    def check(self, method: str, peer: Peer, request: Callable[[], Any]) -> None:
+    @classmethod
+    def of(cls, settings: ServerSettings, port: GrpcSettings | HttpSettings, log: logging.Logger) -> Access:
+        restricted = restrictions(port.restricted, log, GRPC_HEADER_PREFIX if isinstance(port, GrpcSettings) else "")
+        return cls(restricted, settings.admin_addresses, ADMIN_METHODS if port.use_ssl_mutual else restricted)
+
+    def check_admin(self, method: str, peer: Peer, request: Callable[[], Any]) -> None:
         """Raises: ServeError: PERMISSION_DENIED. `request`: gives the method's message."""
         if method not in ADMIN_METHODS:
             return
-        addresses = self._of(method)
+        addresses = self._admin_addresses(method)
         if _admits(addresses, peer) or (method in _CHANGES_SETTINGS and not request().settings):
             return
         raise ServeError(
@@ -204,44 +207,28 @@ class AdminCalls:
         )
 
     def describe(self) -> str:
-        """Which admin calls are taken from where, for the log."""
-        sources: dict[str, set[str]] = {}
-        for method in ADMIN_METHODS:
-            sources.setdefault(str(self._of(method)), set()).add(PROTOCOLS[method])
-        return "; ".join(f"{', '.join(sorted(names))} from {source}" for source, names in sorted(sources.items()))
-
-    def _of(self, method: str) -> AdminAddresses:
-        if self._addresses is not None:
-            return self._addresses
-        return _ANYBODY if method in self._protected else _LOCAL_ONLY
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may call what of one protocol."""
-
-    restrictions: Mapping[str, Restriction]
-    """By method, those that want a secret header."""
-    admin: AdminCalls
-
-    @classmethod
-    def of(cls, settings: ServerSettings, port: GrpcSettings | HttpSettings, log: logging.Logger) -> Access:
-        prefix = GRPC_HEADER_PREFIX if isinstance(port, GrpcSettings) else ""
-        restricted = restrictions(port.restricted, log, prefix)
-        return cls(
-            restricted, AdminCalls(settings.admin_addresses, ADMIN_METHODS if port.use_ssl_mutual else restricted)
-        )
-
-    def describe(self) -> str:
         """In one line for the log."""
-        headers: dict[str, set[str]] = {}
-        for method, restriction in self.restrictions.items():
-            headers.setdefault(restriction.header, set()).add(PROTOCOLS[method])
+        headers = _grouped((restriction.header, method) for method, restriction in self.restrictions.items())
+        sources = _grouped((str(self._admin_addresses(method)), method) for method in ADMIN_METHODS)
         restricted = {name for names in headers.values() for name in names}
         free = ", ".join(sorted({*PROTOCOLS.values()} - restricted)) or "nothing"
         parts = [f"anybody may call {free}"]
-        parts += [f"with header '{header}' {', '.join(sorted(names))}" for header, names in sorted(headers.items())]
-        return f"{'; '.join(parts)}; admin calls: {self.admin.describe()}"
+        parts += [f"with header '{header}' {', '.join(names)}" for header, names in headers.items()]
+        admin = "; ".join(f"{', '.join(names)} from {source}" for source, names in sources.items())
+        return f"{'; '.join(parts)}; admin calls: {admin}"
+
+    def _admin_addresses(self, method: str) -> AdminAddresses:
+        if self.addresses is not None:
+            return self.addresses
+        return _ANYBODY if method in self.protected else _LOCAL_ONLY
+
+
+def _grouped(methods: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
+    """The protocols of methods by what comes before these, both sorted."""
+    found: dict[str, set[str]] = {}
+    for key, method in methods:
+        found.setdefault(key, set()).add(PROTOCOLS[method])
+    return {key: sorted(names) for key, names in sorted(found.items())}
 
 
 def _admits(addresses: AdminAddresses, peer: Peer) -> bool:

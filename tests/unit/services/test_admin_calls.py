@@ -9,7 +9,7 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.grpc.service import peer_of
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.access import ADMIN_METHODS, PROTOCOLS, AdminCalls, Peer
+from rocserve.services.access import ADMIN_METHODS, PROTOCOLS, Access, Peer
 from rocserve.settings import AdminAddresses
 from rocserve.settings.server import admin_addresses
 
@@ -24,9 +24,9 @@ class Call:
     metadata: tuple[tuple[str, str], ...] = ()
 
 
-def is_taken(admin: AdminCalls, peer: Peer, method: str = LOAD) -> bool:
+def is_taken(admin: Access, peer: Peer, method: str = LOAD) -> bool:
     try:
-        admin.check(method, peer, pb.RepositoryModelLoadRequest)
+        admin.check_admin(method, peer, pb.RepositoryModelLoadRequest)
     except ServeError as error:
         assert error.code is StatusCode.PERMISSION_DENIED
         return False
@@ -63,15 +63,15 @@ def test_what_changes_the_server_is_an_admin_call() -> None:
     ],
 )
 def test_this_machine(address: str, local: bool) -> None:
-    assert is_taken(AdminCalls(None, ()), Peer(address, False)) is local
-    assert not is_taken(AdminCalls(None, ()), Peer(address, True)), "a proxy speaks for somebody else"
-    assert is_taken(AdminCalls(None, {LOAD}), Peer(address, True)), "protected by other means"
-    assert is_taken(AdminCalls(AdminAddresses(anybody=True), ()), Peer(address, True))
-    assert not is_taken(AdminCalls(AdminAddresses(), {LOAD}), Peer(address, False))
+    assert is_taken(Access({}, None, ()), Peer(address, False)) is local
+    assert not is_taken(Access({}, None, ()), Peer(address, True)), "a proxy speaks for somebody else"
+    assert is_taken(Access({}, None, {LOAD}), Peer(address, True)), "protected by other means"
+    assert is_taken(Access({}, AdminAddresses(anybody=True), ()), Peer(address, True))
+    assert not is_taken(Access({}, AdminAddresses(), {LOAD}), Peer(address, False))
 
 
 def test_lists() -> None:
-    admin = AdminCalls(admin_addresses("10.0.0.0/8, fd00::/8,192.0.2.7"), {LOAD})
+    admin = Access({}, admin_addresses("10.0.0.0/8, fd00::/8,192.0.2.7"), {LOAD})
     assert is_taken(admin, Peer("10.1.2.3", True)), "the proxy that is named"
     assert is_taken(admin, Peer("::ffff:10.1.2.3", False))
     assert is_taken(admin, Peer("fd00::2%eth0", False))

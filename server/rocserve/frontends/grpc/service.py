@@ -28,7 +28,7 @@ from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import health_pb2 as pb
 from rocserve.protocol.faults import parse_message
-from rocserve.services.access import ADMIN_METHODS, FORWARDING_HEADERS, PROTOCOLS, Access, AdminCalls, Peer
+from rocserve.services.access import ADMIN_METHODS, FORWARDING_HEADERS, PROTOCOLS, Access, Peer
 from rocserve.services.methods import Method, SlowMethod
 from rocserve.services.queries import Readiness
 
@@ -177,17 +177,17 @@ def method_routes(
         if name in PROTOCOLS:
             route = routes.of(method)
             if name in ADMIN_METHODS:
-                route = _admin_guarded(route, name, method.request, access.admin)
+                route = _admin_guarded(route, name, method.request, access)
             found[name] = route
     return guarded_routes(found, access.restrictions)
 
 
-def _admin_guarded(route: UnaryRoute, method: str, request: type[Message], admin: AdminCalls) -> UnaryRoute:
+def _admin_guarded(route: UnaryRoute, method: str, request: type[Message], access: Access) -> UnaryRoute:
     """Behind a check of where the call comes from."""
 
     def handle(call: UnaryCall) -> None:
         try:
-            admin.check(method, peer_of(call), lambda: parse_message(call.message, request))
+            access.check_admin(method, peer_of(call), lambda: parse_message(call.message, request))
         except ServeError as error:
             call.reply_error(error)
         else:

@@ -134,8 +134,10 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
     if request.head.method != "POST":
         raise not_allowed(JSON)
     timeout = request_timeout(request.head.headers, parts.settings.request_timeout_seconds)
-    models = parts.models
-    config = models.find(model, version) or await models.ask(model, version)
+    config = parts.find_model(model, version)
+    if config is None:
+        assert parts.ask_model is not None
+        config = await parts.ask_model(model, version)
     body: Buffer = b""
     responder = AnswerStream(request, parts, timeout)
     try:

@@ -99,11 +99,6 @@ def _read_parameters(value: Any) -> tuple[dict[str, ParameterValue], SequenceTag
     return others, sequence, binary_output
 
 
-MOST_ENTRIES = 64
-"""Tensors, dimensions and parameters."""
-LONGEST_TEXT = 1024
-"""Both bound the memory that clients can make it take."""
-
 _Key = tuple[object, ...]
 
 
@@ -112,23 +107,8 @@ def _key(parameters: Parameters) -> _Key:
     return tuple((name, type(value), value) for name, value in parameters.items()) if parameters else ()
 
 
-def _is_small(head: RequestHead) -> bool:
-    parameters = [
-        head.parameters,
-        *(entry.parameters for entry in head.inputs),
-        *(entry.parameters for entry in head.outputs),
-    ]
-    sizes = [len(head.inputs), len(head.outputs), *map(len, parameters), *(len(entry.shape) for entry in head.inputs)]
-    if sum(sizes) > MOST_ENTRIES:
-        return False
-    names = [head.model_name, head.model_version]
-    names += [entry.name for entry in head.inputs] + [entry.name for entry in head.outputs]
-    names += [text for each in parameters for pair in each.items() for text in pair if isinstance(text, str)]
-    return all(len(text) <= LONGEST_TEXT for text in names)
-
-
 LONGEST_REMEMBERED_TEXT = 4096
-"""Bytes: it bounds the memory that clients can make the reader take."""
+"""Bytes of JSON, and of what names a head: it bounds the memory that clients can make the reader take."""
 
 _SHARED_MEMORY_NUMBERS = ("shared_memory_offset", "shared_memory_byte_size")
 
@@ -287,7 +267,7 @@ class InferRequestReader:
         head = self._heads.get(key)
         if head is None:
             head = RequestHead(model_name, model_version, tuple(inputs), tuple(outputs), parameters)
-            if _is_small(head):
+            if len(repr(key)) <= LONGEST_REMEMBERED_TEXT:
                 self._heads.keep(key, head)
         return head
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument, unimplemented
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse
-from rocserve.core.serving import ServingTableHolder
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import (
     HEADER_LENGTH,
@@ -57,39 +55,19 @@ _ONE_PIECE = 128 << 10
 """Bytes up to which a body is put together, rather than sent part by part."""
 
 
-class Models(Protocol):
-    """The configurations of the models that are served."""
-
-    def find(self, name: str, version: str) -> ModelConfig | None:
-        """Of the version that a request names; None = ask. Raises: ServeError: there is none ready."""
-
-    async def ask(self, name: str, version: str) -> ModelConfig:
-        """The same, of the server; raises as `find` does."""
-
-
-class ServedModels:
-    """Those of this process."""
-
-    def __init__(self, tables: ServingTableHolder) -> None:
-        self._tables = tables
-
-    def find(self, name: str, version: str) -> ModelConfig:
-        return self._tables.table.find(name, version).config
-
-    async def ask(self, name: str, version: str) -> ModelConfig:
-        return self.find(name, version)
-
-
 @dataclass(frozen=True, slots=True)
 class HttpParts:
     """What HTTP asks, in the server's own process or beside it."""
 
     inference: Inference
     methods: Mapping[str, Method]
-    models: Models
+    find_model: Callable[[str, str], ModelConfig | None]
+    """The configuration of the version that a request names; None = ask. Raises: ServeError: there is none ready."""
     memory: RequestMemory
     large: LargeBodies
     settings: HttpSettings
+    ask_model: Callable[[str, str], Awaitable[ModelConfig]] | None = None
+    """As `find_model`, of the server; None = that knows all."""
     bodies: BodyReader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -222,7 +200,7 @@ class InferHead:
     def answer(self, request: Request) -> None:
         """Answer one of its requests. Raises: HttpError: what only HTTP knows is wrong."""
         try:
-            config = self.handler.parts.models.find(self.model, self.version)
+            config = self.handler.parts.find_model(self.model, self.version)
             if config is None:
                 request.run(self._ask(request))
             else:
@@ -231,8 +209,10 @@ class InferHead:
             self._refuse_unread(request, error)
 
     async def _ask(self, request: Request) -> None:
+        ask = self.handler.parts.ask_model
+        assert ask is not None
         try:
-            self._begin(request, await self.handler.parts.models.ask(self.model, self.version))
+            self._begin(request, await ask(self.model, self.version))
         except ServeError as error:
             self._refuse_unread(request, error)
 

@@ -132,7 +132,7 @@ class HttpService:
             else:
                 message = route.request(fields, body)
             is_forwarded = any(name in FORWARDING_HEADERS for name in request.head.headers)
-            self._access.admin.check(route.method, Peer(request.remote, is_forwarded), lambda: message)
+            self._access.check_admin(route.method, Peer(request.remote, is_forwarded), lambda: message)
             response = await self._call(method, message, holding)
             if route.to_json is health_response:
                 health: Response = health_response(response, fields.get("name", ""))

@@ -42,7 +42,7 @@ class HttpFrontEnd:
         methods = remote_methods(way.forwarding, way.loop)
         models = RemoteModels(way.edition, methods["ModelConfig"])
         large = LargeBodies(_LARGE_BODY_PROCESSES)
-        self._parts = HttpParts(way.inference, methods, models, way.memory, large, settings.http)
+        self._parts = HttpParts(way.inference, methods, models.find, way.memory, large, settings.http, models.ask)
         self._where = ListenAddress("HTTP", "http", settings.http.address, port, reuse_port=True)
         self._listener: HttpListener
         self._ending: asyncio.Task[None] | None = None
@@ -59,8 +59,7 @@ class HttpFrontEnd:
 
 
 def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> Mapping[str, Method]:
-    """As methods.methods; the server answers them, and goes on where nobody waits any more. Who may call them has been
-    decided."""
+    """Methods that the server answers; it goes on where nobody waits any more. Who may call them has been decided."""
 
     def method(name: str, response: type[Message]) -> Method:
         async def ask(request: Message) -> Message:
@@ -82,7 +81,7 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
 
 
 class RemoteModels:
-    """Implements models.Models: the server is asked once for each version that requests name, and again when its
+    """The server is asked once for each version that requests name, and again when its
     serving table has changed."""
 
     def __init__(self, edition: memoryview, model_config: Method) -> None:
@@ -102,7 +101,7 @@ class RemoteModels:
         return asked.result() if asked is not None and asked.done() else None
 
     async def ask(self, name: str, version: str) -> ModelConfig:
-        """See Models. After `find`."""
+        """After `find`."""
         key = name, version
         asked = self._known.get(key)
         if asked is None:

@@ -70,32 +70,17 @@ class FrontEndParts:
 class FrontEndProcess:
     """On the asyncio loop."""
 
-    def __init__(
-        self,
-        protocol: str,
-        number: int,
-        common: FrontEndParts,
-        routes: Mapping[str, Route],
-        parent_pipe: int,
-        port: int,
-        log: logging.Logger,
-    ) -> None:
-        """
-        Args:
-            protocol: gRPC or HTTP.
-            routes: of the calls that it forwards; called on the plane's thread.
-            parent_pipe: the reading end of a pipe; when its writing end is gone, the process ends.
-
-        Raises:
-            OSError: it cannot be started; nothing is left of it.
-        """
-        self.protocol = protocol
+    def __init__(self, owner: FrontEndProcesses, number: int, parent_pipe: int, port: int) -> None:
+        """`parent_pipe`: the reading end of a pipe; when its writing end is gone, the process ends. Raises: OSError: it
+        cannot be started; nothing is left of it."""
+        common = owner.common
         self.number = number
+        self._protocol = owner.protocol
         self._plane = common.plane
         self._common = common
-        self._log = log
+        self._log = owner.log
         loop = asyncio.get_running_loop()
-        self._started_at = time.monotonic()
+        self.started_at = time.monotonic()
         self.listening: asyncio.Future[None] = loop.create_future()
         """Its exception, an OSError or a RuntimeError, says why it does not."""
         self.listening.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -110,24 +95,24 @@ class FrontEndProcess:
             own.callback(os.close, reader)
             self._link = FrontLink(
                 link,
-                protocol.upper(),
+                owner.protocol.upper(),
                 common.plane,
                 common.inference,
-                routes,
+                owner.routes,
                 lambda number, text: loop.call_soon_threadsafe(self._end_start, number, text),
                 lambda reason: loop.call_soon_threadsafe(self._closed.set_result, reason),
-                log,
+                owner.log,
             )
             passed = (parent_pipe, peer_link.fileno(), *common.tables)
             self._row = common.memory.add_front_end()
             own.callback(common.memory.forget_front_end, self._row)
             numbers = (number, self._row, port, common.memory.limit_bytes)
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [
                     sys.executable,
                     str(_BOOTSTRAP),
                     "rocserve.frontends.processes.main",
-                    protocol.lower(),
+                    owner.protocol.lower(),
                     *map(str, (*passed, *numbers)),
                     *common.command,
                 ],
@@ -137,16 +122,11 @@ class FrontEndProcess:
                 pass_fds=passed,
             )
             own.pop_all()
-        self._output = WorkerOutput(reader, f"front end {number} of {protocol}: ", log)
+        self._output = WorkerOutput(reader, f"front end {number} of {owner.protocol}: ", owner.log)
         self._plane.call_soon(self._link.open)
         self.send_wants()
         self.ended = loop.create_task(self._reap())
         """How it has ended."""
-
-    @property
-    def age(self) -> float:
-        """Seconds."""
-        return time.monotonic() - self._started_at
 
     def tell(self, kind: int, number: int = 0, flags: int = 0) -> None:
         """Post an entry that has no contents."""
@@ -157,9 +137,6 @@ class FrontEndProcess:
         """Whether its requests are to say where they come from."""
         self.tell(entries.ORIGINS, flags=entries.FINAL if self._common.inference.wants_origins else 0)
 
-    def kill(self) -> None:
-        self._process.kill()
-
     def _end_start(self, number: int, text: str) -> None:
         if self.listening.done():
             return  # Nobody waits any more.
@@ -169,11 +146,11 @@ class FrontEndProcess:
             self.listening.set_result(None)
 
     async def _reap(self) -> str:
-        self._log.debug("front end %d of %s: %s", self.number, self.protocol, await self._closed)
+        self._log.debug("front end %d of %s: %s", self.number, self._protocol, await self._closed)
         kill_at = time.monotonic() + _CLOSED_SECONDS
-        while (status := self._process.poll()) is None:
+        while (status := self.process.poll()) is None:
             if time.monotonic() > kill_at:
-                self.kill()
+                self.process.kill()
             await asyncio.sleep(_REAP_SECONDS)
         self._plane.call_soon(self._link.close)
         # It knows this object, and its memory is to go with it.
@@ -186,7 +163,7 @@ class FrontEndProcess:
             how += f": {last}"
         if not self.listening.done():
             self.listening.set_exception(
-                RuntimeError(f"a front end of {self.protocol} has ended before it listened ({how})")
+                RuntimeError(f"a front end of {self._protocol} has ended before it listened ({how})")
             )
         return how
 
@@ -217,9 +194,9 @@ class FrontEndProcesses:
         self.protocol = where.protocol
         self._where = where
         self._count = count
-        self._routes = routes
-        self._common = common
-        self._log = log
+        self.routes = routes
+        self.common = common
+        self.log = log
         self._reservation: socket.socket | None = None
         self._parent_pipe_reader, self._parent_pipe_writer = os.pipe2(os.O_CLOEXEC)
         self._port = 0
@@ -283,19 +260,16 @@ class FrontEndProcesses:
         _, late = await asyncio.wait([front_end.ended for front_end in running], timeout=seconds)
         for front_end in running:
             if front_end.ended in late:
-                self._log.warning(
-                    "front end %d of %s has not ended in time; it is killed", front_end.number, front_end.protocol
+                self.log.warning(
+                    "front end %d of %s has not ended in time; it is killed", front_end.number, self.protocol
                 )
-                front_end.kill()
+                front_end.process.kill()
         if late:
             await asyncio.wait(late, timeout=_END_SECONDS)
 
     def _spawn(self, number: int) -> FrontEndProcess:
         """Raises: OSError."""
-        parent_pipe = self._parent_pipe_reader
-        front_end = self._running[number] = FrontEndProcess(
-            self.protocol, number, self._common, self._routes, parent_pipe, self._port, self._log
-        )
+        front_end = self._running[number] = FrontEndProcess(self, number, self._parent_pipe_reader, self._port)
         return front_end
 
     async def _keep(self, number: int, front_end: FrontEndProcess) -> None:
@@ -307,9 +281,9 @@ class FrontEndProcesses:
             del self._running[number]
             if not self._has_started and (not front_end.listening.done() or front_end.listening.exception()):
                 return
-            deaths = 0 if front_end.age >= _HEALTHY_SECONDS else deaths + 1
+            deaths = 0 if time.monotonic() - front_end.started_at >= _HEALTHY_SECONDS else deaths + 1
             pause = (_RESTARTS.pause(deaths) or 0.0) if deaths else 0.0
-            self._log.error(
+            self.log.error(
                 "front end %d of %s has ended (%s), and its clients' connections with it; another is started%s",
                 number,
                 self.protocol,
@@ -323,7 +297,7 @@ class FrontEndProcesses:
                 except OSError as error:
                     deaths += 1
                     pause = _RESTARTS.pause(deaths) or 0.0
-                    self._log.error(
+                    self.log.error(
                         "front end %d of %s cannot be started (%s); it is tried again", number, self.protocol, error
                     )
 

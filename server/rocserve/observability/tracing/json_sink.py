@@ -218,11 +218,11 @@ class JsonSink:
                 self._retired.add(setting)
                 left = self._collected.pop(setting, None)
                 if left is not None and left.entries:
-                    write = self._file.write_indexed if setting.log_frequency else self._file.append
+                    write = self._file.write_indexed if setting.given.log_frequency else self._file.append
                     write(",".join(left.entries))
-            elif is_retired and setting.log_frequency:
+            elif is_retired and setting.given.log_frequency:
                 self._file.write_indexed(group_json(group))
-            elif is_retired or not (setting.log_frequency or setting.is_counted):
+            elif is_retired or not (setting.given.log_frequency or setting.given.count > 0):
                 streamed.append(group_json(group))
             else:
                 self._collect(setting, group_json(group))
@@ -233,7 +233,7 @@ class JsonSink:
         collected = self._collected.setdefault(setting, _Collected())
         collected.count += 1
         collected.entries.append(entries)
-        is_full = bool(setting.log_frequency) and len(collected.entries) >= setting.log_frequency
+        is_full = bool(setting.given.log_frequency) and len(collected.entries) >= setting.given.log_frequency
         if is_full or setting.has_all(collected.count):
             waiting, collected.entries = collected.entries, []
             self._file.write_indexed(",".join(waiting))

@@ -171,7 +171,7 @@ class TraceSetting:
             specified: the fields of `values` that were asked for; the others are those of the setting above.
             fault: why nothing can be traced by it; empty: something can.
         """
-        self._values = values
+        self.given = values
         self.specified = specified
         self.fault = fault
         self._seen = 0
@@ -181,25 +181,12 @@ class TraceSetting:
     @property
     def is_on(self) -> bool:
         """Whether a request may be traced by it."""
-        return self._values.level is not TraceLevel.OFF
+        return self.given.level is not TraceLevel.OFF
 
     @property
     def values(self) -> TraceValues:
         """As they are now: `count` is how many are left."""
-        return replace(self._values, count=self._remaining)
-
-    @property
-    def level(self) -> TraceLevel:
-        return self._values.level
-
-    @property
-    def log_frequency(self) -> int:
-        return self._values.log_frequency
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether it ends by itself."""
-        return self._values.count > 0
+        return replace(self.given, count=self._remaining)
 
     def has_all(self, collected: int) -> bool:
         """Whether no more traces will follow `collected` finished ones."""
@@ -208,7 +195,7 @@ class TraceSetting:
     def choose(self, forced: bool = False) -> bool:
         """Whether the request that has come now is traced. `forced`: its client traces it already, so that neither rate
         nor count matter."""
-        rate, is_due = self._values.rate, False
+        rate, is_due = self.given.rate, False
         if rate and (forced or (self._remaining and not self.fault)):
             self._seen += 1
             is_due = self._seen % rate == 0 and self._remaining != 0
@@ -281,7 +268,7 @@ class Tracing:
         parent = client_context(headers) if makes_spans else None
         if not setting.choose(parent is not None):
             return None
-        return TraceGroup(setting.level, self._numbers, partial(self._sink.take, setting), parent, makes_spans)
+        return TraceGroup(setting.given.level, self._numbers, partial(self._sink.take, setting), parent, makes_spans)
 
     def close(self) -> None:
         """Write the traces that are there. Blocks."""

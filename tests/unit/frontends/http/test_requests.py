@@ -17,7 +17,7 @@ from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.generate import GenerateBody, generate_body
-from rocserve.frontends.http.infer_request import MOST_ENTRIES, InferRequestReader
+from rocserve.frontends.http.infer_request import LONGEST_REMEMBERED_TEXT, InferRequestReader
 from rocserve.frontends.http.infer_response import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts
 
 INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
@@ -77,7 +77,7 @@ def test_equal_requests_have_one_head() -> None:
     assert read({**body, "parameters": {"a": 1}}, reader=reader)[0].head is not first.head
     one = read({**body, "parameters": {"a": 1}}, reader=reader)[0].head
     assert read({**body, "parameters": {"a": True}}, reader=reader)[0].head is not one
-    long = {**body, "id": "i", "parameters": {str(number): number for number in range(MOST_ENTRIES)}}
+    long = {**body, "id": "i", "parameters": {"a": "x" * LONGEST_REMEMBERED_TEXT}}
     assert read(long, reader=reader)[0].head is not read(long, reader=reader)[0].head
 
 

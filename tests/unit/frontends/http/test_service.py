@@ -16,7 +16,7 @@ from rocserve.frontends.http.request import Request
 from rocserve.frontends.http.service import HttpService
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.access import Access, AdminCalls
+from rocserve.services.access import Access
 from rocserve.services.methods import SlowMethod
 from rocserve.settings import HttpSettings
 
@@ -34,8 +34,8 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
     memory = RequestMemory()
     methods = {"RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, load)}
     inference: Any = SimpleNamespace()
-    access = Access({}, AdminCalls(None, ()))
-    parts = HttpParts(inference, methods, inference, memory, LargeBodies(), HttpSettings())
+    access = Access({}, None, ())
+    parts = HttpParts(inference, methods, lambda name, version: None, memory, LargeBodies(), HttpSettings())
     service = HttpService(parts, access, LOG)
     left = asyncio.Event()
 
