@@ -28,7 +28,12 @@ EAGER = EngineSpec(
 INDUCTOR = replace(EAGER, name="inductor", module="rocserve.backends.pytorch.inductor", compiles_ahead=True)
 
 TORCH_MIGRAPHX = replace(
-    EAGER, name="migraphx", module="rocserve.backends.pytorch.torch_migraphx", gpu_module="torch_migraphx", gpu_files=()
+    EAGER,
+    name="migraphx",
+    module="rocserve.backends.pytorch.torch_migraphx",
+    gpu_module="torch_migraphx",
+    gpu_files=(),
+    compiles_ahead=True,
 )
 
 MIGRAPHX_ONNX = replace(MIGRAPHX, name="migraphx-onnx", module="rocserve.backends.pytorch.onnx_export")

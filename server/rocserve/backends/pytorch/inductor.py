@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.pytorch import eager
 from rocserve.backends.pytorch.datatypes import torch_dtype
-from rocserve.backends.pytorch.job_files import Written, written_folder
+from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
 from rocserve.backends.pytorch.parameters import torch_compile_options
@@ -73,16 +72,8 @@ def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
         file = str(model.model_file)
         return InductorJob(model.name, file, str(folder), str(device), precision, compiling.mode, settings)
 
-    parts = (precision, compiling.mode, settings, *_machine(device))
+    parts = (precision, compiling.mode, settings, *machine_parts(device))
     return written_folder(model, "inductor", parts, job)
-
-
-def _machine(device: torch.device) -> tuple[str, ...]:
-    """The machine's part of a package's name in the cache."""
-    if device.type == "cpu":
-        return torch.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability()
-    found = torch.cuda.get_device_properties(device)
-    return torch.__version__, str(found.name), str(getattr(found, "gcnArchName", (found.major, found.minor)))
 
 
 def _require_compiler(name: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.parameters import read_integer
@@ -28,6 +30,16 @@ _LONGEST_SECONDS = 7 * 24 * 3600
 @dataclass(frozen=True, slots=True)
 class Written:
     """The result of a job whose files are in its folder."""
+
+
+def machine_parts(device: Any) -> tuple[str, ...]:
+    """What files that are compiled for PyTorch's `device` depend on of PyTorch and of the machine."""
+    import torch
+
+    if device.type == "cpu":
+        return torch.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability()
+    found = torch.cuda.get_device_properties(device)
+    return torch.__version__, str(found.name), str(getattr(found, "gcnArchName", (found.major, found.minor)))
 
 
 def written_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: Callable[[Path], Job]) -> Path:

@@ -22,6 +22,7 @@ from rocserve.backends.pytorch.program import Program, outputs_of
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.heap_trim import keep_freed_memory
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 
@@ -31,6 +32,22 @@ _BATCHES_AT_ONCE = 2
 """On a GPU: one is copied while the other is computed."""
 _WARM_UPS = 3
 """TorchScript profiles its first two runs and compiles for their shapes."""
+
+
+def fixed_batch_sizes(config: ModelConfig, bound: BoundProgram) -> Sequence[int]:
+    """Those at which batches run on a GPU: parameter `batch_sizes`, else 1, 2, 4 ... and the largest batch. None where
+    it does not batch, or another size than the batch's varies.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, the parameter is no list of sizes.
+    """
+    signature = bound.signature
+    if not signature.supports_batching or any(-1 in spec.shape[1:] for spec in bound.inputs):
+        return ()
+    most = BACKEND.default_max_batch_size
+    largest = config.max_batch_size or min(most, signature.max_batch_size or most)
+    text = config.parameters.get("batch_sizes", "").strip()
+    return parse_batch_sizes(text, largest) if text else default_batch_sizes(largest)
 
 
 class TorchModel:
@@ -93,18 +110,14 @@ class TorchModel:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
     def _fix_sizes(self, captures: bool, source: ModelSource) -> None:
-        """Have batches run at fixed sizes, where all dimensions but the batch's are numbers: the sizes of parameter
-        `batch_sizes`, else 1, 2, 4 ... and the largest batch. A program that cannot be captured runs as it is.
+        """Have batches run at fixed sizes, where there are some. A program that cannot be captured runs as it is.
 
         Raises:
             ServeError: INVALID_ARGUMENT, the parameter is no list of sizes.
         """
-        if any(-1 in spec.shape[1:] for spec in self._bound.inputs):
+        sizes = fixed_batch_sizes(self._config, self._bound)
+        if not sizes:
             return
-        most = BACKEND.default_max_batch_size
-        largest = self._config.max_batch_size or min(most, self.signature.max_batch_size or most)
-        text = self._config.parameters.get("batch_sizes", "").strip()
-        sizes = parse_batch_sizes(text, largest) if text else default_batch_sizes(largest)
         count = self._options.batches_at_once or _BATCHES_AT_ONCE
         try:
             with self.mode():

@@ -45,9 +45,12 @@ def require_exported(model: ModelSource, engine: str) -> None:
     takes."""
     kind = file_kind(model.model_file)
     if kind is not FileKind.EXPORTED:
+        is_named = model.config.parameters.get("engine", "").strip() == engine
+        asks = f"parameter 'engine' is \"{engine}\", which takes" if is_named else f"engine {engine} takes"
+        remedy = "leave the parameter out" if is_named else "set parameter 'engine' to \"eager\""
         raise invalid_argument(
-            f"model '{model.name}': parameter 'engine' is \"{engine}\", which takes programs of torch.export, and"
-            f" {model.model_file.name} is {kind.value}; export the module with torch.export, or leave the parameter out"
+            f"model '{model.name}': {asks} programs of torch.export, and {model.model_file.name} is {kind.value};"
+            f" export the module with torch.export, or {remedy}"
         )
 
 

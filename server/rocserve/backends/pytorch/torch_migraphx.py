@@ -1,28 +1,52 @@
 """The engine migraphx: programs of torch.export that torch_migraphx lowers onto MIGraphX within PyTorch, on an AMD GPU.
 
-MIGraphX compiles each shape, so batches run at fixed sizes, all compiled before the model is READY.
+MIGraphX compiles each shape, so batches run at fixed sizes. A child process lowers all of them before the model is
+READY, and the files that torch_migraphx saves of them are kept in the cache.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.installed import is_installed
+from rocserve.backends.pytorch.binding import BoundProgram, bind
+from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.eager import set_up
-from rocserve.backends.pytorch.model import TorchModel
+from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
+from rocserve.backends.pytorch.model import TorchModel, fixed_batch_sizes
 from rocserve.backends.pytorch.model_file import require_exported
-from rocserve.backends.pytorch.program import DTYPES, open_exported, read_exported
+from rocserve.backends.pytorch.program import DTYPES, Program, open_exported, read_exported
 from rocserve.core.errors import unavailable
+from rocserve.jobs.messages import Report
 
 _MODULE = "torch_migraphx"
+_MIGRAPHX = "migraphx"
+"""Its Python module, and the name of the compiler that torch_migraphx registers."""
+_MOST_SHAPES = 1 << 16
+"""PyTorch itself would run what is called with a ninth shape operator by operator, and say nothing."""
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Of all inputs, in the program's order."""
+Compiler = Callable[[Any, Sequence[Any]], Any]
+"""PyTorch's for a graph and its inputs: what runs in its place."""
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `parameters`. Raises: ServeError: INVALID_ARGUMENT, the file or the configuration is wrong;
-    UNAVAILABLE, there is no torch_migraphx or no GPU."""
+    """Parameters: see `parameters`.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, there is no torch_migraphx or
+            no GPU, or it cannot lower the program.
+    """
     require_exported(model, "migraphx")
     if not is_installed(_MODULE):
         raise unavailable(
@@ -31,14 +55,143 @@ def load(model: ModelSource) -> LoadedModel:
         )
     options, device = set_up(model)
     if device.type == "cpu":
+        is_named = model.config.parameters.get("engine", "").strip() == "migraphx"
+        asks = "parameter 'engine' is \"migraphx\", which" if is_named else "engine migraphx"
         raise unavailable(
-            f"model '{model.name}': parameter 'engine' is \"migraphx\", which runs programs on AMD GPUs only, and the"
-            ' instance is on the CPU; give the model instances of KIND_GPU, or use "eager" or "migraphx-onnx"'
+            f"model '{model.name}': {asks} runs programs on AMD GPUs only, and the instance is on the CPU; give the"
+            ' model instances of KIND_GPU, or use "eager" or "migraphx-onnx"'
         )
-    importlib.import_module(_MODULE)  # It registers the compiler.
-    program = open_exported(
-        read_exported(model.model_file, device),
-        DTYPES.get(options.precision),
-        lambda module: torch.compile(module, backend="migraphx", dynamic=False),
-    )
+    import_lowering()
+    exported = read_exported(model.model_file, device)
+    bound = bind(open_exported(exported).signature, model.config, _no_trial)
+    shapes = shapes_ahead(bound, fixed_batch_sizes(model.config, bound))
+    folder = lowered_folder(model, options.precision, device, shapes)
+    lowered = {own: folder / _file(place) for place, own in enumerate(shapes)}
+    program = open_lowered(exported, options.precision, lowered)
     return TorchModel(model, program, options, device, {"program": "lowered by torch_migraphx"}, captures=False)
+
+
+def import_lowering() -> None:
+    """Have this process know the compiler, which torch_migraphx registers when it is imported. Raises: ServeError:
+    UNAVAILABLE, it cannot be imported: it needs MIGraphX's module, and older parts of PyTorch."""
+    try:
+        importlib.import_module(_MODULE)
+    except Exception as error:
+        raise unavailable(f"torch_migraphx cannot be imported with PyTorch {torch.__version__}: {error}") from error
+    torch._dynamo.config.recompile_limit = _MOST_SHAPES
+    torch._dynamo.config.accumulated_recompile_limit = _MOST_SHAPES
+
+
+def shapes_ahead(bound: BoundProgram, sizes: Sequence[int]) -> tuple[Shapes, ...]:
+    """Those that are lowered before the first request: at each batch size; else the only one, or the example's."""
+    return tuple((*((size, *shape[1:]) for shape in bound.samples),) for size in sizes) or (bound.samples,)
+
+
+def lowered_folder(model: ModelSource, precision: str, device: torch.device, shapes: tuple[Shapes, ...]) -> Path:
+    """With a file for each of the shapes, by their places."""
+
+    def job(folder: Path) -> LoweringJob:
+        return LoweringJob(model.name, str(model.model_file), str(folder), str(device), precision, shapes)
+
+    migraphx = str(getattr(importlib.import_module(_MIGRAPHX), "__version__", ""))
+    parts = (importlib.metadata.version(_MODULE), migraphx, precision, repr(shapes), *machine_parts(device))
+    return written_folder(model, "torch-migraphx", parts, job)
+
+
+def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], saves: bool = False) -> Program:
+    """A program that runs lowered; other shapes than those in `lowered` are lowered when they come first.
+
+    Args:
+        lowered: the files by shapes.
+        saves: whether they are to be written, not read.
+    """
+    options: Mapping[str, Any] = {precision: True} if precision in DTYPES else {}
+
+    def compiled(module: Any) -> Callable[..., Any]:
+        by_shapes: dict[Shapes, Callable[..., Any]] = {}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            leaves = pytree.tree_leaves((args, kwargs))
+            shapes = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
+            if shapes not in by_shapes:
+                file = lowered.get(shapes)
+                compiler = _lowering(options, file) if saves or file is None else _loaded(file)
+                # Its own checks of inputs, which are no graph, stay out: a file is of one whole graph.
+                by_shapes[shapes] = torch.compile(module.forward, backend=compiler, fullgraph=True, dynamic=False)
+            return by_shapes[shapes](*args, **kwargs)
+
+        return call
+
+    program = open_exported(exported, None, compiled)
+    return replace(program, signature=replace(program.signature, precision=precision)) if options else program
+
+
+def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
+    """torch_migraphx's, with these options. `saved`: the file that is written; None = none."""
+    lower = torch._dynamo.lookup_backend(_MIGRAPHX)
+
+    def compile_graph(graph: Any, inputs: Sequence[Any]) -> Any:
+        result = lower(graph, inputs, options=dict(options))
+        if saved is not None:
+            # As its option save_compiled does. But what has no constants to be folded could not be loaded: it would be
+            # traced by the tracer that made it, which looks into MIGraphX's programs.
+            result._tracer_cls = None
+            torch.save(result, saved, pickle_protocol=4)
+        return result
+
+    return compile_graph
+
+
+def _loaded(file: Path) -> Compiler:
+    """Gives what has been lowered. Its option load_compiled reads the same file, but while PyTorch compiles: weights of
+    what MIGraphX has no operators for, which PyTorch runs, are then read without their values."""
+    result = torch.load(file, weights_only=False)
+    return lambda graph, inputs: result
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringJob:
+    model_name: str
+    model_file: str
+    folder: str
+    device: str
+    """As PyTorch writes it, e.g. "cuda:0"."""
+    precision: str
+    shapes: tuple[Shapes, ...]
+
+    @property
+    def title(self) -> str:
+        return f"lowering model '{self.model_name}' with torch_migraphx"
+
+    def perform(self, report: Report) -> Written:
+        """
+        Raises:
+            ServeError: torch_migraphx cannot lower the program.
+        """
+        report("importing torch_migraphx")
+        import_lowering()
+        report("reading the program")
+        device = torch.device(self.device)
+        exported = read_exported(Path(self.model_file), device)
+        lowered = {own: Path(self.folder) / _file(place) for place, own in enumerate(self.shapes)}
+        program = open_lowered(exported, self.precision, lowered, saves=True)
+        for own in self.shapes:
+            report(f"lowering it for inputs of {', '.join('x'.join(map(str, shape)) for shape in own)}")
+            zeros = []
+            for tensor, shape in zip(program.signature.inputs, own, strict=True):
+                assert tensor.datatype is not None, "programs of torch.export say them"
+                zeros.append(torch.zeros(shape, dtype=torch_dtype(tensor.datatype), device=device))
+            try:
+                with torch.no_grad():  # Weights are constants of the lowered program only without gradients.
+                    program.call(zeros)
+            except Exception as error:
+                raise unavailable(f"torch_migraphx cannot lower it: {error}") from error
+        return Written()
+
+
+def _file(place: int) -> str:
+    return f"{place}.pt"
+
+
+def _no_trial(inputs: Sequence[Any]) -> Any:
+    raise AssertionError("a program of torch.export says its outputs")

@@ -1,0 +1,50 @@
+"""A stand-in for torch_migraphx, which needs an AMD GPU: the steps of its release 1.1 (dynamo/backends.py), and PyTorch
+in the place of MIGraphX's programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._guards import TracingContext
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+
+
+class LoweredProgram(torch.nn.Module):
+    """In the place of its MGXModule: saved with all of it, and never to be traced."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.program = program
+
+    def forward(self, *inputs: Any) -> Any:
+        assert not any(isinstance(value, torch.fx.Proxy) for value in inputs), "traced"
+        return self.program(*inputs)
+
+
+@dataclass
+class Lowerings:
+    """What was asked of it."""
+
+    options: list[Mapping[str, Any]] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """Of the last input, for each that was lowered."""
+    constants: list[int] = field(default_factory=list)
+    """How many of a lowered program's inputs are weights: none where they are constants."""
+
+    def compile_graph(self, graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        self.options.append(options)
+        self.shapes.append(tuple(inputs[-1].shape))
+        self.constants.append(sum(isinstance(value, torch.nn.Parameter) for value in inputs))
+        TracingContext.get().fake_mode.allow_non_fake_inputs = True
+        program = aot_export_joint_simple(graph, inputs, trace_joint=False)
+        program._tracer_cls = None
+        outputs = len(next(iter(reversed(program.graph.nodes))).args[0])
+        whole = torch.fx.Graph(tracer_cls=PythonKeyTracer)
+        given = [whole.placeholder(f"arg{place}_1") for place in range(len(inputs))]
+        results = whole.call_module("lowered", tuple(given))
+        whole.output(tuple(whole.call_method("__getitem__", (results, place)) for place in range(outputs)))
+        return torch.fx.GraphModule({"lowered": LoweredProgram(program)}, whole)

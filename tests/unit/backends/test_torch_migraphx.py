@@ -1,0 +1,181 @@
+"""The engine migraphx of PyTorch's programs. torch_migraphx itself needs an AMD GPU; what stands in for it is asked as
+it is, and gives such files."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from support.pytorch import NO_PYTORCH, TorchFiles
+
+from rocserve.backends.base import ModelSource
+from rocserve.core.errors import ServeError, StatusCode
+
+if TYPE_CHECKING:
+    from support.torch_lowering import Lowerings
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH),
+]
+
+SourceMaker = Callable[..., ModelSource]
+
+
+@pytest.fixture
+def lowerings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lowerings]:
+    """Registered as torch_migraphx registers its compiler."""
+    import torch
+    from support.torch_lowering import Lowerings
+
+    torch._dynamo.list_backends()  # Registers PyTorch's own.
+    registry = torch._dynamo.backends.registry
+    monkeypatch.setattr(registry, "_COMPILER_FNS", {**registry._COMPILER_FNS})
+    monkeypatch.setattr(registry, "_BACKENDS", {**registry._BACKENDS})
+    monkeypatch.setitem(sys.modules, "torch_migraphx", ModuleType("torch_migraphx"))
+    asked = Lowerings()
+    torch._dynamo.register_backend(partial(asked.compile_graph), name="migraphx")
+    torch._dynamo.reset()
+    limits = torch._dynamo.config
+    with (
+        torch._inductor.config.patch(freezing=True),  # As it sets it.
+        limits.patch(
+            recompile_limit=limits.recompile_limit, accumulated_recompile_limit=limits.accumulated_recompile_limit
+        ),
+    ):
+        yield asked
+    torch._dynamo.reset()
+
+
+def test_each_shape_is_lowered_once_and_loaded_from_its_file(
+    torch_files: TorchFiles, lowerings: Lowerings, tmp_path: Path
+) -> None:
+    import torch
+
+    from rocserve.backends.pytorch.program import read_exported
+    from rocserve.backends.pytorch.torch_migraphx import LoweringJob, open_lowered
+
+    file = tmp_path / "model.pt2"
+    file.write_bytes(torch_files.data("classifier"))
+    sizes = range(1, 13)  # More than PyTorch's own bound of shapes for one program.
+    shapes = tuple(((rows, 4),) for rows in sizes)
+    LoweringJob("m", str(file), str(tmp_path), "cpu", "fp16", shapes).perform(lambda text: None)
+    assert lowerings.shapes == [shape for (shape,) in shapes]
+    assert lowerings.options == [{"fp16": True}] * len(shapes)
+    assert set(lowerings.constants) == {0}
+
+    torch._dynamo.reset()
+    lowerings.options.clear()
+    lowered = {own: tmp_path / f"{place}.pt" for place, own in enumerate(shapes)}
+    program = open_lowered(read_exported(file), "fp16", lowered)
+    assert program.signature.precision == "fp16"
+    inputs, expected = torch_files.values("classifier")
+    x = np.concatenate([inputs["x"]] * 3)
+    scores = np.concatenate([expected["scores"]] * 3)
+    with torch.inference_mode():
+        for _ in range(2):
+            for rows in sizes:
+                result = program.call([torch.from_numpy(x[:rows])])
+                np.testing.assert_allclose(result["scores"], scores[:rows], atol=1e-6)
+        assert not lowerings.options
+        program.call([torch.from_numpy(x[:15])])
+    assert (lowerings.shapes[-1], lowerings.options) == ((15, 4), [{"fp16": True}]), (
+        "a shape without a file is lowered when it comes"
+    )
+
+
+def test_a_child_process_lowers_it_once(
+    torch_files: TorchFiles, model_source: SourceMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from rocserve.backends.pytorch.torch_migraphx import lowered_folder
+
+    installed = tmp_path / "installed"
+    (installed / "torch_migraphx-1.1.dist-info").mkdir(parents=True)
+    (installed / "torch_migraphx-1.1.dist-info" / "METADATA").write_text("Name: torch_migraphx\nVersion: 1.1\n")
+    (installed / "migraphx.py").write_text("__version__ = '2.14.0'\n")
+    (installed / "torch_migraphx.py").write_text(
+        "import torch, torch._inductor.config\nfrom support.torch_lowering import Lowerings\n"
+        "def migraphx(graph, inputs, options):\n    return Lowerings().compile_graph(graph, inputs, options)\n"
+        "torch._dynamo.register_backend(migraphx)\ntorch._inductor.config.freezing = True\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(installed), str(Path(__file__).parents[2]))))
+    monkeypatch.syspath_prepend(installed)
+    source = model_source("model.pt2", torch_files.data("classifier"))
+    cpu, shapes = torch.device("cpu"), (((1, 4),), ((3, 4),))
+    folder = lowered_folder(source, "fp32", cpu, shapes)
+    files = sorted(folder.glob("*.pt"))
+    assert [file.name for file in files] == ["0.pt", "1.pt"]
+    written = [file.stat().st_mtime_ns for file in files]
+    assert lowered_folder(source, "fp32", cpu, shapes) == folder
+    assert [file.stat().st_mtime_ns for file in files] == written
+    assert lowered_folder(source, "bf16", cpu, shapes) != folder
+    lowered = torch.load(files[1], weights_only=False)
+    inputs, expected = torch_files.values("classifier")
+    with torch.no_grad():
+        scores, _ = lowered(torch.from_numpy(inputs["x"][:3]))
+    np.testing.assert_allclose(scores, expected["scores"][:3], atol=1e-6)
+
+
+def test_a_program_that_cannot_be_lowered(
+    torch_files: TorchFiles, lowerings: Lowerings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from rocserve.backends.pytorch.torch_migraphx import LoweringJob
+
+    def refuse(graph: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
+        raise RuntimeError("no converter")
+
+    monkeypatch.setitem(torch._dynamo.backends.registry._COMPILER_FNS, "migraphx", refuse)
+    file = tmp_path / "model.pt2"
+    file.write_bytes(torch_files.data("classifier"))
+    with pytest.raises(ServeError, match=r"torch_migraphx cannot lower it: (.|\n)*no converter") as raised:
+        LoweringJob("m", str(file), str(tmp_path), "cpu", "fp32", (((2, 4),),)).perform(lambda text: None)
+    assert raised.value.code is StatusCode.UNAVAILABLE
+
+
+def test_it_wants_a_gpu_and_a_program(torch_files: TorchFiles, model_source: SourceMaker, lowerings: Lowerings) -> None:
+    from rocserve.backends.pytorch import torch_migraphx
+
+    with pytest.raises(
+        ServeError, match="engine migraphx runs programs on AMD GPUs only, and the instance is on the CPU"
+    ):
+        torch_migraphx.load(model_source("model.pt2", torch_files.data("classifier")))
+    with pytest.raises(ServeError, match=r"engine migraphx takes programs of torch.export, and model.pt is a Torch"):
+        torch_migraphx.load(model_source("model.pt", torch_files.data("traced")))
+
+
+def test_shapes_that_are_lowered_ahead(torch_files: TorchFiles, model_source: SourceMaker) -> None:
+    from rocserve.backends.pytorch.binding import bind
+    from rocserve.backends.pytorch.model import fixed_batch_sizes
+    from rocserve.backends.pytorch.program import open_exported, read_exported
+    from rocserve.backends.pytorch.torch_migraphx import shapes_ahead
+
+    def ahead(name: str, **parameters: str) -> tuple[Any, ...]:
+        source = model_source("model.pt2", torch_files.data(name), parameters=parameters)
+        bound = bind(open_exported(read_exported(source.model_file)).signature, source.config, lambda inputs: None)
+        return shapes_ahead(bound, fixed_batch_sizes(source.config, bound))
+
+    assert ahead("few") == (((1, 4),), ((2, 4),), ((4, 4),), ((8, 4),))
+    assert ahead("few", batch_sizes="3, 5") == (((3, 4),), ((5, 4),))
+    assert ahead("fixed") == (((5, 4),),)
+    assert ahead("nested", batch_sizes="2") == (((2, 4), (2, 1), (2, 4)),)
+
+
+def test_a_torch_migraphx_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocserve.backends.pytorch.torch_migraphx import import_lowering
+
+    monkeypatch.setitem(sys.modules, "torch_migraphx", None)
+    with pytest.raises(ServeError, match=r"torch_migraphx cannot be imported with PyTorch 2\..*: import of ") as raised:
+        import_lowering()
+    assert raised.value.code is StatusCode.UNAVAILABLE
