@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -150,22 +150,22 @@ class _Table:
 
 def _toml_model(table: _Table, *, id_required: bool) -> AmdModel:
     table.warn_of_unknown(_MODEL_KEYS)
+    name, platform, stage = table.string("name"), table.string("platform"), table.string("id", required=id_required)
+    tensors: list[tuple[AmdTensor, ...]] = []
+    for key in ("inputs", "outputs"):
+        found = []
+        for tensor in table.tables(key):
+            tensor.warn_of_unknown(_TENSOR_KEYS)
+            of_tensor, written = tensor.string("name"), tensor.string("datatype")
+            datatype = _datatype(written, tensor.where)
+            found.append(AmdTensor(of_tensor, datatype, tensor.integers("shape"), tensor.string("id", required=False)))
+        tensors.append(tuple(found))
     return AmdModel(
-        name=table.string("name"),
-        platform=table.string("platform"),
-        id=table.string("id", required=id_required),
-        inputs=tuple(_toml_tensor(tensor) for tensor in table.tables("inputs")),
-        outputs=tuple(_toml_tensor(tensor) for tensor in table.tables("outputs")),
-    )
-
-
-def _toml_tensor(table: _Table) -> AmdTensor:
-    table.warn_of_unknown(_TENSOR_KEYS)
-    return AmdTensor(
-        name=table.string("name"),
-        datatype=_datatype(table.string("datatype"), table.where),
-        shape=table.integers("shape"),
-        id=table.string("id", required=False),
+        name=name,
+        platform=platform,
+        id=stage,
+        inputs=tensors[0],
+        outputs=tensors[1],
     )
 
 
@@ -188,26 +188,19 @@ def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
     for required in ("name", "platform", "inputs", "outputs"):
         if not getattr(config, required):
             raise invalid_argument(f"{source}: the configuration must have '{required}'")
-    model = AmdModel(
-        config.name,
-        config.platform,
-        _pbtxt_tensors(config.inputs, f"{source}: inputs"),
-        _pbtxt_tensors(config.outputs, f"{source}: outputs"),
-        parameters={key: _parameter(value) for key, value in sorted(config.parameters.items())},
+    inputs, outputs = (
+        tuple(
+            AmdTensor(one.name, _datatype(one.datatype, f"{source}: {what} '{one.name}'"), tuple(one.shape))
+            for one in tensors
+        )
+        for what, tensors in (("inputs", config.inputs), ("outputs", config.outputs))
     )
+    parameters = {}
+    for key, value in sorted(config.parameters.items()):
+        choice = value.WhichOneof("parameter_choice")
+        parameters[key] = parameter_text(getattr(value, choice)) if choice else ""
+    model = AmdModel(config.name, config.platform, inputs, outputs, parameters=parameters)
     return _translated((model,), name, source)
-
-
-def _pbtxt_tensors(tensors: Iterable[Any], where: str) -> tuple[AmdTensor, ...]:
-    return tuple(
-        AmdTensor(tensor.name, _datatype(tensor.datatype, f"{where} '{tensor.name}'"), tuple(tensor.shape))
-        for tensor in tensors
-    )
-
-
-def _parameter(value: Any) -> str:
-    choice = value.WhichOneof("parameter_choice")
-    return parameter_text(getattr(value, choice)) if choice else ""
 
 
 def parameter_text(value: bool | float | str) -> str:
@@ -239,7 +232,10 @@ def _translated(models: Sequence[AmdModel], name: str, source: str, warnings: tu
     if len(models) == 1:
         written: tuple[WrittenModel, ...] = (translated_model(models[0], name, source),)
     else:
-        names = _member_names(models, name)
+        # <chain>_<stem of the stage's file>; the stage's place is added where two stages share a file.
+        stems = [PurePosixPath(model.id).stem for model in models]
+        shared = {stem for stem, count in Counter(stems).items() if count > 1}
+        names = [f"{name}_{stem}_{index}" if stem in shared else f"{name}_{stem}" for index, stem in enumerate(stems)]
         members = [translated_model(model, member, source) for model, member in zip(models, names, strict=True)]
         written = (WrittenModel(_ensemble(models, names, name, source)), *members)
     return WrittenConfig(written, source, warnings, is_amd=True)
@@ -279,75 +275,51 @@ def fill(tensor: ModelInput | ModelOutput, given: AmdTensor, name: str = "") -> 
         tensor.reshape.SetInParent()
 
 
-def _member_names(stages: Sequence[AmdModel], name: str) -> list[str]:
-    """<chain>_<stem of the stage's file>; the stage's place is added where two stages share a file."""
-    stems = [PurePosixPath(stage.id).stem for stage in stages]
-    shared = {stem for stem, count in Counter(stems).items() if count > 1}
-    return [f"{name}_{stem}_{index}" if stem in shared else f"{name}_{stem}" for index, stem in enumerate(stems)]
-
-
 def _ensemble(stages: Sequence[AmdModel], members: Sequence[str], name: str, source: str) -> ModelConfig:
     """The stages joined: an input takes the output of the same id; other ends belong to the client. Raises: ServeError:
     INVALID_ARGUMENT when the ids do not make a chain."""
-    written = _written_ids(stages, source)
-    inner = written & {tensor.id for stage in stages for tensor in stage.inputs if tensor.id}
+    written = Counter(tensor.id for stage in stages for tensor in stage.outputs if tensor.id)
+    for tensor_id, count in written.items():
+        if count > 1:
+            raise invalid_argument(f"{source}: {count} outputs have the id '{tensor_id}'; each id may stand once")
+    inner = written.keys() & {tensor.id for stage in stages for tensor in stage.inputs if tensor.id}
     ensemble = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
     ensemble.max_batch_size = min(_batch_size(stage, source) for stage in stages)
     for index, (stage, member) in enumerate(zip(stages, members, strict=True)):
         where = f"{source}: models[{index}] ('{stage.name}')"
         step = ensemble.ensemble_scheduling.step.add(model_name=member, model_version=-1)
-        for tensor in stage.inputs:
-            if tensor.id in inner:
-                step.input_map[tensor.name] = _inner_name(tensor)
-                continue
-            if index > 0 and tensor.id:
-                raise invalid_argument(
-                    f"{where}: input '{tensor.name}' has id '{tensor.id}', which no output has; ids of outputs:"
-                    f" {', '.join(sorted(written)) or 'none'}"
-                )
-            step.input_map[tensor.name] = _add_end(ensemble, "input", tensor, tensor.name, where)
-        for tensor in stage.outputs:
-            if tensor.id in inner:
-                step.output_map[tensor.name] = _inner_name(tensor)
-                continue
-            end = _output_name(tensor, ensemble, where)
-            step.output_map[tensor.name] = _add_end(ensemble, "output", tensor, end, where)
+        for what, tensors, names in (
+            ("input", stage.inputs, step.input_map),
+            ("output", stage.outputs, step.output_map),
+        ):
+            for tensor in tensors:
+                if tensor.id in inner:
+                    # The prefix keeps it apart from the names of the client's tensors.
+                    names[tensor.name] = f"id:{tensor.id}"
+                    continue
+                end = tensor.name
+                if what == "input" and index > 0 and tensor.id:
+                    raise invalid_argument(
+                        f"{where}: input '{end}' has id '{tensor.id}', which no output has; ids of outputs:"
+                        f" {', '.join(sorted(written)) or 'none'}"
+                    )
+                # An ensemble's tensors share one space of names, so an output named as an input has its id as its name.
+                taken = {each.name for each in ensemble.input}
+                if what == "output" and end in taken:
+                    end = tensor.id
+                    if not end or end in taken:
+                        raise invalid_argument(
+                            f"{where}: output '{tensor.name}' has the name of an input of the chain; give it an id of"
+                            " its own, under which it will be answered"
+                        )
+                ends = getattr(ensemble, what)
+                if any(each.name == end for each in ends):
+                    raise invalid_argument(
+                        f"{where}: the chain would have two {what}s named '{end}'; rename one or link it by id"
+                    )
+                fill(ends.add(), tensor, end)
+                names[tensor.name] = end
     if not ensemble.input or not ensemble.output:
         end = "output" if ensemble.input else "input"
         raise invalid_argument(f"{source}: every {end} is linked to another stage; leave one with an empty id")
     return ensemble
-
-
-def _written_ids(stages: Sequence[AmdModel], source: str) -> set[str]:
-    ids = Counter(tensor.id for stage in stages for tensor in stage.outputs if tensor.id)
-    for tensor_id, count in ids.items():
-        if count > 1:
-            raise invalid_argument(f"{source}: {count} outputs have the id '{tensor_id}'; each id may stand once")
-    return set(ids)
-
-
-def _inner_name(tensor: AmdTensor) -> str:
-    """Of a tensor between stages; the prefix keeps it apart from the names of the client's tensors."""
-    return f"id:{tensor.id}"
-
-
-def _output_name(tensor: AmdTensor, ensemble: ModelConfig, where: str) -> str:
-    """An ensemble's tensors share one space of names, so an output named as an input has its id as its name."""
-    inputs = {end.name for end in ensemble.input}
-    if tensor.name not in inputs:
-        return tensor.name
-    if tensor.id and tensor.id not in inputs:
-        return tensor.id
-    raise invalid_argument(
-        f"{where}: output '{tensor.name}' has the name of an input of the chain; give it an id of its own, under which"
-        " it will be answered"
-    )
-
-
-def _add_end(ensemble: ModelConfig, what: str, tensor: AmdTensor, name: str, where: str) -> str:
-    """Add a tensor of the client's as an "input" or "output" of the ensemble; its name."""
-    ends = getattr(ensemble, what)
-    if any(end.name == name for end in ends):
-        raise invalid_argument(f"{where}: the chain would have two {what}s named '{name}'; rename one or link it by id")
-    fill(ends.add(), tensor, name)
-    return name

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,6 @@ from rocserve.amd_inference_server.configurations import (
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.written import WrittenConfig, WrittenModel
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_found, unavailable
-from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import ServingTableHolder
@@ -141,11 +140,21 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
     """
     message = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
     message.max_batch_size = min(first.max_batch_size, following.max_batch_size)
+    # A member that batches, in an ensemble that does not: its batch is a dimension like any other.
+    before, after = ((-1,) if each.max_batch_size and not message.max_batch_size else () for each in (first, following))
     for entry in first.inputs:
-        fill(message.input.add(optional=entry.optional), _end(entry, first, message))
+        given = AmdTensor(entry.name, entry.datatype, (*before, *entry.dims))
+        fill(message.input.add(optional=entry.optional), given)
     for output in following.outputs:
-        fill(message.output.add(), _end(output, following, message))
-    joined = _joined(first, following)
+        fill(message.output.add(), AmdTensor(output.name, output.datatype, (*after, *output.dims)))
+    # The output of the one by the input of the other.
+    outputs, inputs = [entry.name for entry in first.outputs], [entry.name for entry in following.inputs]
+    if not set(inputs) <= set(outputs) and len(inputs) != len(outputs):
+        taken, offered = (", ".join(f"'{name}'" for name in names) for names in (inputs, outputs))
+        raise invalid_argument(
+            f"'{following.name}' cannot come next: its inputs are {taken}, and what comes before gives {offered}"
+        )
+    joined = dict(zip(inputs, inputs if set(inputs) <= set(outputs) else outputs, strict=True))
     between = {output: f"{first.name}:{output}" for output in joined.values()}
     steps = message.ensemble_scheduling.step
     steps.add(
@@ -157,34 +166,10 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
     steps.add(
         model_name=following.name,
         model_version=-1,
-        input_map={given: between[output] for given, output in joined.items()},
+        input_map={name: between[output] for name, output in joined.items()},
         output_map={entry.name: entry.name for entry in following.outputs},
     )
     return WrittenConfig((WrittenModel(message),), _SOURCE, is_amd=True)
-
-
-def _end(entry: InputConfig | OutputConfig, member: PlainConfig, ensemble: ModelConfig) -> AmdTensor:
-    # A member that batches, in an ensemble that does not: its batch is a dimension like any other.
-    lead = (-1,) if member.max_batch_size and not ensemble.max_batch_size else ()
-    return AmdTensor(entry.name, entry.datatype, (*lead, *entry.dims))
-
-
-def _joined(first: PlainConfig, following: PlainConfig) -> Mapping[str, str]:
-    """The output of the one by the input of the other."""
-    outputs = [entry.name for entry in first.outputs]
-    inputs = [entry.name for entry in following.inputs]
-    if set(inputs) <= set(outputs):
-        return {name: name for name in inputs}
-    if len(inputs) == len(outputs):
-        return dict(zip(inputs, outputs, strict=True))
-    raise invalid_argument(
-        f"'{following.name}' cannot come next: its inputs are {_names(inputs)}, and what comes before gives"
-        f" {_names(outputs)}"
-    )
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
 
 
 def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) -> tuple[Path, Path]:

@@ -42,7 +42,9 @@ class AmdInferenceServerService:
                 f"failed to load '{name}', a model of the repository takes no parameters from a client, got"
                 f" {', '.join(sorted(request.parameters))}; write them into its configuration"
             )
-        if not self._is_served(name, request.version):
+        try:
+            self._tables.table.find(name, request.version)
+        except ServeError:
             await self._repository.load(name, {})
             self._tables.table.find(name, request.version)
         return pb.ModelLoadResponse()
@@ -79,10 +81,3 @@ class AmdInferenceServerService:
         """That server writes all names in small letters; so a name that is nobody's is tried so too."""
         known = {entry.name for entry in self._repository.index(ready_only=False)}
         return name if name in known else name.lower()
-
-    def _is_served(self, name: str, version: str) -> bool:
-        try:
-            self._tables.table.find(name, version)
-        except ServeError:
-            return False
-        return True

@@ -13,7 +13,7 @@ from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import ForwardingResponder, Responder
-from rocserve.core.tensors import Buffer, TensorHead, encode_bytes_elements
+from rocserve.core.tensors import Buffer, encode_bytes_elements
 
 _LENGTH_BYTES = 4
 """Before each element of BYTES."""
@@ -45,7 +45,12 @@ class SingleItems:
         if known is None:
             given = [self._given(entry, part) for entry, part in zip(head.inputs, data, strict=True)]
             data = [part for _, part in given]
-            known = self._batched(head, tuple(entry for entry, _ in given))
+            entries = tuple(entry for entry, _ in given)
+            is_item = bool(entries) and all(self._is_item(entry) for entry in entries)
+            if is_item:
+                entries = tuple(replace(entry, shape=(1, *entry.shape)) for entry in entries)
+            same = not is_item and entries == head.inputs
+            known = _BatchedHead(head if same else replace(head, inputs=entries), is_item)
             # The shape of BYTES depends on the data.
             if not head.is_typed and not self._has_bytes:
                 self._heads.keep(head, known)
@@ -65,17 +70,12 @@ class SingleItems:
         is_file = entry.datatype == DataType.UINT8.value and len(entry.shape) == 1
         if is_file:
             entry, data = replace(entry, datatype=DataType.BYTES.value), encode_bytes_elements([bytes(data)])
-        if is_file or _is_one_element(entry, data):
+        length = len(data) - _LENGTH_BYTES
+        # Whether the shape is the length of the one element that the data holds.
+        is_one = entry.shape == (length,) != (1,) and int.from_bytes(data[:_LENGTH_BYTES], "little") == length
+        if is_file or is_one:
             entry = replace(entry, shape=(1,) * len(expected.dims))
         return entry, data
-
-    def _batched(self, head: RequestHead, entries: tuple[InputHead, ...]) -> _BatchedHead:
-        is_item = bool(entries) and all(self._is_item(entry) for entry in entries)
-        if is_item:
-            entries = tuple(replace(entry, shape=(1, *entry.shape)) for entry in entries)
-        elif entries == head.inputs:
-            return _BatchedHead(head, False)
-        return _BatchedHead(replace(head, inputs=entries), is_item)
 
     def _is_item(self, entry: InputHead) -> bool:
         expected = self._inputs.get(entry.name)
@@ -85,12 +85,6 @@ class SingleItems:
             return len(entry.shape) == len(expected.dims)
         # A model with a batch of one of its own.
         return len(entry.shape) == len(expected.dims) - 1 and expected.dims[0] in (1, -1)
-
-
-def _is_one_element(entry: InputHead, data: Buffer) -> bool:
-    """Whether the shape is the length of the one element that the data holds."""
-    length = len(data) - _LENGTH_BYTES
-    return entry.shape == (length,) != (1,) and int.from_bytes(data[:_LENGTH_BYTES], "little") == length
 
 
 class _ItemResponder(ForwardingResponder):
@@ -106,11 +100,12 @@ class _ItemResponder(ForwardingResponder):
     def send(self, answer: Answer, final: bool = True) -> None:
         if isinstance(answer, InferResponse):
             if self._is_item:
-                outputs = tuple([_without_batch(head) for head in answer.head.outputs])
+                outputs = tuple(
+                    [
+                        head._replace(shape=head.shape[1:]) if head.shape[:1] == (1,) else head
+                        for head in answer.head.outputs
+                    ]
+                )
                 answer.head = answer.head._replace(outputs=outputs)
             answer.is_typed = self._is_typed
         self._responder.send(answer, final)
-
-
-def _without_batch(head: TensorHead) -> TensorHead:
-    return head._replace(shape=head.shape[1:]) if head.shape[:1] == (1,) else head

@@ -64,7 +64,8 @@ class DeviceTensors:
             if runs and _block(runs[-1][0]) == _block(reference) and runs[-1][1] == reference.offset:
                 first, _ = runs.pop()
             runs.append((first, reference.offset + reference.nbytes))
-        parts = [self._octets(first)[first.offset : end] for first, end in runs]
+        with self._lock:
+            parts = [self._octets(first)[first.offset : end] for first, end in runs]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole.view(torch_dtype(tensor.datatype)).view(tensor.shape)
 
@@ -76,10 +77,6 @@ class DeviceTensors:
         return found.clone() if copies else found
 
     def _octets(self, reference: DeviceReference) -> torch.Tensor:
-        with self._lock:
-            return self._opened_octets(reference)
-
-    def _opened_octets(self, reference: DeviceReference) -> torch.Tensor:
         key = _block(reference)
         octets = self._opened.get(key)
         if octets is None:

@@ -97,10 +97,18 @@ class Host:
             return None
         node, fields = nodes[number]
         version = fields.get("gfx_target_version", 0)
+        # "10.3.0", which makes ROCm take the GPU for another; what it would not take is passed over.
+        parts = self.environment.get(_OVERRIDE, "").split(".")
+        if len(parts) == 3 and all(part.isdecimal() for part in parts):
+            major, minor, stepping = (int(part) for part in parts)
+            version = major * 10_000 + minor * 100 + stepping or version
+        # A location id's function bits, and those above 16, hold the partition's number on GPUs that are divided into
+        # several nodes (kfd_topology_add_device of the kernel).
+        domain, location = fields.get("domain", 0), fields.get("location_id", 0)
         return Gpu(
             number=number,
-            architecture=_overridden(self.environment.get(_OVERRIDE, "")) or architecture_name(version),
-            pci_slot=_pci_slot(fields.get("domain", 0), fields.get("location_id", 0)),
+            architecture=architecture_name(version),
+            pci_slot=f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}",
             memory_bytes=sum(
                 bank.get("size_in_bytes", 0)
                 for bank in map(_fields, node.glob("mem_banks/*/properties"))
@@ -120,7 +128,8 @@ class Host:
     def free_gpu_memory(self, gpu: Gpu) -> FreeMemory | None:
         """Of one GPU; None where it is not known. A part of the host's memory where the GPU has none, or less, of its
         own: the driver then allocates there."""
-        device = self._device(gpu)
+        devices = (link.resolve() for link in sorted((self.system / "class/drm").glob("card*/device")))
+        device = next((device for device in devices if device.name.rpartition(".")[0] == gpu.pci_slot), None)
         if device is None:
             return None
         own_total, own_used = _number(device / "mem_info_vram_total"), _number(device / "mem_info_vram_used")
@@ -143,14 +152,19 @@ class Host:
         # CPUs are listed without SIMD units.
         gpus = [(folder, fields) for folder, fields in nodes if fields.get("simd_count", 0) > 0]
         chosen = self.environment.get(_ROCR)
-        return gpus if chosen is None else _chosen_by_rocr(chosen, gpus)
-
-    def _device(self, gpu: Gpu) -> Path | None:
-        for link in sorted((self.system / "class/drm").glob("card*/device")):
-            device = link.resolve()
-            if device.name.rpartition(".")[0] == gpu.pci_slot:
-                return device
-        return None
+        if chosen is None:
+            return gpus
+        # A list of places, or of "GPU-" and the unique id in hexadecimal digits; it ends for ROCm at the first entry
+        # that is neither.
+        names = {f"gpu-{one['unique_id']:016x}": place for place, (_, one) in enumerate(gpus) if "unique_id" in one}
+        left: list[_Node] = []
+        for entry in chosen.lower().split(","):
+            word = entry.strip()
+            place = int(word) if word.isdecimal() else names.get(word, -1)
+            if not 0 <= place < len(gpus):
+                break
+            left.append(gpus[place])
+        return left
 
     def _memories(self) -> Iterator[FreeMemory]:
         fields = _fields(self.processes / "meminfo")
@@ -181,37 +195,6 @@ def architecture_name(gfx_target_version: int) -> str:
     major, rest = divmod(gfx_target_version, 10_000)
     minor, stepping = divmod(rest, 100)
     return f"gfx{major}{minor:x}{stepping:x}"
-
-
-def _overridden(text: str) -> str:
-    """HSA_OVERRIDE_GFX_VERSION, "10.3.0", which makes ROCm take the GPU for another; "" for what it would not take."""
-    parts = text.split(".")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        return ""
-    major, minor, stepping = (int(part) for part in parts)
-    return architecture_name(major * 10_000 + minor * 100 + stepping)
-
-
-def _chosen_by_rocr(chosen: str, gpus: Sequence[_Node]) -> Sequence[_Node]:
-    """Those that the list names by their place or by "GPU-" and their unique id in hexadecimal digits; the list ends
-    for ROCm at the first that is neither."""
-    names = {
-        f"gpu-{fields['unique_id']:016x}": place for place, (_, fields) in enumerate(gpus) if "unique_id" in fields
-    }
-    left: list[_Node] = []
-    for entry in chosen.lower().split(","):
-        word = entry.strip()
-        place = int(word) if word.isdecimal() else names.get(word, -1)
-        if not 0 <= place < len(gpus):
-            break
-        left.append(gpus[place])
-    return left
-
-
-def _pci_slot(domain: int, location: int) -> str:
-    """Bus and device of a location id. Its function bits, and those above 16, hold the partition's number on GPUs that
-    are divided into several nodes (kfd_topology_add_device of the kernel)."""
-    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
 
 
 def _with_parents(mounted: Path, group: str) -> Iterator[Path]:

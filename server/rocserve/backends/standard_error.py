@@ -6,6 +6,7 @@ import fcntl
 import os
 import stat
 import threading
+from contextlib import suppress
 
 STANDARD_ERROR = 2
 
@@ -35,43 +36,34 @@ class StandardErrorCapture:
             size = _size_of_anonymous_file()
             if size >= 0:
                 return size
-            self._exchange()
+            if self._file < 0:
+                self._file = os.memfd_create("rocserve:messages")
+                # Without it two threads that write at once may write to the same place.
+                fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
+            try:
+                self._kept = os.dup(STANDARD_ERROR)
+            except OSError:
+                self._kept = os.open(os.devnull, os.O_WRONLY)  # it is closed: it is given one that leads nowhere
+            os.dup2(self._file, STANDARD_ERROR)
             return 0
 
     def end(self, start: int) -> str:
         """What was written since `begin` gave `start`."""
         with self._lock:
             size = os.fstat(STANDARD_ERROR).st_size
-            text = self._text(start, size) if size > start else ""
+            text = ""
+            if size > start:
+                readable = STANDARD_ERROR if self._kept < 0 else self._file
+                with suppress(OSError):  # somebody has led the descriptor elsewhere meanwhile
+                    text = os.pread(readable, size - start, start).decode(errors="replace")
             self._under_way -= 1
             if self._under_way == 0 and self._kept >= 0:
-                self._restore(size)
+                os.dup2(self._kept, STANDARD_ERROR)
+                os.close(self._kept)
+                self._kept = -1
+                if size:
+                    os.ftruncate(self._file, 0)
             return text
-
-    def _exchange(self) -> None:
-        if self._file < 0:
-            self._file = os.memfd_create("rocserve:messages")
-            # Without it two threads that write at once may write to the same place.
-            fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
-        try:
-            self._kept = os.dup(STANDARD_ERROR)
-        except OSError:
-            self._kept = os.open(os.devnull, os.O_WRONLY)  # it is closed: it is given one that leads nowhere
-        os.dup2(self._file, STANDARD_ERROR)
-
-    def _restore(self, written: int) -> None:
-        os.dup2(self._kept, STANDARD_ERROR)
-        os.close(self._kept)
-        self._kept = -1
-        if written:
-            os.ftruncate(self._file, 0)
-
-    def _text(self, start: int, size: int) -> str:
-        readable = STANDARD_ERROR if self._kept < 0 else self._file
-        try:
-            return os.pread(readable, size - start, start).decode(errors="replace")
-        except OSError:
-            return ""  # somebody has led the descriptor elsewhere meanwhile
 
 
 def _size_of_anonymous_file() -> int:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from rocserve.presets.yolo import Detections, HeadGeometry, Resize, Thresholds, detect, detect_boxes
+from rocserve.presets.yolo import HeadGeometry, Resize, Thresholds, detect, detect_boxes
 
 Number = TypeVar("Number", int, float)
 
@@ -45,29 +45,24 @@ class TritonPythonModel:
         heads = [_input(request, f"HEAD_{index}") for index in range(len(self._geometries) or 1)]
         height, width = _input(request, "SIZE").ravel().tolist()
         try:
-            found = self._detect(heads, (height, width))
+            # A network of one image may say so in front.
+            heads = [head.reshape(head.shape[-2 if self._input_size else -4 :]) for head in heads]
+            shape = heads[0].shape
+            if len(self._labels) != (shape[-2] - 4 if self._input_size else shape[-1] - 5):
+                raise ValueError(f"there are {len(self._labels)} labels, but HEAD_0 has shape {list(shape)}")
+            if self._input_size is None:
+                found = detect(heads, self._geometries, self._resize, (height, width), self._thresholds)
+            else:
+                found = detect_boxes(heads[0], self._input_size, self._resize, (height, width), self._thresholds)
         except ValueError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
-        return pb_utils.InferenceResponse(self._tensors(found))
-
-    def _detect(self, heads: list[np.ndarray[Any, Any]], image_size: tuple[int, int]) -> Detections:
-        """Raises: ValueError."""
-        # A network of one image may say so in front.
-        heads = [head.reshape(head.shape[-2 if self._input_size else -4 :]) for head in heads]
-        shape = heads[0].shape
-        if len(self._labels) != (shape[-2] - 4 if self._input_size else shape[-1] - 5):
-            raise ValueError(f"there are {len(self._labels)} labels, but HEAD_0 has shape {list(shape)}")
-        if self._input_size is None:
-            return detect(heads, self._geometries, self._resize, image_size, self._thresholds)
-        return detect_boxes(heads[0], self._input_size, self._resize, image_size, self._thresholds)
-
-    def _tensors(self, found: Detections) -> list[Any]:
-        return [
-            pb_utils.Tensor("BOXES", found.boxes),
-            pb_utils.Tensor("SCORES", found.scores),
-            pb_utils.Tensor("CLASSES", found.classes),
-            pb_utils.Tensor("LABELS", self._labels[found.classes]),
-        ]
+        outputs = {
+            "BOXES": found.boxes,
+            "SCORES": found.scores,
+            "CLASSES": found.classes,
+            "LABELS": self._labels[found.classes],
+        }
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
 
 
 class Parameters:

@@ -129,7 +129,8 @@ def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detec
     above = (scores > score_threshold) & np.isfinite(scores)
     values, cells = values[above], np.stack([columns[above], rows[above]], axis=1)
     shift = np.float32((geometry.xy_scale - 1) / 2)
-    offsets = _sigmoid(values[:, 0:2]) * np.float32(geometry.xy_scale) - shift
+    # This form of the sigmoid never overflows.
+    offsets = (np.tanh(values[:, 0:2] / 2) + 1) / 2 * np.float32(geometry.xy_scale) - shift
     centres = (offsets + cells.astype(np.float32)) * np.float32(geometry.stride)
     sizes = np.asarray(geometry.anchors, dtype=np.float32)[anchors[above]]
     halves = np.exp(np.minimum(values[:, 2:4], _LARGEST_EXPONENT)) * sizes / 2
@@ -205,8 +206,3 @@ def _input_size(heads: Sequence[Array], geometries: Sequence[HeadGeometry]) -> t
 def _areas(boxes: Array) -> Array:
     areas: Array = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     return areas
-
-
-def _sigmoid(raw: Array) -> Array:
-    # This form never overflows.
-    return (np.tanh(raw / 2) + 1) / 2

@@ -62,7 +62,12 @@ class ServerProcess:
     async def start(cls, words: Sequence[str]) -> Self:
         """Start `rocserve serve` with these words, and wait until it is ready. Raises: ServerFailed: it ended
         instead."""
-        reserved = [_reserved_port() for _ in range(3)]
+        # Ports that no one gets who does not ask for these: bound, and nobody listens on them here.
+        reserved = [socket.socket() for _ in range(3)]
+        for held in reserved:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind((_LOOPBACK, 0))
         reader, writer = os.pipe()
         where = [
             f"--{protocol}-{part}"
@@ -115,15 +120,6 @@ class ServerProcess:
                 return bool(answer.status == HTTPStatus.OK)
         except aiohttp.ClientConnectionError:
             return False
-
-
-def _reserved_port() -> socket.socket:
-    """A port that no one gets who does not ask for this one: bound, and nobody listens on it here."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind((_LOOPBACK, 0))
-    return held
 
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -227,7 +223,13 @@ class Replica:
         )
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_A_HOP}
         if answer.content_type == "text/event-stream":
-            return starlette.responses.StreamingResponse(_pieces(answer), answer.status, headers)
+
+            async def pieces() -> AsyncIterator[bytes]:
+                async with answer:
+                    async for piece in answer.content.iter_any():
+                        yield piece
+
+            return starlette.responses.StreamingResponse(pieces(), answer.status, headers)
         async with answer:
             return starlette.responses.Response(await answer.read(), answer.status, headers)
 
@@ -259,12 +261,6 @@ class Replica:
         """Have the model loaded that the call names by Serve's multiplexed model id, if it does."""
         if self._load is not None and (name := serve.get_multiplexed_model_id()):
             await self._load(name)
-
-
-async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    async with answer:
-        async for piece in answer.content.iter_any():
-            yield piece
 
 
 def _unary(name: str) -> Callable[[Replica, bytes, RayServegRPCContext], Awaitable[Answer]]:

@@ -16,14 +16,14 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions
@@ -110,24 +110,22 @@ def prepare_images(
                 f"calibration_pipeline {pipeline.name} must take nothing but encoded images; it takes"
                 f" {', '.join(spec.name for spec in model.signature.inputs)}"
             )
-        return [_run(model, image.name, len(image.shape), file) for file in files]
+        prepared = []
+        for file in files:
+            try:
+                data = file.read_bytes()
+            except OSError as error:
+                raise invalid_argument(f"calibration image {file.name} cannot be read: {error.strerror}") from None
+            tensor = Tensor(image.name, DataType.BYTES, (1,) * len(image.shape), encode_bytes_elements([data]))
+            result = model.execute(Batch({image.name: tensor}, (_OUTPUT,), (1,)))
+            failure: ServeError | None = result.failures.get(0)
+            if failure is not None:
+                raise invalid_argument(f"calibration image {file.name} does not do: {failure.text}")
+            made = result.outputs[_OUTPUT]
+            prepared.append(np.array((made.numpy() if isinstance(made, Tensor) else made)[0]))
+        return prepared
     finally:
         model.close()
-
-
-def _run(model: LoadedModel, name: str, rank: int, file: Path) -> np.ndarray[Any, Any]:
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise invalid_argument(f"calibration image {file.name} cannot be read: {error.strerror}") from None
-    tensor = Tensor(name, DataType.BYTES, (1,) * rank, encode_bytes_elements([data]))
-    result = model.execute(Batch({name: tensor}, (_OUTPUT,), (1,)))
-    failure: ServeError | None = result.failures.get(0)
-    if failure is not None:
-        raise invalid_argument(f"calibration image {file.name} does not do: {failure.text}")
-    output = result.outputs[_OUTPUT]
-    rows = output.numpy() if isinstance(output, Tensor) else output
-    return np.array(rows[0])
 
 
 Array = np.ndarray[Any, Any]
@@ -163,9 +161,34 @@ def read_calibration(
     Raises:
         ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs.
     """
-    inputs = {name: _calibration_input(tensor, recipe) for name, tensor in parameters.items()}
+    inputs = {}
+    for name, tensor in parameters.items():
+        dtype = NUMPY_DTYPES.get(tensor.datatype)
+        if dtype is None:
+            raise invalid_argument(f"input '{name}' is of MIGraphX's type {tensor.datatype}: it cannot be calibrated")
+        shape = tuple(dim for dim in tensor.shape if isinstance(dim, int))
+        if len(shape) != len(tensor.shape):
+            raise invalid_argument(f"input '{name}' has no fixed shape, without which it cannot be calibrated")
+        is_nhwc = recipe.source.kind is SourceKind.TENSORFLOW and len(shape) == _IMAGE_RANK
+        if is_nhwc:
+            shape = (shape[0], *shape[2:], shape[1])
+        batch, shape = (shape[0], shape[1:]) if recipe.batch_size else (0, shape)
+        inputs[name] = CalibrationInput(name, dtype, shape, batch, is_nhwc)
     samples = read_samples(model_folder, recipe.options, recipe.input_shapes, inputs)
-    return list(_runs(inputs, samples))
+    count = len(next(iter(samples.values())))
+    rows = max((each.rows for each in inputs.values()), default=0)
+    runs = []
+    for start in range(0, count, rows or 1):
+        # Indices beyond the last sample go on with the first.
+        chosen = np.arange(start, start + rows) % count if rows else start
+        run = {name: samples[name][chosen] for name in inputs}
+        runs.append(
+            {
+                name: np.ascontiguousarray(array.transpose(0, 3, 1, 2) if inputs[name].is_nhwc else array)
+                for name, array in run.items()
+            }
+        )
+    return runs
 
 
 def read_samples(
@@ -177,36 +200,6 @@ def read_samples(
     if not inputs:
         raise invalid_argument("a model without inputs cannot be calibrated; leave out its precision")
     return _Reader(model_folder, data, options, names, inputs).read()
-
-
-def _calibration_input(tensor: ProgramTensor, recipe: ProgramRecipe) -> CalibrationInput:
-    dtype = NUMPY_DTYPES.get(tensor.datatype)
-    if dtype is None:
-        raise invalid_argument(
-            f"input '{tensor.name}' is of MIGraphX's type {tensor.datatype}: it cannot be calibrated"
-        )
-    shape = tuple(dim for dim in tensor.shape if isinstance(dim, int))
-    if len(shape) != len(tensor.shape):
-        raise invalid_argument(f"input '{tensor.name}' has no fixed shape, without which it cannot be calibrated")
-    is_nhwc = recipe.source.kind is SourceKind.TENSORFLOW and len(shape) == _IMAGE_RANK
-    if is_nhwc:
-        shape = (shape[0], *shape[2:], shape[1])
-    if recipe.batch_size:
-        return CalibrationInput(tensor.name, dtype, shape[1:], shape[0], is_nhwc)
-    return CalibrationInput(tensor.name, dtype, shape, 0, is_nhwc)
-
-
-def _runs(inputs: Mapping[str, CalibrationInput], samples: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    count = len(next(iter(samples.values())))
-    rows = max((each.rows for each in inputs.values()), default=0)
-    for start in range(0, count, rows or 1):
-        # Indices beyond the last sample go on with the first.
-        chosen = np.arange(start, start + rows) % count if rows else start
-        run = {name: samples[name][chosen] for name in inputs}
-        yield {
-            name: np.ascontiguousarray(array.transpose(0, 3, 1, 2) if inputs[name].is_nhwc else array)
-            for name, array in run.items()
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +215,15 @@ class _Reader:
         if self.data.is_dir():
             samples = self._read_folder()
         elif zipfile.is_zipfile(self.data):
-            samples = self._read_npz()
+            samples = {}
+            try:
+                with np.load(self.data, allow_pickle=False) as arrays:
+                    self._check_names(arrays.keys())
+                    most = self.options.calibration_samples
+                    for name, one in self.inputs.items():
+                        samples[name] = self._stack(one, arrays[name], self.data.name)[:most]
+            except _NOT_READABLE as error:
+                raise self._wrong(f"cannot be read as an .npz file: {error}") from None
         elif self.data.suffix == _ARRAY and len(self.inputs) == 1:
             ((name, one),) = self.inputs.items()
             samples = {name: self._read_arrays(one, [self.data])}
@@ -234,27 +235,16 @@ class _Reader:
             raise self._wrong(f"must have as many samples of each input, and at least one; it has {shown or 'none'}")
         return samples
 
-    def _read_npz(self) -> dict[str, Array]:
-        samples = {}
-        try:
-            with np.load(self.data, allow_pickle=False) as arrays:
-                self._check_names(arrays.keys())
-                for name, one in self.inputs.items():
-                    samples[name] = self._stack(one, arrays[name], self.data.name)[: self.options.calibration_samples]
-        except _NOT_READABLE as error:
-            raise self._wrong(f"cannot be read as an .npz file: {error}") from None
-        return samples
-
     def _read_folder(self) -> dict[str, Array]:
         folders = {entry.name for entry in self.data.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
         if folders and (len(self.names) > 1 or folders <= set(self.names)):
             self._check_names(name for name in self.names if (self.data / name).is_dir())
-            files_of = {name: self._files(self._within(self.data, name)) for name in self.inputs}
+            files_of = {name: self._files(name) for name in self.inputs}
             return {name: self._read_arrays(one, files_of[name]) for name, one in self.inputs.items()}
         if len(self.inputs) != 1:
             raise self._wrong(f"must have a folder for each input ({', '.join(sorted(self.inputs))})")
         ((name, one),) = self.inputs.items()
-        files = self._files(self.data)
+        files = self._files()
         images = [file for file in files if file.suffix.lower() in _SUFFIXES]
         arrays = [file for file in files if file.suffix == _ARRAY]
         if images and arrays:
@@ -292,13 +282,6 @@ class _Reader:
             raise self._wrong(f"has no .npy files for input '{one.name}'")
         return np.concatenate(arrays)[: self.options.calibration_samples]
 
-    def _files(self, folder: Path) -> list[Path]:
-        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-        return [self._within(folder, name) for name in names]
-
-    def _within(self, folder: Path, name: str) -> Path:
-        return path_within(folder, name, (self.model_folder,), "calibration_data:")
-
     def _stack(self, one: CalibrationInput, array: Any, source: str) -> Array:
         """The samples of an array that is one, or several of them."""
         if not isinstance(array, np.ndarray) or array.dtype != one.dtype:
@@ -313,6 +296,13 @@ class _Reader:
             f"has shape {list(array.shape)} for input '{one.name}' ({source}), expected {list(one.shape)} or, for"
             f" several samples, [{several}]"
         )
+
+    def _files(self, name: str = "") -> list[Path]:
+        """Of the folder, or of the one of this name within it."""
+        roots, what = (self.model_folder,), "calibration_data:"
+        folder = path_within(self.data, name, roots, what) if name else self.data
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+        return [path_within(folder, each, roots, what) for each in names]
 
     def _check_names(self, found: Iterable[str]) -> None:
         given = set(found)

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,18 @@ def find_installation(
     root = settings.migraphx_root or environment.get(ROOT_VARIABLE, "")
     if root:
         named_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
-        return _in_root(Path(root), named_by)
+        place = Path(root).absolute()
+        for libraries in (place / name for name in _ROOT_LIBRARIES):
+            if (libraries / LIBRARY).is_file():
+                # A root that has its own C library has the loader for it beside.
+                loader, path = libraries / _OWN_LOADER, f"{libraries}:{libraries / _BESIDE}"
+                words = (str(loader), "--library-path", path) if loader.exists() else ()
+                module = _module_in(libraries) or _importable_module()
+                return MigraphxInstallation(str(libraries / LIBRARY), module, words, named_by)
+        raise unavailable(
+            f"MIGraphX is not in {place}, which {named_by} names: there is no {LIBRARY} in its"
+            f" {', '.join(_ROOT_LIBRARIES)} (make migraphx-root makes such a folder)"
+        )
     searched = [(folder.absolute(), reason) for folder, reason in _places(environment, system or SystemPlaces())]
     for folder, reason in searched:
         if (folder / LIBRARY).is_file():
@@ -84,21 +96,6 @@ def python_command(installation: MigraphxInstallation) -> tuple[str, ...]:
     return (*installation.loader, sys.executable)
 
 
-def _in_root(root: Path, reason: str) -> MigraphxInstallation:
-    root = root.absolute()
-    for libraries in (root / name for name in _ROOT_LIBRARIES):
-        if (libraries / LIBRARY).is_file():
-            # A root that has its own C library has the loader for it beside.
-            loader = libraries / _OWN_LOADER
-            words = (str(loader), "--library-path", f"{libraries}:{libraries / _BESIDE}") if loader.exists() else ()
-            module = _module_in(libraries) or _importable_module()
-            return MigraphxInstallation(str(libraries / LIBRARY), module, words, reason)
-    raise unavailable(
-        f"MIGraphX is not in {root}, which {reason} names: there is no {LIBRARY} in its {', '.join(_ROOT_LIBRARIES)} "
-        "(make migraphx-root makes such a folder)"
-    )
-
-
 def _places(environment: Mapping[str, str], system: SystemPlaces) -> Iterator[tuple[Path, str]]:
     """Folders that may hold the library, and why."""
     named = environment.get("ROCM_PATH", "")
@@ -115,18 +112,11 @@ def _places(environment: Mapping[str, str], system: SystemPlaces) -> Iterator[tu
         yield folder / "lib", "ROCm's extras"
     for folder in _newest_first(system.rocm_folders.glob("rocm-*")):
         yield folder / "lib", "an installed ROCm"
-    for folder in _cached_folders(system.loader_cache):
-        yield folder, "the dynamic loader's cache"
-
-
-def _cached_folders(cache: Path) -> list[Path]:
-    """The cache names each library by its path, ended by a zero; asking ldconfig would be a process and its output."""
-    try:
-        content = cache.read_bytes()
-    except OSError:
-        return []
-    pattern = rb"\0(/[^\0]*/)" + re.escape(LIBRARY.encode()) + rb"\0"
-    return [Path(os.fsdecode(match)) for match in re.findall(pattern, content)]
+    # The cache names each library by its path, ended by a zero; asking ldconfig would be a process and its output.
+    with suppress(OSError):
+        pattern = rb"\0(/[^\0]*/)" + re.escape(LIBRARY.encode()) + rb"\0"
+        for match in re.findall(pattern, system.loader_cache.read_bytes()):
+            yield Path(os.fsdecode(match)), "the dynamic loader's cache"
 
 
 def _module_in(folder: Path) -> str:

@@ -241,9 +241,23 @@ class ProgramCache:
             about = build(folder / PROGRAM_FILENAME)
             (folder / ABOUT_FILENAME).write_bytes(to_json(about))
 
-        found = self.find(key) or _program(self._place_to_build().find_or_make(key, make, waiting))
-        assert found is not None, "its description has just been written"
-        return found
+        if (found := self.find(key)) is not None:
+            return found
+        problems: list[str] = []
+        for spare in (bool(self._problem), True):
+            directory = self._spare if spare else self.directory
+            problem = _prepare(directory)
+            free = shutil.disk_usage(directory).free if not problem else 0
+            if not problem and free < _LEAST_FREE_BYTES:
+                least = _LEAST_FREE_BYTES >> 20
+                problem = f"the disk has {free >> 20} MiB free, and a program may take {least} MiB"
+            if not problem:
+                found = _program(self._programs(directory).find_or_make(key, make, waiting))
+                assert found is not None, "its description has just been written"
+                return found
+            problems.append(f"{directory}: {problem}")
+            self._warn(f"nothing can be compiled into {problems[-1]}; {ANOTHER_PLACE}")
+        raise unavailable(f"there is no place to compile into ({'; '.join(problems)}); {ANOTHER_PLACE}")
 
     def entries(self) -> Sequence[CacheEntry]:
         """All of the cache and the spare folder, those used least lately first."""
@@ -304,18 +318,6 @@ class ProgramCache:
     def _programs(self, directory: Path) -> FolderCache:
         return FolderCache(directory / _PROGRAMS, self.limit_bytes, self._warn)
 
-    def _place_to_build(self) -> FolderCache:
-        """Raises: ServeError: UNAVAILABLE, nothing can be written anywhere."""
-        problems: list[str] = []
-        for spare in (bool(self._problem), True):
-            directory = self._spare if spare else self.directory
-            problem = _prepare(directory) or _lack_of_room(directory)
-            if not problem:
-                return self._programs(directory)
-            problems.append(f"{directory}: {problem}")
-            self._warn(f"nothing can be compiled into {problems[-1]}; {ANOTHER_PLACE}")
-        raise unavailable(f"there is no place to compile into ({'; '.join(problems)}); {ANOTHER_PLACE}")
-
 
 def _prepare(directory: Path) -> str:
     """Make what is missing of the folders. Why nothing can be written there; "" where it can. Refuses a
@@ -331,14 +333,6 @@ def _prepare(directory: Path) -> str:
     with suppress(OSError):  # where it is not there, it holds nothing that could be used
         check_private(directory)
     return problem
-
-
-def _lack_of_room(directory: Path) -> str:
-    """ "" where there is enough."""
-    free = shutil.disk_usage(directory).free
-    if free >= _LEAST_FREE_BYTES:
-        return ""
-    return f"the disk has {free >> 20} MiB free, and a program may take {_LEAST_FREE_BYTES >> 20} MiB"
 
 
 def _program(folder: CachedFolder) -> CachedProgram | None:

@@ -97,14 +97,11 @@ _REMEDIES = {
 _OFF = ("0", "false", "off", "")
 
 
-REQUEST_PARAMETERS = frozenset({*PARAMETERS, *_SAME, *_PRECISION_SWITCHES, "engine", "target"})
+_KNOWN = PARAMETERS | _SAME.keys() | _PRECISION_SWITCHES.keys()
+"""What an accelerator may say."""
+REQUEST_PARAMETERS = _KNOWN | {"engine", "target"}
 """What a load request may set, in `parameters` and in the accelerator's. Those that name files lead into the model's
 folder only."""
-
-
-def known_names() -> frozenset[str]:
-    """What an accelerator may say."""
-    return PARAMETERS | _SAME.keys() | _PRECISION_SWITCHES.keys()
 
 
 def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
@@ -135,7 +132,7 @@ def _take(name: str, value: str, values: dict[str, str]) -> None:
         ours, value = "precision", _PRECISION_SWITCHES[name]
     elif name not in _SAME and name not in PARAMETERS:
         if name not in _REMEDIES:
-            raise ValueError(f"which is unknown; known are {', '.join(sorted(known_names()))}")
+            raise ValueError(f"which is unknown; known are {', '.join(sorted(_KNOWN))}")
         if value.lower() not in _OFF or name == "device_id":
             raise ValueError(f"which MIGraphX itself cannot honour: {_REMEDIES[name]}")
         return
@@ -254,12 +251,34 @@ def serving_options(config: ModelConfig) -> ServingOptions:
     dynamic_batch = _switch(config, "dynamic_batch", False)
     if dynamic_batch and config.max_batch_size == 0:
         raise _wrong(config, "'dynamic_batch' needs max_batch_size, the largest batch that the program is to take")
+    largest = config.max_batch_size
+    given = {name: text for name in ("batch_sizes", "batch") if (text := config.parameters.get(name))}
+    if dynamic_batch and given:
+        raise _wrong(
+            config,
+            f"'dynamic_batch' makes one program for all batches, so '{next(iter(given))}' contradicts it; remove one of"
+            " them",
+        )
+    if len(given) > 1:
+        raise _wrong(config, "'batch' is the one batch size, 'batch_sizes' a list of them; remove one of them")
+    ahead = read_integer(config, MAX_DYNAMIC_BATCH, 0, 0, _MOST_ROWS) if not given and not dynamic_batch else 0
+    sizes = () if dynamic_batch else default_batch_sizes(min(ahead, largest) if ahead else largest)
+    for name, text in given.items():
+        if name == "batch":
+            read_integer(config, name, 1, 1, _MOST_ROWS)
+        sizes = parse_batch_sizes(text, largest, f"parameter '{name}' of model '{config.name}'")
+    try:
+        timeout = float(config.parameters.get("compile_timeout_secs") or 3600.0)
+    except ValueError:
+        timeout = -1.0
+    if not 0 <= timeout <= _LONGEST_TIMEOUT:
+        raise _unfit(config, "compile_timeout_secs", f"seconds from 0 (no limit) to {_LONGEST_TIMEOUT:.0f}")
     return ServingOptions(
-        batch_sizes=_batch_sizes(config, dynamic_batch),
+        batch_sizes=sizes,
         dynamic_batch=dynamic_batch,
         pad_with_first_row=_switch(config, "pad_batch", True),
         input_shapes=_input_shapes(config),
-        compile_timeout_seconds=_seconds(config, "compile_timeout_secs", 3600.0),
+        compile_timeout_seconds=timeout,
         binding=read_choice(config, "binding", "auto", _BINDINGS),
     )
 
@@ -285,27 +304,6 @@ def _resolved(config: ModelConfig) -> ModelConfig:
         for name, text in {**accelerator, **own}.items()
     }
     return replace(config, parameters=values)
-
-
-def _batch_sizes(config: ModelConfig, dynamic_batch: bool) -> tuple[int, ...]:
-    largest = config.max_batch_size
-    given = {name: text for name in ("batch_sizes", "batch") if (text := config.parameters.get(name))}
-    if dynamic_batch and given:
-        raise _wrong(
-            config,
-            f"'dynamic_batch' makes one program for all batches, so '{next(iter(given))}' contradicts it; remove one of"
-            " them",
-        )
-    if dynamic_batch:
-        return ()
-    if len(given) > 1:
-        raise _wrong(config, "'batch' is the one batch size, 'batch_sizes' a list of them; remove one of them")
-    for name, text in given.items():
-        if name == "batch":
-            read_integer(config, name, 1, 1, _MOST_ROWS)
-        return parse_batch_sizes(text, largest, f"parameter '{name}' of model '{config.name}'")
-    ahead = read_integer(config, MAX_DYNAMIC_BATCH, 0, 0, _MOST_ROWS)
-    return default_batch_sizes(min(ahead, largest) if ahead else largest)
 
 
 _KIND_TARGETS = {InstanceKind.GPU: (Target.GPU,), InstanceKind.CPU: (Target.CPU, Target.REF)}
@@ -345,16 +343,6 @@ def _switch(config: ModelConfig, name: str, default: bool) -> bool:
     return text in ("true", "1") if text else default
 
 
-def _seconds(config: ModelConfig, name: str, default: float) -> float:
-    try:
-        value = float(config.parameters.get(name) or default)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= _LONGEST_TIMEOUT:
-        raise _unfit(config, name, f"seconds from 0 (no limit) to {_LONGEST_TIMEOUT:.0f}")
-    return value
-
-
 def _path(config: ModelConfig, name: str) -> str:
     """A path within the model's folder, by its text alone."""
     text = config.parameters.get(name, "")
@@ -377,8 +365,29 @@ def _wrong(config: ModelConfig, text: str) -> ServeError:
 def _input_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """By input; the batch dimension, where the model has max_batch_size, is not among them."""
     text = config.parameters.get("input_shapes", "")
+    entries: dict[str, tuple[int, ...]] = {}
     try:
-        entries = _json_entries(text) if text.startswith("{") else _plain_entries(text)
+        if text.startswith("{"):
+            try:
+                table = json.loads(text)
+            except (ValueError, RecursionError):
+                raise ValueError("the JSON cannot be read") from None
+            for name, dims in table.items():
+                if not isinstance(dims, list) or not all(type(dim) is int for dim in dims):
+                    raise ValueError(f"'{name}' must have a list of whole numbers")
+                entries[name] = tuple(dims)
+        else:
+            for entry in filter(None, (part.strip() for part in text.split(";"))):
+                # Names may hold colons ("input:0"); dimensions cannot.
+                name, colon, dims = (part.strip() for part in entry.rpartition(":"))
+                if not colon or not name:
+                    raise ValueError(f"'{entry}' has no name")
+                if name in entries:
+                    raise ValueError(f"'{name}' is there twice")
+                words = [word.strip() for word in dims.lower().split("x")]
+                if not all(word.isascii() and word.isdecimal() and len(word) <= 12 for word in words):
+                    raise ValueError(f"'{dims}' are no dimensions")
+                entries[name] = tuple(int(word) for word in words)
         for name, shape in entries.items():
             if any(dim < 1 for dim in shape) or math.prod(shape) > _MOST_ELEMENTS:
                 raise ValueError(f"the dimensions of '{name}' must be 1 or more, and a tensor that memory can hold")
@@ -389,30 +398,3 @@ def _input_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
             f' (without the batch dimension), not "{shown}": {error}'
         ) from None
     return entries
-
-
-def _plain_entries(text: str) -> dict[str, tuple[int, ...]]:
-    entries: dict[str, tuple[int, ...]] = {}
-    for entry in filter(None, (part.strip() for part in text.split(";"))):
-        # Names may hold colons ("input:0"); dimensions cannot.
-        name, colon, dims = (part.strip() for part in entry.rpartition(":"))
-        if not colon or not name:
-            raise ValueError(f"'{entry}' has no name")
-        if name in entries:
-            raise ValueError(f"'{name}' is there twice")
-        words = [word.strip() for word in dims.lower().split("x")]
-        if not all(word.isascii() and word.isdecimal() and len(word) <= 12 for word in words):
-            raise ValueError(f"'{dims}' are no dimensions")
-        entries[name] = tuple(int(word) for word in words)
-    return entries
-
-
-def _json_entries(text: str) -> dict[str, tuple[int, ...]]:
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("the JSON cannot be read") from None
-    for name, dims in table.items():
-        if not isinstance(dims, list) or not all(type(dim) is int for dim in dims):
-            raise ValueError(f"'{name}' must have a list of whole numbers")
-    return {name: tuple(dims) for name, dims in table.items()}

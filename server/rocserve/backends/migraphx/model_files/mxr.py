@@ -125,7 +125,14 @@ def read_mxr(path: Path) -> MxrFile:
             header = file.read(_HEADER_BYTES)
             if not header:
                 raise invalid_argument(f"MIGraphX program {path.name} is empty; copy it again")
-            format_version, migraphx_version, targets = _facts(header)
+            entries = _MessagePack(header).entries(until="modules")
+            version, migraphx_version = entries.get("version"), entries.get("migraphx_version")
+            targets = entries.get("targets")
+            if type(version) is not int or not isinstance(migraphx_version, str) or not isinstance(targets, list):
+                raise ValueError("it lacks its version, MIGraphX's version or its targets")
+            names = [str(one["name"]) for one in targets if isinstance(one, dict) and isinstance(one.get("name"), str)]
+            if len(names) < len(targets):
+                raise ValueError("its targets have no names")
             file.seek(0)
             architectures: set[str] = set()
             wants_buffers = False
@@ -143,7 +150,7 @@ def read_mxr(path: Path) -> MxrFile:
         raise invalid_argument(
             f"MIGraphX program {path.name} is damaged or no .mxr file ({error}); copy or compile it again"
         ) from None
-    return MxrFile(format_version, migraphx_version, targets, tuple(sorted(architectures)), wants_buffers)
+    return MxrFile(version, migraphx_version, tuple(names), tuple(sorted(architectures)), wants_buffers)
 
 
 def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> MxrFile:
@@ -157,7 +164,22 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
             that `sibling_model` finds can be compiled in its place.
     """
     program = read_mxr(path)
-    fault = _fault(program, environment, target)
+    installed, here = environment.migraphx_version, environment.gpu_architecture.partition(":")[0]
+    foreign = [each for each in program.architectures if each != here and not each.endswith("generic")]
+    fault = ""
+    if not program.targets:
+        fault = "has not been compiled, only saved"
+    elif installed and program.migraphx_version != installed:
+        fault = (
+            f"was compiled by MIGraphX {program.migraphx_version} (file version {program.format_version}), and this is"
+            f" MIGraphX {installed}"
+        )
+    elif program.targets != (target.value,):
+        fault = f"was compiled for target {', '.join(program.targets)}, and is to run on target {target.value}"
+    elif target is Target.GPU and foreign:
+        fault = f"was compiled for GPU architecture {', '.join(foreign)}, and this GPU is {here or 'unknown'}"
+    elif program.wants_output_buffers:
+        fault = "was compiled without offload_copy, so that it takes and gives tensors in GPU memory only"
     if fault:
         raise invalid_argument(
             f"MIGraphX program {path.name} {fault}; compile it again here (rocserve compile), with offload_copy, or put"
@@ -173,37 +195,3 @@ def sibling_model(path: Path) -> Path | None:
         if candidate.is_file():
             return candidate
     return None
-
-
-def _facts(header: bytes) -> tuple[int, str, tuple[str, ...]]:
-    entries = _MessagePack(header).entries(until="modules")
-    version, migraphx_version = entries.get("version"), entries.get("migraphx_version")
-    targets = entries.get("targets")
-    if type(version) is not int or not isinstance(migraphx_version, str) or not isinstance(targets, list):
-        raise ValueError("it lacks its version, MIGraphX's version or its targets")
-    names = [target.get("name") if isinstance(target, dict) else None for target in targets]
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError("its targets have no names")
-    return version, migraphx_version, tuple(str(name) for name in names)
-
-
-def _fault(program: MxrFile, environment: ProgramEnvironment, target: Target) -> str:
-    """Why it cannot be used here; "" = it can."""
-    if not program.targets:
-        return "has not been compiled, only saved"
-    installed = environment.migraphx_version
-    if installed and program.migraphx_version != installed:
-        return (
-            f"was compiled by MIGraphX {program.migraphx_version} (file version {program.format_version}), and this is"
-            f" MIGraphX {installed}"
-        )
-    if program.targets != (target.value,):
-        compiled_for = ", ".join(program.targets)
-        return f"was compiled for target {compiled_for}, and is to run on target {target.value}"
-    here = environment.gpu_architecture.partition(":")[0]
-    foreign = [each for each in program.architectures if each != here and not each.endswith("generic")]
-    if target is Target.GPU and foreign:
-        return f"was compiled for GPU architecture {', '.join(foreign)}, and this GPU is {here or 'unknown'}"
-    if program.wants_output_buffers:
-        return "was compiled without offload_copy, so that it takes and gives tensors in GPU memory only"
-    return ""

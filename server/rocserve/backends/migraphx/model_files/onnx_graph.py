@@ -141,7 +141,14 @@ class _GraphReader:
         size = max(0, (bits + 7) // 8)
         # MIGraphX reads what is named there whatever the location says.
         if tensor.external_data or tensor.data_location == _TYPES.EXTERNAL:
-            self._check_external_order(tensor)
+            # An order in which MIGraphX, which reads entries by place, would read something else is refused.
+            keys = [as_text(entry.key) for entry in tensor.external_data][: len(_EXTERNAL_ORDER)]
+            if keys != list(_EXTERNAL_ORDER[: len(keys)]):
+                raise self._wrong(
+                    f"says of the external data of tensor '{tensor.name}' {', '.join(keys)}, in this order, but"
+                    f" MIGraphX takes them for {', '.join(_EXTERNAL_ORDER)}; write it anew with onnx.save_model(...,"
+                    " save_as_external_data=True)"
+                )
             size = self._files.add(tensor, size)
         elif tensor.HasField("raw_data") and bits and len(tensor.raw_data) < size:
             # MIGraphX would read on behind their end.
@@ -150,16 +157,6 @@ class _GraphReader:
                 " or export it again"
             )
         self._weight_bytes += size
-
-    def _check_external_order(self, tensor: onnx.TensorProto) -> None:
-        """Refuses an order in which MIGraphX, which reads entries by place, would read something else."""
-        keys = [as_text(entry.key) for entry in tensor.external_data][: len(_EXTERNAL_ORDER)]
-        if keys != list(_EXTERNAL_ORDER[: len(keys)]):
-            raise self._wrong(
-                f"says of the external data of tensor '{tensor.name}' {', '.join(keys)}, in this order, but MIGraphX"
-                f" takes them for {', '.join(_EXTERNAL_ORDER)}; write it anew with onnx.save_model(...,"
-                " save_as_external_data=True)"
-            )
 
     def _tensors(self, kind: str, values: Iterable[onnx.ValueInfoProto]) -> Iterator[GraphTensor]:
         names: set[str] = set()

@@ -8,7 +8,7 @@ tensor_shape.proto.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,22 +103,12 @@ def read_tensorflow_graph(path: Path) -> TensorflowGraph:
     if not data:
         raise _wrong(path, "is empty; copy it again")
     try:
-        nodes = list(_nodes(path, memoryview(data)))
+        messages = _Fields(memoryview(data)).values[_GRAPH_NODE]
+        if any(isinstance(message, int) for message in messages):
+            raise _wrong(path, "is a SavedModel, not a GraphDef; freeze its graph, so that its variables are constants")
+        nodes = [TensorflowNode(message) for message in messages if not isinstance(message, int)]
     except (WireError, UnicodeDecodeError) as error:
         raise _wrong(path, f"is damaged or no GraphDef ({len(data)} bytes: {error}); copy or export it again") from None
-    return _graph(path, nodes)
-
-
-_GRAPH_NODE = 1
-_NODE_NAME, _NODE_OPERATOR, _NODE_INPUT, _NODE_ATTRIBUTE = 1, 2, 3, 5
-_ENTRY_KEY, _ENTRY_VALUE = 1, 2
-_VALUE_TEXT, _VALUE_TYPE, _VALUE_SHAPE = 2, 6, 7
-_SHAPE_DIM, _SHAPE_UNKNOWN_RANK = 2, 3
-_DIM_SIZE, _DIM_NAME = 1, 2
-"""Field numbers: of GraphDef, NodeDef, an entry of its attributes, AttrValue, TensorShapeProto and its Dim."""
-
-
-def _graph(path: Path, nodes: list[TensorflowNode]) -> TensorflowGraph:
     operators = {node.operator for node in nodes}
     read = {source.removeprefix("^").partition(":")[0] for node in nodes for source in node.inputs}
     names = [node.name for node in nodes]
@@ -133,6 +123,7 @@ def _graph(path: Path, nodes: list[TensorflowNode]) -> TensorflowGraph:
             path,
             f"is not frozen: it has variables ({', '.join(variables)}); freeze the graph, so that they are constants",
         )
+    inputs = []
     for node in nodes:
         if node.layout.startswith("NC"):
             raise _wrong(
@@ -140,26 +131,24 @@ def _graph(path: Path, nodes: list[TensorflowNode]) -> TensorflowGraph:
                 f"has node '{node.name}' with data_format {node.layout}, which MIGraphX would take for NHWC; export the"
                 " graph in TensorFlow's own layout, NHWC",
             )
-    inputs = tuple(_input(path, node) for node in nodes if node.operator == "Placeholder")
-    return TensorflowGraph(inputs, outputs, {node.name: node for node in nodes})
+        if node.operator == "Placeholder":
+            datatype = _DATATYPES.get(node.datatype)
+            if datatype is None:
+                kind = _REFUSED_TYPES.get(node.datatype, f"number {node.datatype}")
+                known = ", ".join(known.value for known in _DATATYPES.values())
+                text = f"has placeholder '{node.name}' of type {kind}, which MIGraphX does not take; it takes {known}"
+                raise _wrong(path, text)
+            inputs.append(GraphTensor(node.name, datatype, node.dims))
+    return TensorflowGraph(tuple(inputs), outputs, {node.name: node for node in nodes})
 
 
-def _input(path: Path, node: TensorflowNode) -> GraphTensor:
-    datatype = _DATATYPES.get(node.datatype)
-    if datatype is None:
-        kind = _REFUSED_TYPES.get(node.datatype, f"number {node.datatype}")
-        known = ", ".join(known.value for known in _DATATYPES.values())
-        raise _wrong(
-            path, f"has placeholder '{node.name}' of type {kind}, which MIGraphX does not take; it takes {known}"
-        )
-    return GraphTensor(node.name, datatype, node.dims)
-
-
-def _nodes(path: Path, data: memoryview) -> Iterator[TensorflowNode]:
-    for value in _Fields(data).values[_GRAPH_NODE]:
-        if isinstance(value, int):
-            raise _wrong(path, "is a SavedModel, not a GraphDef; freeze its graph, so that its variables are constants")
-        yield TensorflowNode(value)
+_GRAPH_NODE = 1
+_NODE_NAME, _NODE_OPERATOR, _NODE_INPUT, _NODE_ATTRIBUTE = 1, 2, 3, 5
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_VALUE_TEXT, _VALUE_TYPE, _VALUE_SHAPE = 2, 6, 7
+_SHAPE_DIM, _SHAPE_UNKNOWN_RANK = 2, 3
+_DIM_SIZE, _DIM_NAME = 1, 2
+"""Field numbers: of GraphDef, NodeDef, an entry of its attributes, AttrValue, TensorShapeProto and its Dim."""
 
 
 def _dims(value: _Fields) -> Dims | None:
@@ -203,7 +192,10 @@ class _Fields:
             raise WireError(f"a group begins at byte {end}")
 
     def messages(self, number: int) -> list[memoryview]:
-        return [_message(value) for value in self.values[number]]
+        found = [value for value in self.values[number] if not isinstance(value, int)]
+        if len(found) < len(self.values[number]):
+            raise WireError("a number where a message must be")
+        return found
 
     def message(self, number: int) -> memoryview:
         """Empty where there is none."""
@@ -214,9 +206,3 @@ class _Fields:
 
     def number(self, number: int) -> int:
         return next((value for value in reversed(self.values[number]) if isinstance(value, int)), 0)
-
-
-def _message(value: int | memoryview) -> memoryview:
-    if isinstance(value, int):
-        raise WireError("a number where a message must be")
-    return value

@@ -94,9 +94,17 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
             "scratch memory": program.scratch_bytes,
         }
         described = ", ".join(f"{name} {readable_size(size)}" for name, size in parts.items() if size is not None)
+        recipe = program.recipe
+        remedies = {
+            'smaller "batch_sizes"': max(recipe.batch_size, recipe.largest_batch) > 1,
+            '"precision" fp16': recipe.options.precision is Precision.FP32 and program.weight_bytes > 0,
+            "fewer instances (instance_group count)": True,
+        }
+        use = ", ".join(remedy for remedy, helps in remedies.items() if helps)
+        last = "another GPU (instance_group gpus)" if on_gpu else "more memory"
         raise unavailable(
             f"model {model} does not fit into {there.place}: it needs at least {readable_size(program.total_bytes)}"
-            f" ({program.recipe.title}: {described}), and {_free(there)}; {_remedies(program, on_gpu)}"
+            f" ({program.recipe.title}: {described}), and {_free(there)}; use {use} or {last}"
         )
     loading_bytes = program.weight_bytes * _COPIES_WHILE_LOADED
     if around is not None and loading_bytes > around.free_bytes:
@@ -109,14 +117,3 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
 
 def _free(memory: FreeMemory) -> str:
     return f"{readable_size(memory.free_bytes)} of {readable_size(memory.total_bytes)} are free"
-
-
-def _remedies(program: ProgramMemory, on_gpu: bool) -> str:
-    recipe = program.recipe
-    remedies = {
-        'smaller "batch_sizes"': max(recipe.batch_size, recipe.largest_batch) > 1,
-        '"precision" fp16': recipe.options.precision is Precision.FP32 and program.weight_bytes > 0,
-        "fewer instances (instance_group count)": True,
-    }
-    last = "another GPU (instance_group gpus)" if on_gpu else "more memory"
-    return f"use {', '.join(remedy for remedy, helps in remedies.items() if helps)} or {last}"

@@ -77,8 +77,15 @@ def plan_programs(
         graph, output_names = _read_tensorflow(model.config, path)
     else:
         graph = read_onnx_graph(path, (model.model_folder,))
-    if serving.dynamic_batch:
-        _check_dynamic_batch(model.name, options, kind)
+    # Where MIGraphX needs fixed shapes.
+    why = "a TensorFlow graph" if kind is SourceKind.TENSORFLOW else ""
+    if options.precision.needs_calibration:
+        why = f'precision "{options.precision.value}"'
+    if serving.dynamic_batch and why:
+        raise invalid_argument(
+            f"model '{model.name}': 'dynamic_batch' cannot be had with {why}, for which MIGraphX needs fixed shapes;"
+            " leave it out, and there is a program for each of 'batch_sizes'"
+        )
     if graph.is_quantised and options.precision is not Precision.FP32:
         # fp16 and bf16 as well: they make the scales too coarse, with errors above 20% and no word of it.
         raise invalid_argument(
@@ -86,7 +93,7 @@ def plan_programs(
             f' "{options.precision.value}" cannot be; leave it out and the model runs as it is'
         )
     largest = LARGEST_WITHOUT_CONFIGURATION if model.config.has_open_batch else model.config.max_batch_size
-    batch = find_batch_dimension(graph.inputs, graph.outputs) if largest else None
+    batch = _batch_dimension(graph.inputs, graph.outputs) if largest else None
     if batch and model.config.max_batch_size == 0:
         batch = None
     shapes = _input_shapes(model.config, serving.input_shapes, graph.inputs, batch is not None)
@@ -132,18 +139,6 @@ def _read_tensorflow(config: ModelConfig, path: Path) -> tuple[ModelGraph, tuple
     return ModelGraph(frozen.inputs, outputs, path.stat().st_size), node_names
 
 
-def _check_dynamic_batch(model: str, options: CompileOptions, kind: SourceKind) -> None:
-    """Refuses it where MIGraphX needs fixed shapes for the configured precision or format."""
-    why = "a TensorFlow graph" if kind is SourceKind.TENSORFLOW else ""
-    if options.precision.needs_calibration:
-        why = f'precision "{options.precision.value}"'
-    if why:
-        raise invalid_argument(
-            f"model '{model}': 'dynamic_batch' cannot be had with {why}, for which MIGraphX needs fixed shapes; leave"
-            " it out, and there is a program for each of 'batch_sizes'"
-        )
-
-
 def _recipes(
     first: ProgramRecipe, serving: ServingOptions, batch: int | None, largest: int, shapes: Mapping[str, Shape]
 ) -> tuple[ProgramRecipe, ...]:
@@ -165,11 +160,14 @@ def _recipes(
     return tuple(of_rows(size, batch_size=size, rebatched=batch not in (0, size)) for size in sizes)
 
 
-def find_batch_dimension(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> int | None:
+def _batch_dimension(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> int | None:
     """The number that the file has baked in for the first dimension of every input and output, where that counts a
     batch's rows; 0 = it is left open. None for a model whose tensors share no first dimension: it cannot batch."""
-    leads = [_lead(tensor.dims) for tensor in inputs]
-    given = [_lead(tensor.dims) for tensor in outputs]
+    # None for a scalar. A tensor of which nothing is known may have any.
+    leads, given = (
+        ["" if tensor.dims is None else tensor.dims[0] if tensor.dims else None for tensor in tensors]
+        for tensors in (inputs, outputs)
+    )
     if not leads or None in leads:
         return None
     if all(isinstance(lead, str) for lead in leads):
@@ -177,13 +175,6 @@ def find_batch_dimension(inputs: Sequence[GraphTensor], outputs: Sequence[GraphT
     baked = leads[0]
     fits = set(leads) == {baked} and all(isinstance(lead, str) or lead == baked for lead in given)
     return baked if fits and isinstance(baked, int) else None
-
-
-def _lead(dims: Dims | None) -> int | str | None:
-    """The first dimension; None for a scalar. A tensor of which nothing is known may have any."""
-    if dims is None:
-        return ""
-    return dims[0] if dims else None
 
 
 def _input_shapes(
