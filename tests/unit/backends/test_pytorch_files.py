@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from support.machine import ToldMachine
 
+from rocserve.backends.base import EngineChoice
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.parameters import TORCH_COMPILE
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 
 
 class WithoutPyTorch(ToldMachine):
@@ -116,3 +117,67 @@ def test_engines_that_cannot_be_had(parameters: dict[str, str], text: str) -> No
     with pytest.raises(ServeError) as raised:
         BACKEND.engine_for(ModelConfig(name="m", parameters=parameters), WithPyTorch())
     assert raised.value.text.startswith(text)
+
+
+class WithAmdGpu(ToldMachine):
+    """Where PyTorch's build for AMD's GPUs is, and torch_migraphx with what it needs."""
+
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        return module in ("torch", "torch_migraphx", "migraphx")
+
+
+class WithoutMigraphxModule(WithAmdGpu):
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        return module in ("torch", "torch_migraphx")
+
+
+def model(*kinds: InstanceKind, filename: str = "", platform: str = "", **parameters: str) -> ModelConfig:
+    return ModelConfig(
+        name="m",
+        platform=platform,
+        backend="pytorch",
+        default_model_filename=filename,
+        instance_groups=tuple(InstanceGroup("", kind, 1) for kind in kinds),
+        parameters=parameters,
+    )
+
+
+AMD_GPU = WithAmdGpu(gpus=(0,))
+IN_ITS_PLACE = ["migraphx", "eager", "eager on the CPU"]
+
+
+@pytest.mark.parametrize(
+    ("config", "machine", "engines"),
+    [
+        (model(), AMD_GPU, IN_ITS_PLACE),
+        (model(filename="model.pt2"), AMD_GPU, IN_ITS_PLACE),
+        (model(InstanceKind.AUTO, engine="auto"), AMD_GPU, IN_ITS_PLACE),
+        (model(InstanceKind.GPU, engine="auto"), AMD_GPU, IN_ITS_PLACE),
+        (model(InstanceKind.GPU), AMD_GPU, ["migraphx", "eager"]),
+        (model(InstanceKind.CPU), AMD_GPU, ["eager"]),
+        (model(filename="model.pt"), AMD_GPU, ["eager", "eager on the CPU"]),
+        (model(platform="torch_aoti"), AMD_GPU, ["eager", "eager on the CPU"]),
+        (model(**{TORCH_COMPILE: "{}"}), AMD_GPU, ["inductor", "inductor on the CPU"]),
+        (model(engine="eager"), AMD_GPU, ["eager"]),
+        (model(engine="inductor"), AMD_GPU, ["inductor"]),
+        (model(engine="migraphx"), AMD_GPU, ["migraphx"]),
+        (model(), WithAmdGpu(), ["eager"]),
+        (model(), WithoutMigraphxModule(gpus=(0,)), ["eager", "eager on the CPU"]),
+        # PyTorch's build for CPUs, and for NVIDIA's GPUs: these are taken where they are named only.
+        (model(), WithPyTorch(gpus=(0,)), ["eager"]),
+        (model(InstanceKind.GPU), WithPyTorch(gpus=(0,)), ["eager"]),
+    ],
+)
+def test_auto_goes_by_the_machine_and_what_is_behind_it(
+    config: ModelConfig, machine: ToldMachine, engines: list[str]
+) -> None:
+    choice: EngineChoice | None = BACKEND.engine_for(config, machine)
+    found = []
+    while choice is not None:
+        found.append(choice.engine.name if choice.engine.gpu_module else f"{choice.engine.name} on the CPU")
+        choice = choice.fallback
+    assert found == engines
+
+
+def test_why_it_is_migraphx() -> None:
+    assert BACKEND.engine_for(model(), AMD_GPU).reason == "torch_migraphx and an AMD GPU are there"

@@ -13,6 +13,7 @@ from support.machine import ToldMachine
 from support.pytorch import NO_PYTORCH, TorchFiles
 from support.workers import mail_of
 
+from rocserve.backends.base import Machine
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import FolderReading
@@ -42,6 +43,16 @@ class WithGpu(ToldMachine):
         return module == "torch"
 
 
+class WithLowering(WithGpu):
+    """Of torch_migraphx it is told, too; the worker does not find it."""
+
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        return module in ("torch", "torch_migraphx", "migraphx")
+
+
+AMD_GPU = WithGpu(gpus=(0,))
+
+
 @pytest.fixture
 def fallbacks() -> FallbackCounter:
     return FallbackCounter()
@@ -51,14 +62,15 @@ def fallbacks() -> FallbackCounter:
 async def load(
     plane: PlaneLoop, launcher: WorkerLauncher, torch_files: TorchFiles, tmp_path: Path, fallbacks: FallbackCounter
 ) -> AsyncIterator[Load]:
-    machine = WithGpu(gpus=(0,))
-    dispatcher = dispatcher_of(ServingTableHolder())
-    loader = WorkerVersionLoader(launcher, mail_of(plane), dispatcher, machine, LOG, fallbacks=fallbacks)
+    dispatcher, mail = dispatcher_of(ServingTableHolder()), mail_of(plane)
     folder = tmp_path / "m"
     (folder / "1").mkdir(parents=True)
     versions: list[LoadedModelVersion] = []
 
-    async def loaded(config: str, engine: str = "", model: str = "classifier") -> LoadedModelVersion:
+    async def loaded(
+        config: str, engine: str = "", model: str = "classifier", machine: Machine = AMD_GPU
+    ) -> LoadedModelVersion:
+        loader = WorkerVersionLoader(launcher, mail, dispatcher, machine, LOG, fallbacks=fallbacks)
         (folder / "1" / "model.pt2").write_bytes(torch_files.data(model))
         parameter = f'parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}' if engine else ""
         (folder / "config.pbtxt").write_text(f'backend: "pytorch" {config} {parameter}')
@@ -104,3 +116,17 @@ async def test_what_is_wrong_with_the_file_is_wrong_on_the_cpu_too(load: Load) -
         await load("", model="weights")
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert caught.value.text.startswith("model.pt2 holds a pickle of weights or of a module, not a program")
+
+
+async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: FallbackCounter) -> None:
+    if importlib.util.find_spec("torch_migraphx") is not None:
+        pytest.skip("torch_migraphx is installed")
+    loaded = await load("", machine=WithLowering(gpus=(0,)))
+    properties = loaded.properties
+    assert (properties["engine"], properties["engine_replaces"], properties["device"]) == ("eager", "migraphx", "cpu")
+    on_gpu, _, before = properties["engine_reason"].partition("; before, ")
+    assert on_gpu.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
+    assert before.startswith(
+        "engine migraphx cannot load it: model 'm': engine migraphx needs torch_migraphx, and that "
+    )
+    assert fallbacks.snapshot() == {Fallback("m", 1, "migraphx", "eager"): 1}

@@ -27,11 +27,16 @@ EAGER = EngineSpec(
 
 INDUCTOR = replace(EAGER, name="inductor", module="rocserve.backends.pytorch.inductor", compiles_ahead=True)
 
+_LOWERING, _MIGRAPHX_MODULE = "torch_migraphx", "migraphx"
+"""The second comes with MIGraphX, and the first imports it."""
+_PACKAGE_PLATFORMS = ("torch_aoti", "pytorch_aoti")
+_SCRIPT_ENDING = ".pt"
+
 TORCH_MIGRAPHX = replace(
     EAGER,
     name="migraphx",
     module="rocserve.backends.pytorch.torch_migraphx",
-    gpu_module="torch_migraphx",
+    gpu_module=_LOWERING,
     gpu_files=(),
     compiles_ahead=True,
 )
@@ -47,7 +52,8 @@ _INSTALL = (
 
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
-    """By parameter `engine`: auto (also when it is left out), eager, inductor, migraphx or migraphx-onnx.
+    """By parameter `engine`: auto (also when it is left out), eager, inductor, migraphx or migraphx-onnx. Auto is
+    migraphx where an AMD GPU and all that it needs are there, with eager behind it; else eager, with the CPU behind it.
 
     Raises:
         ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE where PyTorch is not here, or MIGraphX where it is
@@ -70,14 +76,25 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     choice = EngineChoice(EAGER, "it runs all of PyTorch's files as they are", auto_takes_gpus=auto_takes_gpus)
     if torch_compile_options(config).is_asked_for:
         choice = replace(choice, engine=INDUCTOR, reason=f"parameter '{TORCH_COMPILE}' says so")
-    return _with_the_cpu_behind(choice, config, machine)
+    choice = _with_the_cpu_behind(choice, config, machine)
+    if choice.engine is INDUCTOR or not auto_takes_gpus or not _may_be_lowered(config, machine):
+        return choice
+    return EngineChoice(TORCH_MIGRAPHX, f"{_LOWERING} and an AMD GPU are there", choice, auto_takes_gpus=True)
+
+
+def _may_be_lowered(config: ModelConfig, machine: Machine) -> bool:
+    """Whether torch_migraphx is there, and an AMD GPU for what may be a program of torch.export; its content tells."""
+    is_other = config.platform in _PACKAGE_PLATFORMS or config.default_model_filename.endswith(_SCRIPT_ENDING)
+    has_gpu = bool(machine.gpus) and has_gpu_for(config, machine)
+    return not is_other and has_gpu and all(map(machine.is_installed, (_LOWERING, _MIGRAPHX_MODULE)))
 
 
 def _with_the_cpu_behind(choice: EngineChoice, config: ModelConfig, machine: Machine) -> EngineChoice:
     """With the same engine on the CPU to take its place, where an instance may be on a GPU and the configuration does
     not insist on that: a GPU that PyTorch's build cannot use is known once a worker has tried."""
-    groups = [group for group in config.instance_groups if not group.passive]
-    insists = any(group.kind is InstanceKind.GPU for group in groups) and config.parameters.get("engine") != "auto"
-    if insists or not has_gpu_for(config, machine):
+    asks = any(group.kind is InstanceKind.GPU and not group.passive for group in config.instance_groups)
+    insists = asks and config.parameters.get("engine") != "auto"
+    takes_gpus = choice.auto_takes_gpus or (asks and machine.is_installed("torch", _GPU_LIBRARIES))
+    if insists or not takes_gpus or not has_gpu_for(config, machine):
         return choice
     return replace(choice, fallback=EngineChoice(replace(choice.engine, gpu_module=""), choice.reason))

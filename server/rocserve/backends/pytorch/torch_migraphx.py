@@ -48,15 +48,15 @@ def load(model: ModelSource) -> LoadedModel:
             no GPU, or it cannot lower the program.
     """
     require_exported(model, "migraphx")
+    is_named = model.config.parameters.get("engine", "").strip() == "migraphx"
+    asks = "parameter 'engine' is \"migraphx\", which" if is_named else "engine migraphx"
     if not is_installed(_MODULE):
         raise unavailable(
-            f"model '{model.name}': parameter 'engine' is \"migraphx\", which needs torch_migraphx, and that is not"
-            ' installed; pip install torch_migraphx beside PyTorch for ROCm, or use "migraphx-onnx"'
+            f"model '{model.name}': {asks} needs torch_migraphx, and that is not installed; pip install torch_migraphx"
+            ' beside PyTorch for ROCm, or use "migraphx-onnx"'
         )
     options, device = set_up(model)
     if device.type == "cpu":
-        is_named = model.config.parameters.get("engine", "").strip() == "migraphx"
-        asks = "parameter 'engine' is \"migraphx\", which" if is_named else "engine migraphx"
         raise unavailable(
             f"model '{model.name}': {asks} runs programs on AMD GPUs only, and the instance is on the CPU; give the"
             ' model instances of KIND_GPU, or use "eager" or "migraphx-onnx"'
