@@ -1,14 +1,22 @@
-"""Where a protocol is served, and why it cannot be."""
+"""Where a protocol is served, why it cannot be, and the PEM files of its TLS, which are read again when they change: a
+renewed certificate needs no restart."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import socket
+import ssl
 import struct
+import threading
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rocserve.settings import GrpcSettings, HttpSettings, MetricsSettings
 
 _SO_ATTACH_FILTER = 26
 _NO_HANDSHAKE_BEGINS = (
@@ -76,3 +84,149 @@ def begin_no_handshakes(listening: socket.socket) -> None:
             _SO_ATTACH_FILTER,
             struct.pack("HP", len(_NO_HANDSHAKE_BEGINS), ctypes.addressof(code)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Where the certificates are."""
+
+    chain: Path
+    private_key: Path
+    root: Path | None
+    """Given: clients must show a certificate that it vouches for."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.chain, self.private_key, *((self.root,) if self.root else ()))
+
+    @property
+    def expected(self) -> str:
+        """For errors."""
+        return f"expected PEM files that belong together: {', '.join(map(str, self.paths))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM texts."""
+
+    certificate_chain: bytes
+    private_key: bytes
+    root: bytes | None
+
+
+class CertificateReloader:
+    """Gives the certificates as they are on the disk. It is asked at each handshake, by gRPC from threads of its own.
+
+    A renewal replaces several files, so for a moment they may not belong together; until they do, the earlier ones go
+    on. Connections that are open keep what they were opened with.
+    """
+
+    def __init__(self, files: CertificateFiles, user: str, log: logging.Logger) -> None:
+        """`user`: who serves with them, for the log."""
+        self._files = files
+        self._user = user
+        self.context: ssl.SSLContext | None = None
+        """TLS with the certificates that were last given by `renewed`, as Python has it."""
+        self._log = log
+        self._marks: tuple[tuple[int, int, int], ...] = ()
+        self._fault = ""
+        self._lock = threading.Lock()
+
+    def first(self) -> Certificates:
+        """Raises: OSError when a file cannot be read."""
+        self._marks = self._read_marks()
+        return self._read()
+
+    def renewed(self) -> Certificates | None:
+        """The certificates if they have changed since they were last given, and can be used; else None."""
+        with self._lock:
+            try:
+                marks = self._read_marks()
+                if marks == self._marks:
+                    return None
+                certificates = self._read()
+                context = self.checked()
+                if self._read_marks() != marks:
+                    # They are being written; the next handshake looks again.
+                    return None
+            except (OSError, ValueError) as error:
+                # Once, not at every handshake.
+                if str(error) != self._fault:
+                    self._fault = str(error)
+                    self._log.warning(
+                        "the renewed certificate '%s' cannot be used (%s); %s goes on with the earlier one",
+                        self._files.chain,
+                        error,
+                        self._user,
+                    )
+                return None
+            self._marks, self._fault, self.context = marks, "", context
+        self._log.info("%s uses the renewed certificate '%s' for new connections", self._user, self._files.chain)
+        return certificates
+
+    def _read_marks(self) -> tuple[tuple[int, int, int], ...]:
+        """Raises: OSError."""
+        found = (path.stat() for path in self._files.paths)
+        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
+
+    def _read(self) -> Certificates:
+        chain, key, *root = (path.read_bytes() for path in self._files.paths)
+        return Certificates(chain, key, root[0] if root else None)
+
+    def checked(self) -> ssl.SSLContext:
+        """TLS with what the files hold now. Raises: OSError (ssl.SSLError is one), ValueError: they do not belong
+        together, or are no PEM."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._files.chain, self._files.private_key, _no_password)
+        if self._files.root is not None:
+            context.load_verify_locations(self._files.root)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+class RenewedContext(ssl.SSLContext):
+    """TLS of asyncio's servers, with the certificates as they are on the disk when a connection is made."""
+
+    def __new__(cls, files: CertificateFiles, user: str, log: logging.Logger) -> Self:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+
+    def __init__(self, files: CertificateFiles, user: str, log: logging.Logger) -> None:
+        """Raises: OSError: a file cannot be read, or they do not belong together."""
+        self._reloader = CertificateReloader(files, user, log)
+        self._reloader.first()
+        try:
+            self._reloader.context = self._reloader.checked()
+        except (ssl.SSLError, ValueError) as error:
+            raise OSError(errno.EINVAL, f"cannot serve {user} with TLS: {files.expected} ({error})") from None
+
+    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
+        """Asked by asyncio for each connection."""
+        self._reloader.renewed()
+        assert self._reloader.context is not None
+        return self._reloader.context.wrap_bio(*arguments, **named)
+
+
+def certificate_files(
+    grpc: GrpcSettings, port: GrpcSettings | HttpSettings | MetricsSettings
+) -> CertificateFiles | None:
+    """The certificates of a port: those of gRPC; None = it has no TLS. Raises: ValueError: one is not given."""
+    if not (port.use_ssl or port.use_ssl_mutual):
+        return None
+    if grpc.server_cert is None or grpc.server_key is None:
+        raise ValueError("TLS needs the server's certificate and its key (server_cert, server_key)")
+    if port.use_ssl_mutual and grpc.root_cert is None:
+        raise ValueError("mutual TLS needs the root certificate that vouches for clients (root_cert)")
+    return CertificateFiles(grpc.server_cert, grpc.server_key, grpc.root_cert if port.use_ssl_mutual else None)
+
+
+def tls_context(
+    grpc: GrpcSettings, port: HttpSettings | MetricsSettings, user: str, log: logging.Logger
+) -> ssl.SSLContext | None:
+    """TLS of a port of HTTP; None = it has none. Raises: OSError."""
+    files = certificate_files(grpc, port)
+    return None if files is None else RenewedContext(files, user, log)
+
+
+def _no_password() -> str:
+    """An encrypted key would otherwise be asked for at the terminal."""
+    raise ValueError("the private key is encrypted")

@@ -15,10 +15,9 @@ from rocserve.backends.parameters import usable_cpus
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory, table_bytes
 from rocserve.core.serving import ServingTableHolder
-from rocserve.frontends.certificates import tls_context
 from rocserve.frontends.grpc.service import HealthHandlers, MethodRoutes, method_routes
 from rocserve.frontends.grpc.transport import Route, TransportLimits, full_name, listen_address, transport_settings
-from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.listen_address import ListenAddress, tls_context
 from rocserve.observability.failures import LoopErrors
 from rocserve.plane import anonymous_file
 from rocserve.plane.loop import PlaneLoop

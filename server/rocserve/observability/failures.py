@@ -1,5 +1,6 @@
 """Reports faults of the server: one that a request met, of which the client gets a status and the log a traceback now
-and then, and errors that reach nobody but the event loop."""
+and then, and errors that reach nobody but the event loop. Bounds how often something that goes on is logged or
+tried."""
 
 from __future__ import annotations
 
@@ -8,13 +9,42 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from types import CodeType
 from typing import Any
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.observability.rate_limits import Allowance
+
+
+class Allowance:
+    """Lets `burst` through at once, and from then on `per_second`. For one thread.
+
+    With a burst of 1 a message is logged at once, and then at most one in 1 / `per_second` seconds.
+    """
+
+    def __init__(self, burst: int, per_second: float) -> None:
+        self._burst = float(burst)
+        self._per_second = per_second
+        self._left = self._burst
+        self._counted_at = time.monotonic()
+
+    def take(self, amount: int = 1) -> bool:
+        """Whether `amount` more may pass now."""
+        if self.left < amount:
+            return False
+        self._left -= amount
+        return True
+
+    @property
+    def left(self) -> int:
+        """How many may pass now."""
+        now = time.monotonic()
+        self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
+        self._counted_at = now
+        return int(self._left)
+
 
 _SECONDS_BETWEEN_TRACEBACKS = 10.0
 """Of one line of code; clients can repeat the same request as fast as they like."""

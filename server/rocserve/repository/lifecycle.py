@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError
 from rocserve.core.serving import ServedVersion
-from rocserve.observability.rate_limits import Allowance
+from rocserve.observability.failures import Allowance
 from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
 from rocserve.repository.scan import ModelScan

@@ -19,7 +19,7 @@ from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
-from rocserve.observability.rate_limits import Allowance
+from rocserve.observability.failures import Allowance
 from rocserve.plane.heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.answer_watch import AnswerWatch, process_state

@@ -11,7 +11,7 @@ import logging
 import os
 
 from rocserve.core.printable import printable
-from rocserve.observability.rate_limits import Allowance
+from rocserve.observability.failures import Allowance
 
 _LONGEST_LINE = 4096
 """Bytes; the rest of a line is dropped."""

@@ -17,8 +17,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.core.wire_format import length_prefix, varint
-from rocserve.frontends.grpc.request_codec import RequestDecoder
-from rocserve.frontends.grpc.response_codec import ResponseEncoder
+from rocserve.frontends.grpc.codec import RequestDecoder, ResponseEncoder
 from rocserve.protocol import grpc_service_pb2 as ours
 from rocserve.protocol.faults import describe_fault
 

@@ -11,7 +11,7 @@ from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.request_parameters import MOST_ENTRIES
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
 from rocserve.core.tensors import bytes_elements, encode_bytes_elements
-from rocserve.frontends.grpc.request_codec import LONGEST_REMEMBERED_HEAD, RequestDecoder
+from rocserve.frontends.grpc.codec import LONGEST_REMEMBERED_HEAD, RequestDecoder
 from rocserve.protocol.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 
 Tensor = ModelInferRequest.InferInputTensor

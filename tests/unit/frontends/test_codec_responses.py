@@ -12,7 +12,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
-from rocserve.frontends.grpc.response_codec import ResponseEncoder, join_large
+from rocserve.frontends.grpc.codec import ResponseEncoder, join_large
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 

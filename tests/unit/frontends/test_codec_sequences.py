@@ -8,7 +8,7 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.sequences import SequenceTag, take_sequence
-from rocserve.frontends.grpc.request_codec import RequestDecoder
+from rocserve.frontends.grpc.codec import RequestDecoder
 from rocserve.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
 
 Tensor = ModelInferRequest.InferInputTensor

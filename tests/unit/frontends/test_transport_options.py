@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.frontends.certificates import certificate_files
 from rocserve.frontends.grpc.transport import TransportLimits, channel_arguments
+from rocserve.frontends.listen_address import certificate_files
 from rocserve.settings import GrpcSettings, HttpSettings
 
 

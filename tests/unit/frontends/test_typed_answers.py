@@ -11,7 +11,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.frontends.grpc.response_codec import typed_answer
+from rocserve.frontends.grpc.codec import typed_answer
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse
 
 

@@ -5,7 +5,6 @@ import logging
 import pytest
 
 from rocserve.core.errors import StatusCode, invalid_argument
-from rocserve.observability import rate_limits
 from rocserve.observability.failures import RequestFailures
 
 LOG = logging.getLogger("test.failures")
@@ -42,7 +41,7 @@ def test_the_same_fault_again_is_logged_once_in_a_while(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(rate_limits.time, "monotonic", lambda: now)
+    monkeypatch.setattr("rocserve.observability.failures.time.monotonic", lambda: now)
     failures = RequestFailures(LOG)
     for number in range(1000):
         failures.error_of("a call", fail(str(number)))

@@ -9,8 +9,7 @@ from functools import partial
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
-from rocserve.frontends.grpc.request_codec import RequestDecoder, id_of_refused
-from rocserve.frontends.grpc.response_codec import ResponseEncoder, join_large, typed_answer
+from rocserve.frontends.grpc.codec import RequestDecoder, ResponseEncoder, id_of_refused, join_large, typed_answer
 from rocserve.frontends.grpc.server_calls import ServerUnaryCall
 from rocserve.frontends.grpc.transport import (
     SERVER_EXITING,

@@ -15,9 +15,8 @@ from urllib.parse import unquote
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.certificates import CertificateFiles
 from rocserve.frontends.grpc.unfinished import WaitingLimits
-from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.listen_address import CertificateFiles, ListenAddress
 from rocserve.services.access import Restriction
 from rocserve.settings import GrpcSettings, ServerSettings
 
@@ -233,7 +232,7 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
     most_calls = limits.max_concurrent_calls + limits.waiting.total
     arguments = {
         "grpc.so_reuseport": int(settings.reuse_port),
-        # With more in one read the core has a thread of its own go on, which does not wake the loop (polling.py).
+        # With more in one read the core has a thread of its own go on, which does not wake the loop (server.py).
         "grpc.http2.max_requests_per_read": MOST_REQUESTS_PER_READ,
         "grpc.max_receive_message_length": settings.max_message_bytes,
         "grpc.max_send_message_length": settings.max_message_bytes,

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
-from rocserve.observability.rate_limits import Allowance
+from rocserve.observability.failures import Allowance
 
 if TYPE_CHECKING:
     from rocserve.frontends.grpc.server_calls import ServerCall

@@ -19,7 +19,7 @@ from rocserve.frontends.grpc.transport import file_limit
 from rocserve.frontends.http.protocol import Connection, ConnectionLimits
 from rocserve.frontends.http.request import Head, Request, Response
 from rocserve.frontends.listen_address import ListenAddress, begin_no_handshakes
-from rocserve.observability.rate_limits import Allowance
+from rocserve.observability.failures import Allowance
 
 _PENDING_CONNECTIONS = 1024
 """That the kernel keeps until they are taken."""

@@ -10,7 +10,6 @@ from functools import partial
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding
-from rocserve.frontends.certificates import tls_context
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.generate import generate
 from rocserve.frontends.http.inference import HttpParts, InferHandler
@@ -37,7 +36,7 @@ from rocserve.frontends.http.routes import (
     health_response,
     parse_message,
 )
-from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.listen_address import ListenAddress, tls_context
 from rocserve.observability.failures import RequestFailures
 from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, Restriction
 from rocserve.services.forwarded_headers import header_forwarding

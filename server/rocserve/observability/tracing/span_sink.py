@@ -32,7 +32,7 @@ from rocserve.core.trace import (
     TraceGroup,
     random_id,
 )
-from rocserve.observability.rate_limits import Allowance
+from rocserve.observability.failures import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
 from rocserve.observability.tracing.tracing import SpanOptions, TraceSetting
 

@@ -19,11 +19,10 @@ import pytest
 from support.certificates import make_authority
 from support.workers import open_descriptors
 
-from rocserve.frontends.certificates import CertificateFiles, RenewedContext
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.protocol import ConnectionLimits
 from rocserve.frontends.http.request import Request, Response
-from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.listen_address import CertificateFiles, ListenAddress, RenewedContext
 
 LOG = logging.getLogger("test")
 ANSWER = Response(200, b"answer", "text/plain")
