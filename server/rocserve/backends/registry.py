@@ -18,22 +18,15 @@ class BackendRegistry:
     """The backends by the platform and backend names of config.pbtxt."""
 
     def __init__(self, backends: Iterable[BackendSpec]) -> None:
-        self._backends = tuple(backends)
-        self._by_platform = {platform: spec for spec in self._backends for platform in (*spec.platforms, spec.name)}
-
-    @property
-    def backends(self) -> tuple[BackendSpec, ...]:
-        return self._backends
+        self.backends = tuple(backends)
+        self._by_platform = {platform: spec for spec in self.backends for platform in (*spec.platforms, spec.name)}
+        self.platforms = tuple(sorted(self._by_platform))
 
     @property
     def preload(self) -> tuple[str, ...]:
         """What the zygote imports ahead, for all engines that fork from it."""
-        engines = (engine for spec in self._backends for engine in spec.engines if engine.forks_from_zygote)
+        engines = (engine for spec in self.backends for engine in spec.engines if engine.forks_from_zygote)
         return tuple(dict.fromkeys(name for engine in engines for name in engine.preload))
-
-    @property
-    def platforms(self) -> tuple[str, ...]:
-        return tuple(sorted(self._by_platform))
 
     def find(self, platform: str, backend: str) -> BackendSpec | None:
         """The backend that `platform` or, when that is empty, `backend` names."""

@@ -165,11 +165,6 @@ def is_private(folder: Path) -> bool:
     return True
 
 
-def is_private_file(found: os.stat_result) -> bool:
-    """Whether nobody but this user, or root, can have written the file."""
-    return _is_trusted(found.st_uid) and not found.st_mode & _WRITABLE_BY_OTHERS
-
-
 def _is_trusted(user: int) -> bool:
     # What root has written, such as a part of a container's image, is as good as our own program.
     return user in (0, os.geteuid())
@@ -331,7 +326,8 @@ class FolderCache:
                 # A process that has it locked for itself alone is about to remove it.
                 if not hold(file, shared=True) or not leads_to(folder / _DIGESTS, file):
                     return None
-                if not all(is_private_file(each.stat()) for each in folder.rglob("*")):
+                states = [each.stat() for each in folder.rglob("*")]
+                if not all(_is_trusted(one.st_uid) and not one.st_mode & _WRITABLE_BY_OTHERS for one in states):
                     raise _DamagedError("others may write to it")
                 if file.read() != folder_listing(folder):
                     raise _DamagedError("its files are not those that were stored")

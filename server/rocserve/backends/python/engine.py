@@ -207,7 +207,18 @@ class PythonModel:
         try:
             self._model = self._class()
             if hasattr(self._model, "initialize"):
-                self._model.initialize(self._arguments(config_json))
+                place = self._place
+                arguments = {
+                    "model_config": config_json,
+                    "model_instance_kind": place.instance_kind,
+                    "model_instance_name": place.instance_name,
+                    # A worker is shown its own GPU only, which is the first that PyTorch and others find there.
+                    "model_instance_device_id": "0",
+                    "model_repository": str(place.folder),
+                    "model_version": str(place.version),
+                    "model_name": place.name,
+                }
+                self._model.initialize(arguments)
         except BaseException as error:
             raise internal(fault_text(error, self._place.folder)) from error
         finally:
@@ -262,19 +273,6 @@ class PythonModel:
                 _LOG.exception("model '%s' failed to finalize", self._place.name)
         self._model = None
         self._abandoned.close()
-
-    def _arguments(self, config_json: str) -> dict[str, str]:
-        place = self._place
-        return {
-            "model_config": config_json,
-            "model_instance_kind": place.instance_kind,
-            "model_instance_name": place.instance_name,
-            # A worker is shown its own GPU only, which is the first that PyTorch and others find there.
-            "model_instance_device_id": "0",
-            "model_repository": str(place.folder),
-            "model_version": str(place.version),
-            "model_name": place.name,
-        }
 
     def _results(
         self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[RequestAnswers]

@@ -74,26 +74,28 @@ class RocalModel:
                 raise self._fault(error, None) from error
 
     def execute(self, batch: Batch) -> BatchResult:
-        image = self._interface.image
+        interface, wanted = self._interface, batch.requested_outputs
+        image = interface.image
         images = images_of(batch.inputs[image.spec.name], image)
         arguments = flags_of(batch.inputs, self._pipeline.inputs, len(images))
-        if not self._interface.holds_several:
-            return self._execute_one(images, arguments, batch.requested_outputs)
-        return self._execute_all(images, arguments, batch)
-
-    def close(self) -> None:
-        self._engine.close()
-
-    def _execute_one(self, images: Sequence[SourceImage], arguments: Arguments, wanted: tuple[str, ...]) -> BatchResult:
+        if interface.holds_several:
+            arrays = {
+                output.name: np.empty((len(images), *output.shape), dtype=output.format.datatype.numpy_dtype)
+                for output in interface.outputs
+                if output.name in wanted
+            }
+            faults = self._engine.run(images, arguments, [arrays.get(output.name) for output in interface.outputs])
+            # Without batching there is one request, which may still bring several images.
+            sizes = batch.request_sizes if sum(batch.request_sizes) == len(images) else (len(images),)
+            return BatchResult(arrays, self._failures(faults, sizes))
         if len(images) != 1:
-            name = self._interface.image.spec.name
-            raise invalid_argument(f"expected one image in input '{name}', got {len(images)}")
+            raise invalid_argument(f"expected one image in input '{image.spec.name}', got {len(images)}")
         try:
             results = self._engine.run_one(images[0], arguments)
         except Exception as error:
             raise self._fault(error, None) from None
         outputs = {}
-        for output, result in zip(self._interface.outputs, results, strict=True):
+        for output, result in zip(interface.outputs, results, strict=True):
             if any(declared not in (-1, actual) for declared, actual in zip(output.shape, result.shape, strict=True)):
                 raise invalid_argument(
                     f"output '{output.name}' must have shape {list(output.shape)}, but this image gives"
@@ -103,22 +105,8 @@ class RocalModel:
                 outputs[output.name] = np.ascontiguousarray(result)
         return BatchResult(outputs)
 
-    def _execute_all(self, images: Sequence[SourceImage], arguments: Arguments, batch: Batch) -> BatchResult:
-        arrays = [
-            np.empty((len(images), *output.shape), dtype=output.format.datatype.numpy_dtype)
-            if output.name in batch.requested_outputs
-            else None
-            for output in self._interface.outputs
-        ]
-        faults = self._engine.run(images, arguments, arrays)
-        # Without batching there is one request, which may still bring several images.
-        sizes = batch.request_sizes if sum(batch.request_sizes) == len(images) else (len(images),)
-        outputs = {
-            output.name: array
-            for output, array in zip(self._interface.outputs, arrays, strict=True)
-            if array is not None
-        }
-        return BatchResult(outputs, self._failures(faults, sizes))
+    def close(self) -> None:
+        self._engine.close()
 
     def _failures(self, faults: Mapping[int, Exception], sizes: Sequence[int]) -> dict[int, ServeError]:
         """Each request's first fault, by the request's place."""

@@ -351,29 +351,15 @@ def _cubic(distance: Pixels) -> Pixels:
     return np.where(x >= 2, np.float32(0), np.where(x > 1, far, near))
 
 
-def _lanczos(distance: Pixels) -> Pixels:
-    shape = _sinc(distance) * _sinc(distance * np.float32(0.333333))
-    return np.where(np.abs(distance) >= 3, np.float32(0), shape)
-
-
 def _sinc(x: Pixels) -> Pixels:
     return np.sinc(x.astype(np.float64)).astype(np.float32)
 
 
-def _gaussian(distance: Pixels) -> Pixels:
-    """With a deviation of sqrt(1 / 8)."""
-    shape: Pixels = np.exp(distance * distance * np.float32(-4))
-    return shape
-
-
-def _triangular(distance: Pixels) -> Pixels:
-    return np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
-
-
 _KERNELS: dict[str, tuple[Callable[[Pixels], Pixels], float, bool]] = {
     "CUBIC": (_cubic, 2, False),
-    "LANCZOS": (_lanczos, 3, True),
-    "GAUSSIAN": (_gaussian, 1, True),
-    "TRIANGULAR": (_triangular, 1, True),
+    "LANCZOS": (lambda x: np.where(np.abs(x) >= 3, np.float32(0), _sinc(x) * _sinc(x * np.float32(0.333333))), 3, True),
+    # With a deviation of sqrt(1 / 8).
+    "GAUSSIAN": (lambda x: np.exp(x * x * np.float32(-4)), 1, True),
+    "TRIANGULAR": (lambda x: np.maximum(np.float32(1) - np.abs(x), np.float32(0)), 1, True),
 }
 """Each with its reach in pixels and whether it widens where the image shrinks."""

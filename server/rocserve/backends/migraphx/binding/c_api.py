@@ -392,26 +392,22 @@ class _Arguments:
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
-            place = (array.__array_interface__["data"][0], array.shape)
-            if self._bound.get(name) != place:
-                self._bind(name, *place)
-                self._bound[name] = place
-
-    def _bind(self, name: str, address: int, lengths: tuple[int, ...]) -> None:
-        argument = c_void_p()
-        # It copies the shape, and is copied by the parameters, where an earlier one of this name goes.
-        status = self._create(byref(argument), self._shape(name, lengths), c_void_p(address))
-        if not status:
-            status = self._add(self.handle, name.encode(), argument)
-            self._destroy(argument)
-        if status:
-            raise MigraphxError(f"input '{name}' could not be given to MIGraphX")
-
-    def _shape(self, name: str, lengths: tuple[int, ...]) -> Handle:
-        made = self._made.get(name)
-        if made is None or made[0] != lengths:
-            made = self._made[name] = (lengths, self._shapes.create(self._tensors[name].datatype, lengths))
-        return made[1]
+            lengths = array.shape
+            place = (array.__array_interface__["data"][0], lengths)
+            if self._bound.get(name) == place:
+                continue
+            made = self._made.get(name)
+            if made is None or made[0] != lengths:
+                made = self._made[name] = (lengths, self._shapes.create(self._tensors[name].datatype, lengths))
+            argument = c_void_p()
+            # It copies the shape, and is copied by the parameters, where an earlier one of this name goes.
+            status = self._create(byref(argument), made[1], c_void_p(place[0]))
+            if not status:
+                status = self._add(self.handle, name.encode(), argument)
+                self._destroy(argument)
+            if status:
+                raise MigraphxError(f"input '{name}' could not be given to MIGraphX")
+            self._bound[name] = place
 
 
 class _Results:
@@ -431,16 +427,15 @@ class _Results:
 
     def views(self, arguments: c_void_p) -> Sequence[Array]:
         """`arguments`: the handle that a run gave; the views are good as long as it is."""
-        return [self._view(arguments, index) for index in range(len(self._views))]
-
-    def _view(self, arguments: c_void_p, index: int) -> Array:
         argument, buffer = self._argument, self._place
-        self._get(byref(argument), arguments, ctypes.c_size_t(index))
-        self._buffer(byref(buffer), argument)
-        view = self._views[index]
-        if view is None or not self._fixed[index]:
-            view = self._views[index] = self._view_at(argument)
-        return view(buffer.value or 0)
+        found = []
+        for index, view in enumerate(self._views):
+            self._get(byref(argument), arguments, ctypes.c_size_t(index))
+            self._buffer(byref(buffer), argument)
+            if view is None or not self._fixed[index]:
+                view = self._views[index] = self._view_at(argument)
+            found.append(view(buffer.value or 0))
+        return found
 
     def _view_at(self, argument: c_void_p) -> Callable[[int], Array]:
         """How such an output lies in MIGraphX's memory: what makes an array of an address."""

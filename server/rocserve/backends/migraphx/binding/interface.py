@@ -137,7 +137,20 @@ class Program(abc.ABC):
         with self._lock:
             self._require_uncompiled("quantised any more")
             if kind in ("int8", "fp8"):
-                _check_calibration(kind, calibration, self.parameters)
+                # Without samples the numbers are wrong, with a wrong name too; a wrong shape aborts.
+                if not calibration:
+                    raise MigraphxError(
+                        f"{kind} needs calibration data: give it at least one sample of the model's inputs"
+                    )
+                for one in self.parameters.values():
+                    if any(isinstance(dimension, DimensionRange) for dimension in one.shape):
+                        shape = shape_text(one.shape)
+                        raise MigraphxError(f"{kind} needs fixed shapes, but input '{one.name}' has the shape {shape}")
+                for number, sample in enumerate(calibration):
+                    try:
+                        _check_inputs(sample, self.parameters)
+                    except MigraphxError as error:
+                        raise MigraphxError(f"calibration sample {number}: {error}") from None
             self._quantize(kind, target, calibration)
 
     def compile(self, target: str, flags: CompileFlags) -> None:
@@ -324,24 +337,6 @@ def _check_file(path: Path) -> None:
         raise MigraphxError(f"the file {str(path)!r} cannot be read: {error.strerror}") from None
     if empty:
         raise MigraphxError(f"the file {str(path)!r} is empty (0 bytes)")
-
-
-def _check_calibration(
-    kind: str, samples: Sequence[Mapping[str, Array]], parameters: Mapping[str, ProgramTensor]
-) -> None:
-    """Without samples the numbers are wrong, with a wrong name too; a wrong shape aborts."""
-    if not samples:
-        raise MigraphxError(f"{kind} needs calibration data: give it at least one sample of the model's inputs")
-    for parameter in parameters.values():
-        if any(isinstance(dimension, DimensionRange) for dimension in parameter.shape):
-            raise MigraphxError(
-                f"{kind} needs fixed shapes, but input '{parameter.name}' has the shape {shape_text(parameter.shape)}"
-            )
-    for number, sample in enumerate(samples):
-        try:
-            _check_inputs(sample, parameters)
-        except MigraphxError as error:
-            raise MigraphxError(f"calibration sample {number}: {error}") from None
 
 
 def _check_inputs(inputs: Mapping[str, Array], parameters: Mapping[str, ProgramTensor]) -> None:

@@ -301,7 +301,14 @@ class CompileJob:
         if file_digest(path, source.more_files) != recipe.source.digest:
             raise unavailable(f"file {path.name} has been changed meanwhile")
         own_size = source.own_batch if recipe.rebatched else 0
-        program = self._parse(binding, own_size)
+        try:
+            program = parse_recipe(binding, recipe)
+        except MigraphxError as error:
+            if not own_size:
+                raise
+            # Raises where MIGraphX does not take the model in its own batch size either.
+            parse_recipe(binding, own_recipe(recipe, own_size))
+            raise refusal(self.model_name, recipe, own_size, f"MIGraphX says: {error}") from error
         started = time.monotonic()
         self._quantise(program, report)
         report("compiling")
@@ -313,7 +320,15 @@ class CompileJob:
         try_saved(binding, program, file)
         if own_size:
             report(f"checking it against the model's own batch size, {own_size}")
-            own = self._own_program(binding, own_size, report)
+            if self.own_program:
+                own = binding.load(Path(self.own_program))
+            else:
+                # The model in the batch size of its file, which it is meant to be right in.
+                own = parse_recipe(binding, own_recipe(recipe, own_size))
+                if not recipe.options.precision.needs_calibration:
+                    # Unlike these, whose errors the calibration decides.
+                    self._quantise(own, report)
+                self._compile(own)
             fault = row_fault(program, own, own_size, source.output_names, recipe.options.precision)
             if fault:
                 raise refusal(self.model_name, recipe, own_size, fault)
@@ -329,17 +344,6 @@ class CompileJob:
             scratch_bytes=allocated_bytes(read_program_text(program.text())) or None,
             messages=tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines),
         )
-
-    def _parse(self, binding: Binding, own_size: int) -> Program:
-        """`own_size`: above 0 for a program that is re-batched."""
-        try:
-            return parse_recipe(binding, self.recipe)
-        except MigraphxError as error:
-            if not own_size:
-                raise
-            # Raises where MIGraphX does not take the model in its own batch size either.
-            parse_recipe(binding, own_recipe(self.recipe, own_size))
-            raise refusal(self.model_name, self.recipe, own_size, f"MIGraphX says: {error}") from error
 
     def _quantise(self, program: Program, report: Report) -> None:
         options, folder = self.recipe.options, Path(self.model_folder)
@@ -358,17 +362,6 @@ class CompileJob:
         options = self.recipe.options
         flags = CompileFlags(self.recipe.offload_copy, options.fast_math, options.exhaustive_tune)
         program.compile(options.target.value, flags)
-
-    def _own_program(self, binding: Binding, own_size: int, report: Report) -> Program:
-        """The model in the batch size of its file, which it is meant to be right in."""
-        if self.own_program:
-            return binding.load(Path(self.own_program))
-        program = parse_recipe(binding, own_recipe(self.recipe, own_size))
-        if not self.recipe.options.precision.needs_calibration:
-            # Unlike these, whose errors the calibration decides.
-            self._quantise(program, report)
-        self._compile(program)
-        return program
 
 
 _TOLERANCES: Mapping[Precision, float] = {

@@ -58,14 +58,6 @@ def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
     Raises:
         ServeError: INVALID_ARGUMENT; the file cannot be read, is damaged, or asks for what cannot be served.
     """
-    model = _parse(path)
-    try:
-        return _GraphReader(path, ExternalFiles(path, roots)).read(model)
-    except UnicodeDecodeError:
-        raise invalid_argument(f"ONNX file {path.name} is damaged: it has a name that is no text") from None
-
-
-def _parse(path: Path) -> onnx.ModelProto:
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -78,7 +70,7 @@ def _parse(path: Path) -> onnx.ModelProto:
             " its weights as external data"
         )
     try:
-        return onnx.load(path, format="protobuf", load_external_data=False)
+        model = onnx.load(path, format="protobuf", load_external_data=False)
     except OSError as error:
         raise invalid_argument(f"ONNX file {path.name} cannot be read: {error.strerror}") from None
     except Exception as error:
@@ -87,6 +79,10 @@ def _parse(path: Path) -> onnx.ModelProto:
             f"ONNX file {path.name} is damaged or no ONNX file ({size} bytes: {error})"
             f"{what_it_is(path) or '; copy or export it again'}"
         ) from None
+    try:
+        return _GraphReader(path, ExternalFiles(path, roots)).read(model)
+    except UnicodeDecodeError:
+        raise invalid_argument(f"ONNX file {path.name} is damaged: it has a name that is no text") from None
 
 
 class _GraphReader:
@@ -129,8 +125,14 @@ class _GraphReader:
             if as_text(node.domain) in ("", "ai.onnx"):
                 self._operators.add(as_text(node.op_type))
             for attribute in node.attribute:
-                for tensor in _tensors_of(attribute):
+                sparse: Any = (attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()
+                for tensor in (attribute.t,) if attribute.HasField("t") else ():
                     self._weigh(tensor)
+                for tensor in attribute.tensors:
+                    self._weigh(tensor)
+                for each in (*sparse, *attribute.sparse_tensors):
+                    self._weigh(each.values)
+                    self._weigh(each.indices)
                 if attribute.HasField("g"):
                     self._walk(attribute.g)
                 for graph in attribute.graphs:
@@ -192,16 +194,6 @@ class _GraphReader:
 
     def _wrong(self, text: str) -> ServeError:
         return invalid_argument(f"ONNX file {self._file} {text}")
-
-
-def _tensors_of(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
-    if attribute.HasField("t"):
-        yield attribute.t
-    yield from attribute.tensors
-    sparse: Any = (attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()
-    for each in (*sparse, *attribute.sparse_tensors):
-        yield each.values
-        yield each.indices
 
 
 def _type_name(element_type: int) -> str:

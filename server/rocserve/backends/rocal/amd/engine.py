@@ -216,7 +216,11 @@ class RocalEngine:
                     for index, row in enumerate(chunk):
                         try:
                             for result in results:
-                                yield row, *self._formatted(result, index)
+                                place, form = result.planned.output, result.planned.format
+                                assert place is not None and form is not None
+                                pixels = result.image(index).astype(form.datatype.numpy_dtype, copy=False)
+                                is_nhwc = form.layout is Layout.NHWC
+                                yield row, place, pixels if is_nhwc else pixels.transpose(2, 0, 1)
                         except RuntimeError as error:
                             failures[row] = error
 
@@ -226,13 +230,6 @@ class RocalEngine:
             return runner.run(count)
         except BrokenPipelineError as error:
             self._on_broken(str(error))
-
-    def _formatted(self, result: OutputReader, index: int) -> tuple[int, np.ndarray[Any, Any]]:
-        """The output's place and its array for one image."""
-        output, form = result.planned.output, result.planned.format
-        assert output is not None and form is not None
-        image = result.image(index).astype(form.datatype.numpy_dtype, copy=False)
-        return output, image if form.layout is Layout.NHWC else image.transpose(2, 0, 1)
 
     def _taken_in(self, image: SourceImage) -> DecodedImage | Exception:
         """The image decoded, or what is wrong with it: rocAL gets to see good images only."""

@@ -45,10 +45,6 @@ class Node:
     """Grey images are planes in rocAL, colour ones are not."""
     batch_size: int
 
-    @property
-    def is_float(self) -> bool:
-        return bool(self.datatype == self.binding.types.FLOAT)
-
     def call(self, function_name: str, keywords: Values) -> Tensor:
         """Adds it by a function of `fn`."""
         function = getattr(self.binding.functions, function_name)

@@ -102,7 +102,7 @@ def _stretched_extent(source: ResultExtent, dest_width: int, dest_height: int, *
 
 def _amd_resize(node: Node, keywords: Values) -> Tensor:
     if "mean" not in keywords:
-        if not node.is_float:
+        if node.datatype != node.binding.types.FLOAT:
             return node.call("resize", keywords)
         # To FP32, bilinear: fn.resize would leave the tensor unwritten.
         channels = 1 if node.is_grey else 3
