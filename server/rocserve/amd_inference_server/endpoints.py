@@ -107,15 +107,9 @@ def read_worker(name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
 def worker_config(
     name: str, worker: Worker, file: Path, copies: int, following: PlainConfig | None = None
 ) -> WrittenConfig:
-    """The model `name` of the worker's `file`; its tensors are to come from the model itself.
-
-    Args:
-        copies: how many batches may run side by side.
-        following: what gets its outputs; an image pipeline then gives what that takes, its layout and datatype.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the worker does not serve such files.
-    """
+    """The model `name` of the worker's `file`, whose tensors come from the file; `copies` batches may run side by side.
+    For `following`, which gets its outputs, an image pipeline gives what that takes. Raises: ServeError:
+    INVALID_ARGUMENT; the worker does not serve such files."""
     platform = worker.platforms.get(file.suffix)
     if platform is None:
         expected = " or ".join(worker.platforms)
@@ -131,13 +125,9 @@ def worker_config(
 
 
 def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> WrittenConfig:
-    """The ensemble `name` of a worker and of the endpoint that gets what it gives.
-
-    Tensors are joined by their names; where those differ, by their order, which is all that that server knows.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; they do not fit.
-    """
+    """The ensemble `name` of a worker and of the endpoint that gets what it gives, joined by the tensors' names; where
+    those differ, by their order, which is all that that server knows. Raises: ServeError: INVALID_ARGUMENT; they do not
+    fit."""
     message = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
     message.max_batch_size = min(first.max_batch_size, following.max_batch_size)
     # A member that batches, in an ensemble that does not: its batch is a dimension like any other.

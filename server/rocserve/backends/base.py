@@ -160,12 +160,9 @@ class ModelSource:
 
 @dataclass(slots=True)
 class Batch:
-    """The inputs of one execution: the requests' tensors one after the other along the first dimension.
-
-    Not frozen because its room is another one at each execution.
-
-    For a model with max_batch_size 0 a batch is exactly one request and shapes are its own.
-    """
+    """The inputs of one execution: the requests' tensors one after the other along the first dimension; with
+    max_batch_size 0 exactly one request, in shapes of its own. Not frozen: its room is another one at each
+    execution."""
 
     inputs: Mapping[str, Tensor]
     """Views on shared memory, valid until `execute` returns."""

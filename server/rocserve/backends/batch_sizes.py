@@ -32,15 +32,9 @@ def default_batch_sizes(largest: int) -> tuple[int, ...]:
 
 
 def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_sizes'") -> tuple[int, ...]:
-    """The sizes that `text` lists, e.g. "1, 4, 8": ascending, each once.
-
-    Args:
-        largest: the model's max_batch_size.
-        named: how the error calls what the text comes from.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the text is no such list, or a size is not within 1 to `largest`.
-    """
+    """The sizes that `text` lists, e.g. "1, 4, 8": ascending, each once. `named`: what errors call it. Raises:
+    ServeError: INVALID_ARGUMENT; it is no such list, or a size is not within 1 to `largest`, the model's
+    max_batch_size."""
     if largest <= 0:
         raise invalid_argument(
             f'{named} is "{text}", but max_batch_size is 0, so the model has no batch dimension; set max_batch_size'
@@ -84,14 +78,11 @@ _RUN_ROWS = 2
 def rows_that_fit(
     run: Callable[[int], object], batches: int, memory_bytes: int, host: Host | None = None
 ) -> int | None:
-    """The rows of each of a number of batches at once; None = no bound is known.
+    """The rows of each of a number of batches at once; None = no bound is known. `run` runs the model with a number of
+    rows; this process may have `memory_bytes`, 0 = any.
 
     What the second row adds is what each further one takes: the first one's run also has what every run has once. The
     engine keeps what a run has worked in.
-
-    Args:
-        run: runs the model with that many rows.
-        memory_bytes: that this process may have; 0 = any.
     """
     run(1)
     before = private_bytes()

@@ -9,15 +9,9 @@ from rocserve.core.errors import invalid_argument
 
 
 def path_within(base: Path, name: str, roots: Sequence[Path], what: str) -> Path:
-    """The file or folder that `name`, relative to `base`, names. It need not exist.
-
-    Args:
-        roots: links may lead anywhere within these.
-        what: how the error calls it.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the name is empty, absolute or has `..`, or leads out of `roots` by a link.
-    """
+    """What `name` names within the folder `base`, and links anywhere within `roots`; it need not exist. `what`: how
+    errors call it. Raises: ServeError: INVALID_ARGUMENT; the name is empty, absolute or has `..`, or leads out of
+    `roots`."""
     pure = PurePosixPath(name)
     if not name or "\0" in name or pure.is_absolute() or ".." in pure.parts:
         raise invalid_argument(f"{what} '{name}' must be a path within its folder, without '..' and not absolute")

@@ -10,13 +10,8 @@ from rocserve.core.errors import unavailable
 
 
 def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
-    """64 hexadecimal digits over the file's bytes; with `more`, over those files too, in their order.
-
-    Without `more` it is what sha256sum prints. Their names and places do not count.
-
-    Raises:
-        ServeError: UNAVAILABLE, a file cannot be read.
-    """
+    """64 hexadecimal digits over the file's bytes, as sha256sum prints them; with `more`, over those files too, in
+    their order. Their names and places do not count. Raises: ServeError: UNAVAILABLE, a file cannot be read."""
     digests = [_digest(file) for file in (path, *more)]
     if len(digests) == 1:
         return digests[0]

@@ -212,11 +212,8 @@ class FolderCache:
     """Folders by their names, in one place."""
 
     def __init__(self, place: Path, limit_bytes: int, warn: Callable[[str], None]) -> None:
-        """
-        Args:
-            limit_bytes: of all folders together; those used least lately go.
-            warn: takes a sentence about each fault.
-        """
+        """Of folders that take more than `limit_bytes` those used least lately go. `warn`: takes a sentence about each
+        fault."""
         self.place = place
         self._limit_bytes = limit_bytes
         self._warn = warn
@@ -230,16 +227,9 @@ class FolderCache:
         return None
 
     def find_or_make(self, name: str, make: Callable[[Path], None], waiting: Callable[[], None]) -> CachedFolder:
-        """The folder; made where it is not there or damaged, by one process at a time. Others are then evicted where
-        the cache has become too large.
-
-        Args:
-            make: fills an empty folder; what it raises is passed on.
-            waiting: called again and again while another process makes it; what it raises ends the wait.
-
-        Raises:
-            ServeError: UNAVAILABLE, the place cannot be used.
-        """
+        """The folder; where it is not there or damaged, `make` fills an empty one, in one process at a time, and others
+        go where the cache has become too large. Others call `waiting` again and again; what either raises is passed on.
+        Raises: ServeError: UNAVAILABLE, the place cannot be used."""
         if (found := self.find(name)) is not None:
             return found
         try:

@@ -142,13 +142,9 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def application(words: list[str], models_per_replica: int = 0) -> serve.Application:
-    """An application of one deployment, `Server`, whose options a configuration may set.
-
-    Args:
-        words: the words after `rocserve serve`, but for addresses and ports, which are the replica's own.
-        models_per_replica: load models when Serve's multiplexed model ids ask for them, at most this number in a
-            replica; 0 = the models that the words name are loaded.
-    """
+    """An application of one deployment, `Server`, whose options a configuration may set. `words`: those after `rocserve
+    serve`, but for addresses and ports, which are the replica's own. `models_per_replica`: the most models that are
+    loaded as Serve's multiplexed model ids ask for them; 0 = those that the words name are."""
     deployment = serve.deployment(
         name="Server",
         max_ongoing_requests=256,

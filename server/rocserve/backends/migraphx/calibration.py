@@ -80,13 +80,9 @@ _OUTPUT = "image"
 def prepare_images(
     files: Sequence[Path], pipeline: Path, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Sequence[np.ndarray[Any, Any]]:
-    """The pipeline's result for each image: an array of `shape` (an image's, without a batch dimension) each.
-
-    `input_name`: which the images are for.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the pipeline is wrong or gives another shape, or an image cannot be decoded.
-    """
+    """The pipeline's result for each image, for the input `input_name`: arrays of `shape`, without a batch dimension.
+    Raises: ServeError: INVALID_ARGUMENT; the pipeline is wrong or gives another shape, or an image cannot be
+    decoded."""
     # Here and not above: OpenCV takes its time to import, and only images need it.
     from rocserve.backends.rocal.backend import load
     from rocserve.backends.rocal.interface import OutputContradiction
@@ -151,16 +147,9 @@ class CalibrationInput:
 def read_calibration(
     model_folder: Path, recipe: ProgramRecipe, parameters: Mapping[str, ProgramTensor]
 ) -> Sequence[Mapping[str, Array]]:
-    """The inputs of one run after the other, as quantising takes them; at least one.
-
-    Samples that do not fill a last batch are followed by the first ones.
-
-    Args:
-        parameters: the program's; they may be fewer than the model's inputs.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs.
-    """
+    """The inputs of one run after the other, as quantising takes them, at least one; samples that do not fill a last
+    batch are followed by the first ones. The program's `parameters` may be fewer than the model's inputs. Raises:
+    ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs."""
     inputs = {}
     for name, tensor in parameters.items():
         dtype = NUMPY_DTYPES.get(tensor.datatype)

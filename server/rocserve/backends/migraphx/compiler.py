@@ -59,15 +59,9 @@ class ProgramCompiler:
         low_priority: bool = False,
         report: Callable[[str], None] | None = None,
     ) -> CachedProgram:
-        """The program, which stays in the cache as long as the result lives.
-
-        `timeout_seconds`: of compiling, without the wait for other processes that compile; 0 = no limit.
-        `report`: instead of the runner's.
-
-        Raises:
-            JobError: it cannot be compiled, or that took too long or was called off.
-            ServeError: the cache cannot take it.
-        """
+        """The program, which stays in the cache as long as the result lives. `timeout_seconds`: of compiling, without
+        the wait for other processes that compile; 0 = none. `report`: instead of the runner's. Raises: JobError: it
+        cannot be compiled, or that took too long or was called off. ServeError: the cache cannot take it."""
 
         variables = {}
         if recipe.options.target is Target.GPU:

@@ -192,14 +192,9 @@ class ProgramCache:
         spare_directory: Path | None = None,
         warn: Callable[[str], None] = ignore_message,
     ) -> None:
-        """
-        Args:
-            limit_bytes: what the programs may take together; those used least lately go first.
-            spare_directory: None = a folder of this user's among the temporary files.
-
-        Raises:
-            ServeError: UNAVAILABLE, others than this user may write to the folder.
-        """
+        """Programs take `limit_bytes` together: those used least lately go first. `spare_directory`: None = a folder of
+        this user's among the temporary files. Raises: ServeError: UNAVAILABLE, others than this user may write to the
+        folder."""
         self.directory = directory
         self.limit_bytes = limit_bytes
         self._warn = warn
@@ -227,15 +222,9 @@ class ProgramCache:
     def find_or_build(
         self, key: str, build: Callable[[Path], ProgramAbout], waiting: Callable[[], None]
     ) -> CachedProgram:
-        """The program; built where it is not there or damaged, by one process at a time.
-
-        Args:
-            build: writes the program to a path and describes it; exceptions are passed on.
-            waiting: called again and again while another process builds it; an exception ends the wait.
-
-        Raises:
-            ServeError: UNAVAILABLE, it cannot be written anywhere.
-        """
+        """The program; where it is not there or damaged, `build` writes it to a path and describes it, in one process
+        at a time. Others call `waiting` again and again; what either raises is passed on. Raises: ServeError:
+        UNAVAILABLE, it cannot be written anywhere."""
 
         def make(folder: Path) -> None:
             about = build(folder / PROGRAM_FILENAME)

@@ -246,13 +246,10 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
 
 def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> OnnxModel:
     """A model whose `provider` compiles each shape: a session for each batch size, all opened before the first request.
+    Raises: ServeError: as `load`.
 
-    Such a provider keeps one program a session and compiles anew when another shape comes, so a session is only ever
-    given the one shape. Where the model names the dimensions that vary, they are fixed when the session is opened, and
-    it is compiled then; else when it is warmed up.
-
-    Raises:
-        ServeError: as `load`.
+    Such a provider keeps one program a session and compiles anew when another shape comes. Where the model names the
+    dimensions that vary, they are fixed when the session is opened, and it is compiled then; else when it is warmed up.
     """
     session = opener.open_for_signature()
     signature = session_signature(session, model.config)
@@ -306,12 +303,8 @@ class OnnxModel:
         sizes: Sequence[int] = (),
         placed: PlacedRun | None = None,
     ) -> None:
-        """
-        Args:
-            properties: what its metadata says of it.
-            sizes: the batch sizes that it runs at, each of which is to be warmed up; empty = any.
-            placed: the way for large outputs, where there is one.
-        """
+        """`properties`: for its metadata. `sizes`: the batch sizes that it runs at, each to be warmed up; empty = any.
+        `placed`: the way for large outputs, where there is one."""
         self.properties = properties
         self.executions: Sequence[Execution] = ()
         self._run = run
@@ -431,15 +424,9 @@ _OF_COMPILED_SHAPES = frozenset({"batch", "batch_sizes", "pad_batch"})
 def fixed_dimensions(
     inputs: Mapping[str, Sequence[Any]], config: ModelConfig, provider: str, batch_size: int
 ) -> Mapping[str, int]:
-    """Sizes for the dimensions that have names, as the configuration and the batch size say.
-
-    Args:
-        inputs: as the model file has them: a dimension is a number, a name, or None where it varies without a name.
-        batch_size: 0 = the model has no batch dimension.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the configuration leaves a dimension open.
-    """
+    """Sizes for the dimensions that have names, as the configuration and the batch size (0 = none) say. In `inputs` a
+    dimension is a number, a name, or None where it varies without a name. Raises: ServeError: INVALID_ARGUMENT; the
+    configuration leaves a dimension open."""
     declared = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs}
     batch = (batch_size,) if batch_size else ()
     sizes: dict[str, int] = {}

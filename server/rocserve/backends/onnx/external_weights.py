@@ -40,13 +40,8 @@ NO_WEIGHTS = ExternalWeights()
 
 
 def find_external_weights(model: ModelSource) -> ExternalWeights:
-    """The files, each of which is there, long enough, and within the model's folder.
-
-    None of a model file that cannot be read, which is for the engine to say.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; a file is missing, too short or outside of the model's folder.
-    """
+    """The files, each of which is there, long enough, and within the model's folder; none of a model file that cannot
+    be read, which is for the engine to say. Raises: ServeError: INVALID_ARGUMENT; a file is not so."""
     path = model.model_file
     try:
         with _mapped(path) as content:

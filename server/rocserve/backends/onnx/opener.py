@@ -159,15 +159,9 @@ class SessionOpener:
         self._weights = NO_WEIGHTS if plan.on_gpu else weights
 
     def open(self, dimensions: Mapping[str, int] | None = None) -> Any:
-        """An onnxruntime.InferenceSession.
-
-        Args:
-            dimensions: sizes for dimensions that the model gives only names for.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT; a parameter is wrong, or ONNX Runtime cannot load the file (in its own words).
-                UNAVAILABLE; a provider did not start.
-        """
+        """An onnxruntime.InferenceSession, with sizes for dimensions that the model gives only names for. Raises:
+        ServeError: INVALID_ARGUMENT; a parameter is wrong, or ONNX Runtime cannot load the file. UNAVAILABLE; a
+        provider did not start."""
         # Where many models share a process, others run meanwhile.
         model = self._model
         options = self._options(usable_cpus() if model.shares_process else model.instance_count)

@@ -242,14 +242,8 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
 
 
 def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], largest: int) -> tuple[int, ...]:
-    """The batch sizes that are compiled ahead: as `parameters` say, else the accelerator's, else 1, 2, 4 ... `largest`.
-
-    Args:
-        largest: the model's max_batch_size; 0 = it has no batch dimension, and no sizes.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the text is no list of sizes up to `largest`.
-    """
+    """The batch sizes that are compiled ahead: as `parameters` say, else the accelerator's, else 1, 2, 4 ... `largest`;
+    none where that is 0. Raises: ServeError: INVALID_ARGUMENT; the text is no list of sizes up to `largest`."""
     for where, values in (("parameter", config.parameters), ("the execution accelerator's", options)):
         for name in _BATCHES:
             text = values.get(name, "").strip()

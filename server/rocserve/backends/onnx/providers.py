@@ -90,15 +90,9 @@ class ProviderPlan:
 
 
 def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan:
-    """The providers for one instance. Parameter `engine`: auto, onnxruntime, cpu (the CPU provider only).
-
-    Args:
-        available: onnxruntime.get_available_providers().
-
-    Raises:
-        ServeError: INVALID_ARGUMENT for an accelerator, parameter or engine that cannot be; UNAVAILABLE for one that
-            the installed ONNX Runtime lacks.
-    """
+    """The providers for one instance, of those in ONNX Runtime. Parameter `engine`: auto, onnxruntime, cpu (the CPU
+    provider only). Raises: ServeError: INVALID_ARGUMENT for an accelerator, parameter or engine that cannot be;
+    UNAVAILABLE for one that is not there."""
     engine = read_choice(model.config, "engine", "", ("", "auto", "cpu", "onnxruntime"))
     on_gpu = model.instance_kind is InstanceKind.GPU
     if engine == "cpu" and on_gpu:

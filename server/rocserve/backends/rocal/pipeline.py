@@ -276,13 +276,8 @@ class OutputFormat:
 
 
 def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
-    """The size of each output, as far as it is the same for every image; None for a measurement.
-
-    `decoded` is the size of the decoder's images, as far as it is known.
-
-    Raises:
-        PipelineError: two images that are read together can never fit each other, or a result would be too large.
-    """
+    """The size of each output, as far as it is the same for every image of the `decoded` size; None for a measurement.
+    Raises: PipelineError: two images that are read together can never fit, or a result would be too large."""
     results = _results(pipeline.steps, ResultExtent.whole(decoded))
     outputs = [step.index for step in pipeline.steps if step.is_output]
     return [results[index].size if index in results else None for index in outputs]

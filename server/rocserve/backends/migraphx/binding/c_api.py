@@ -79,15 +79,10 @@ class Library:
             raise MigraphxError(f"this version of MIGraphX cannot do it: its C API has no migraphx_{name}") from None
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Standard error is only taken during calls that are made once.
-
-        So the last output of a process that dies of a run (a GPU driver's, say) reaches the log. Other calls that
-        fail are made again to have MIGraphX's words; should one succeed then, that is its result. Calls during which
-        standard error is taken wait for each other.
-
-        Raises:
-            MigraphxError: in MIGraphX's own words, which it writes to standard error.
-        """
+        """Standard error is only taken during calls that are made once, which wait for each other: so the last output
+        of a process that dies of a run (a GPU driver's, say) reaches the log. Other calls that fail are made again to
+        have MIGraphX's words; should one succeed then, that is its result. Raises: MigraphxError: in MIGraphX's own
+        words."""
         function = self.function(name)
         passed = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
         if name not in MADE_ONCE and function(*passed) == 0:

@@ -11,14 +11,9 @@ WAYS = ("auto", "c_api", "module")
 
 
 def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Binding:
-    """Loads MIGraphX into this process, which `python_command` started.
-
-    `auto` is the C API where its library is installed: it releases the GIL and goes with any Python. Else it is the
-    official module. Nothing else is tried when that cannot be loaded.
-
-    Raises:
-        MigraphxError: it cannot be loaded, or the wanted binding is not installed.
-    """
+    """Loads MIGraphX into this process, which `python_command` started. `auto` is the C API where its library is
+    installed (it releases the GIL and goes with any Python), else the official module, and nothing else is tried when
+    that cannot be loaded. Raises: MigraphxError: it cannot be loaded, or is not installed."""
     if wanted not in WAYS:
         raise MigraphxError(f"there is no binding {wanted!r}: it is one of {', '.join(WAYS)}")
     if wanted == "c_api" and not installation.library:

@@ -129,11 +129,8 @@ class Program(abc.ABC):
         self.outputs = tuple(self._read_outputs())
 
     def quantize(self, kind: str, target: str = "", calibration: Sequence[Mapping[str, Array]] = ()) -> None:
-        """
-        Args:
-            kind: fp16, bf16, or, with a target and calibration, int8 or fp8.
-            calibration: one mapping a run, of all inputs in their exact shapes; at least one.
-        """
+        """`kind`: fp16, bf16, or, with a target and calibration, int8 or fp8. `calibration`: of each run all inputs, in
+        their exact shapes."""
         with self._lock:
             self._require_uncompiled("quantised any more")
             if kind in ("int8", "fp8"):

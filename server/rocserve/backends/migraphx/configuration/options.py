@@ -209,16 +209,8 @@ class ServingOptions:
 
 
 def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]) -> CompileOptions:
-    """How the model's programs are compiled.
-
-    Args:
-        kind: of the instance.
-        targets: those that can be compiled for and run here; the GPU only where there is one.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT where the configuration is wrong or contradicts itself, UNAVAILABLE where it asks
-            for a target that this machine lacks.
-    """
+    """How the model's programs are compiled for an instance of this kind; `targets` can be had here. Raises:
+    ServeError: INVALID_ARGUMENT where the configuration is wrong, UNAVAILABLE where it asks for another target."""
     config = _resolved(config)
     precision = Precision(read_choice(config, "precision", "fp32", tuple(each.value for each in Precision)))
     data, pipeline = _path(config, "calibration_data"), _path(config, "calibration_pipeline")

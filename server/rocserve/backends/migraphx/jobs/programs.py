@@ -116,13 +116,8 @@ class Samples:
         self._generator = np.random.default_rng(seed)
 
     def inputs(self, tensors: Mapping[str, ProgramTensor], rows: int = 0) -> dict[str, Array]:
-        """By name. `rows`: in place of the first dimension; 0 = as the tensor has it.
-
-        Dimensions that may vary are as large as they may be.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, arrays cannot hold an input's datatype.
-        """
+        """By name; dimensions that may vary are as large as they may be. `rows`: in place of the first dimension; 0 =
+        as it is. Raises: ServeError: INVALID_ARGUMENT, arrays cannot hold an input's datatype."""
         made = {}
         for name, tensor in tensors.items():
             shape = largest_shape(tensor)
@@ -390,15 +385,11 @@ def refusal(model_name: str, recipe: ProgramRecipe, own_size: int, reason: str) 
 
 
 def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str], precision: Precision) -> str:
-    """Which output is another one than in the file's own batch size, and how; "" where none is.
+    """Which output is another one than in the file's own batch size, whose program is `own`, and how; "" where none is.
 
     MIGraphX takes any batch size for any graph, whether the graph means the same then or not: a Reshape to a constant
     shape or a sum over the batch gives other numbers, or none. So each row of random input must give what it gives in
     the file's own batch, whatever the rows beside it.
-
-    Args:
-        own: the program at the file's own batch size, `own_size`.
-        names: of the outputs, in the program's order.
     """
     samples = Samples(_SEED)
     inputs = samples.inputs(program.parameters)

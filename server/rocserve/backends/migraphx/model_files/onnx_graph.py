@@ -50,14 +50,8 @@ _EXTERNAL_ORDER = ("location", "offset", "length")
 
 
 def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
-    """Read a model file. Of external data, which lies beside it, only the files' sizes are read.
-
-    Args:
-        roots: where links of external data may lead, beside the file's own folder.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the file cannot be read, is damaged, or asks for what cannot be served.
-    """
+    """Read a model file; of external data, which lies beside it or within `roots`, only the files' sizes. Raises:
+    ServeError: INVALID_ARGUMENT; the file cannot be read, is damaged, or asks for what cannot be served."""
     try:
         size = path.stat().st_size
     except OSError as error:

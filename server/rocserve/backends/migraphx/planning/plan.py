@@ -61,15 +61,8 @@ def plan_programs(
     *,
     model_file: Path | None = None,
 ) -> ProgramPlan:
-    """The programs of a version whose file is an ONNX model or a TensorFlow graph.
-
-    Args:
-        model_file: instead of the version's own: the ONNX file beside a .mxr that is to be compiled anew.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT where the file or the configuration is wrong, UNAVAILABLE where a file cannot be
-            read.
-    """
+    """The programs of a version, from its file or from `model_file`, the ONNX file beside a .mxr. Raises: ServeError:
+    INVALID_ARGUMENT where the file or the configuration is wrong, UNAVAILABLE where a file cannot be read."""
     path = model_file or model.model_file
     kind, output_names = SourceKind.ONNX, tuple[str, ...]()
     if model.config.backend == "tensorflow" and model_file in (None, model.model_file):

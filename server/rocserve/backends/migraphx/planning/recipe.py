@@ -94,14 +94,8 @@ _WITHOUT_EFFECT = ("MIGRAPHX_TRACE_", "MIGRAPHX_TIME_", "MIGRAPHX_DEBUG_", "MIGR
 def program_environment(
     target: Target, device: int | None, migraphx_version: str, host: Host | None = None
 ) -> ProgramEnvironment:
-    """What programs for `target` are bound to here.
-
-    Args:
-        device: the GPU's number as HIP_VISIBLE_DEVICES takes it; None = 0. Only of use to the target gpu.
-
-    Raises:
-        ServeError: UNAVAILABLE, there is no such GPU, or its architecture is not known.
-    """
+    """What programs for `target` are bound to here, on a GPU by the number of HIP_VISIBLE_DEVICES; None = 0. Raises:
+    ServeError: UNAVAILABLE, there is no such GPU, or its architecture is not known."""
     host = host or Host()
     variables = {
         name: value

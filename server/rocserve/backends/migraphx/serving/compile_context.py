@@ -39,12 +39,8 @@ class CompileContext:
     log: logging.Logger
 
     def properties(self, batch_sizes: str, of_program: Mapping[str, str]) -> Mapping[str, str]:
-        """Facts about the engine, for a model's metadata; those that do not apply are left out.
-
-        Args:
-            batch_sizes: those in service; "" for a model without a batch dimension.
-            of_program: what is to be said of the program, also in the place of what follows from the parameters.
-        """
+        """Facts about the engine, for a model's metadata, with the batch sizes in service and what is to be said of the
+        program, also in the place of what follows from the parameters; those that do not apply ("") are left out."""
         facts = {
             "migraphx_version": self.binding.migraphx_version,
             "migraphx_binding": self.binding.name,

@@ -115,12 +115,9 @@ class BackgroundSizes:
         report: Callable[[str], None],
         log: logging.Logger,
     ) -> None:
-        """
-        Args:
-            prepare: compiles a size, loads it and puts it into service; reports its progress by its second argument.
-            cancel: ends a `prepare` that is under way, with whatever exception, and those to come. From any thread.
-            report: gives the server the state, as text; "" = done.
-        """
+        """`prepare` compiles a size, loads it and puts it into service, and reports by its second argument. `cancel`,
+        from any thread, ends a `prepare` under way and those to come. `report` gives the server the state, as text; ""
+        = done."""
         self._sizes = sizes
         self._prepare = prepare
         self._cancel = cancel
@@ -179,15 +176,9 @@ class BackgroundSizes:
 def load_compiled(
     context: CompileContext, model_file: Path | None = None, note: str = "", quantised_in: str = ""
 ) -> MigraphxModel:
-    """
-    Args:
-        model_file: an ONNX file to compile instead of the version's own.
-        note: for the model's metadata; why it is that file.
-        quantised_in: its precision, should it hold quantising operators.
-
-    Raises:
-        ServeError: the file or the configuration is wrong, it cannot be compiled, or memory does not suffice.
-    """
+    """The version's own file compiled, or `model_file`, an ONNX file; metadata say why by `note`, and the precision
+    `quantised_in` should it hold quantising operators. Raises: ServeError: the file or the configuration is wrong, it
+    cannot be compiled, or memory does not suffice."""
     config = context.model.config
     plan = plan_programs(context.model, context.options, context.serving, context.environment, model_file=model_file)
     own = {tensor.name for tensor in plan.outputs}

@@ -184,13 +184,8 @@ class InferenceRequest:
         self._is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Run the request on the model that it names and wait; errors come in the response.
-
-        `decoupled`: give an iterator of any number of responses.
-
-        Raises:
-            TritonModelException: the model is not being served, as in `initialize` and `finalize`.
-        """
+        """Run the request on the model that it names and wait for the response or, `decoupled`, for an iterator of any
+        number; errors come in it. Raises: TritonModelException: the model is not being served, as in `initialize`."""
         if not decoupled:
             return self._caller.run(self._call(), self._inputs)
         responses = ResponseIterator()
@@ -238,13 +233,8 @@ def received_request(
     may_come_again: bool = False,
     wrap: Callable[[core.Tensor], Tensor] = wrap_tensor,
 ) -> InferenceRequest:
-    """A request that came to a model, as an object of its module's `kind`.
-
-    Args:
-        outputs: those that it asks for.
-        may_come_again: whether the model may have it rescheduled.
-        wrap: makes of an input what the model sees.
-    """
+    """A request that came to a model, as an object of its module's `kind`. `outputs`: those that it asks for. `wrap`:
+    makes of an input what the model sees."""
     received = kind.__new__(kind)
     received._inputs = [wrap(tensor) for tensor in request.inputs.values()]
     received._names = outputs

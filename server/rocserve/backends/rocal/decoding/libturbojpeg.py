@@ -52,13 +52,9 @@ _TRUNCATED = "Premature end of JPEG file: its end-of-image marker is missing, so
 
 
 def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageHeader:
-    """The header of a file that starts with SIGNATURE.
-
-    Where the last bytes may be trusted, a sequential image ends with the file if an end marker is there.
-
-    Raises:
-        ImageError: it is truncated, its segments do not follow each other, or its coding is not supported.
-    """
+    """The header of a file that starts with SIGNATURE. Where the last bytes may be trusted, a sequential image ends
+    with the file if an end marker is there. Raises: ImageError: it is truncated, its segments do not follow each other,
+    or its coding is not supported."""
     frame: tuple[int, int, int, int] | None = None
     orientation = None
     scans = 0
@@ -207,14 +203,9 @@ class TurboJpeg:
         )
 
     def decompress(self, encoded: memoryview, width: int, height: int, pixel_format: int) -> Pixels:
-        """The pixels of a JPEG as UINT8, height x width x channels.
-
-        `width` and `height` are the image's own, or these scaled by one of libjpeg's factors. Accurate DCT, smooth
-        ("fancy") upsampling of chroma; no more than 500 scans are read.
-
-        Raises:
-            ImageError: the image is damaged; the text is libjpeg's.
-        """
+        """The pixels as UINT8, height x width x channels: the image's own sides, or these scaled by one of libjpeg's
+        factors. Accurate DCT, smooth ("fancy") upsampling of chroma; no more than 500 scans are read. Raises:
+        ImageError: the image is damaged; the text is libjpeg's."""
         pixels = np.empty((height, width, _CHANNELS[pixel_format]), dtype=np.uint8)
         for _ in range(_ATTEMPTS):
             handle = self._make()

@@ -69,13 +69,8 @@ class _Chunk:
 
 
 def read_png(data: memoryview) -> PngFile:
-    """The header and the chunks of a file that starts with SIGNATURE.
-
-    Checksums are compared in the chunks that make the picture; the contents of others do not matter.
-
-    Raises:
-        ImageError: it is truncated or damaged, or its header says what no PNG may.
-    """
+    """The header and the chunks of a file that starts with SIGNATURE. Checksums are compared in the chunks that make
+    the picture. Raises: ImageError: it is truncated or damaged, or its header says what no PNG may."""
     chunks = list(_chunks(data))
     for chunk in chunks:
         if chunk.name in _PICTURE:
