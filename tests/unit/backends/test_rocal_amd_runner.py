@@ -223,14 +223,14 @@ def test_a_batch_that_rocal_does_not_take_is_not_waited_for(rocal: ModuleType, m
 _WAITS_FOR_EVER = """
 import rocal_pybind
 from support.amd_rocal import engines, setup_for
-from rocserve.backends.rocal.amd import runner
+from rocserve.backends.rocal.amd import engine as amd
 import numpy as np
 
 setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [
     {"operation": "Resize", "dest_width": 4, "dest_height": 4, "is_output": True}]}, batch_size=1)
 engine, _ = engines(setup)
 rocal_pybind.contexts[-1].feed = lambda *arguments: None
-runner._LONGEST_RUN_SECONDS = 0.2
+amd._LONGEST_RUN_SECONDS = 0.2
 engine.run_one(np.zeros((8, 8, 3), dtype=np.uint8), {})
 """
 

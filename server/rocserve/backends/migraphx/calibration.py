@@ -84,8 +84,7 @@ def prepare_images(
     Raises: ServeError: INVALID_ARGUMENT; the pipeline is wrong or gives another shape, or an image cannot be
     decoded."""
     # Here and not above: OpenCV takes its time to import, and only images need it.
-    from rocserve.backends.rocal.backend import load
-    from rocserve.backends.rocal.interface import OutputContradiction
+    from rocserve.backends.rocal.backend import OutputContradiction, load
 
     output = OutputConfig(_OUTPUT, datatype_of(np.empty(0, dtype)), shape)
     config = ModelConfig(
