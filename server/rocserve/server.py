@@ -206,7 +206,7 @@ class Server:
             self._log.critical("the server cannot go on", exc_info=True)
             status = 1
         trimming.cancel()
-        readiness.begin_exit()
+        readiness.is_exiting = True
         await self._drain(front_ends, ending, self._settings.drain_seconds if status == 0 else 0.0)
         return 1 if ending.is_at_once else status
 

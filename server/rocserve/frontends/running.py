@@ -86,7 +86,8 @@ class FrontEnds:
         self._count = default_front_ends(cpus) if asked is None else asked
         """Of the processes that serve each protocol; 0 = the server's own does."""
         self._why_so_many = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
-        self._processes: list[FrontEndProcesses] = []
+        self._processes: dict[str, FrontEndProcesses] = {}
+        """By protocol."""
         self._common: FrontEndParts | None = None
         self._routes = MethodRoutes(asyncio.get_running_loop(), plane, served.memory, log)
 
@@ -131,23 +132,20 @@ class FrontEnds:
         self._publish_health()
         if self._http is not None:
             self._plane.call_soon(self._http.close_after_answers)
-        self._begin_exit_of("HTTP")
+        if "HTTP" in self._processes:
+            self._processes["HTTP"].begin_exit()
 
     def begin_exit(self) -> None:
         """The server has begun to end: end streams that wait for nothing."""
         self._plane.call_soon(self._health.end)
         if self._handlers is not None:
             self._plane.call_soon(self._handlers.begin_exit)
-        self._begin_exit_of("gRPC")
+        if "gRPC" in self._processes:
+            self._processes["gRPC"].begin_exit()
 
     def _publish_health(self) -> None:
         """Readiness may have changed: send it to those that watch."""
         self._plane.call_soon(self._health.publish)
-
-    def _begin_exit_of(self, protocol: str) -> None:
-        for processes in self._processes:
-            if processes.protocol == protocol:
-                processes.begin_exit()
 
     async def drain(self, deadline: float) -> None:
         """Listen no more, let what is open finish until the deadline (time.monotonic()), close all but metrics; at once
@@ -155,11 +153,11 @@ class FrontEnds:
         grace = max(0.0, deadline - time.monotonic())
         transport, processes, http, guest = self._transport, self._processes, self._http, self._guest
         self._transport = self._http = self._guest = None
-        self._processes = []
+        self._processes = {}
         try:
             outcomes = await asyncio.gather(
                 *([asyncio.to_thread(transport.stop, grace)] if transport is not None else []),
-                *(each.stop(grace) for each in processes),
+                *(each.stop(grace) for each in processes.values()),
                 *([guest.run(http.stop(grace))] if guest is not None and http is not None else []),
                 return_exceptions=True,
             )
@@ -296,13 +294,13 @@ class FrontEnds:
             )
 
             def send_wants() -> None:
-                for each in self._processes:
+                for each in self._processes.values():
                     each.send_wants()
 
             served.inference.watch_wants(lambda: loop.call_soon_threadsafe(send_wants))
         processes = FrontEndProcesses(where, self._count, routes, self._common, log)
         port = await processes.start()
-        self._processes.append(processes)
+        self._processes[where.protocol] = processes
         return port
 
 

@@ -115,18 +115,15 @@ class SecretFile:
         now = time.monotonic()
         if now - self._checked_at >= _POLL_SECONDS:
             self._checked_at = now
-            self._renew()
+            try:
+                mark = self._read_marks()
+                if mark != self._mark:
+                    self._value = self._read()
+                    self._mark = mark
+                    self._log.info("the secret in %s has been renewed", self._path)
+            except (OSError, ValueError) as error:
+                self._log.warning("the secret in %s stays as it was: %s", self._path, error)
         return self._value
-
-    def _renew(self) -> None:
-        try:
-            mark = self._read_marks()
-            if mark != self._mark:
-                self._value = self._read()
-                self._mark = mark
-                self._log.info("the secret in %s has been renewed", self._path)
-        except (OSError, ValueError) as error:
-            self._log.warning("the secret in %s stays as it was: %s", self._path, error)
 
     def _read_marks(self) -> tuple[int, int, int]:
         found = self._path.stat()

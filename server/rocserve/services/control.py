@@ -114,7 +114,12 @@ def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
         raise unimplemented("trace file location can not be updated through network protocol")
     change: dict[str, int | None] = {}
     if "trace_level" in settings:
-        change |= _level(settings["trace_level"])
+        names = settings["trace_level"]
+        if "OFF" in names and len(names) > 1:
+            raise invalid_argument("Expect only one trace level 'OFF' is specified")
+        known = [TraceLevel[name] for name in names if name in TraceLevel.__members__]
+        if known or not names:
+            change["level"] = TraceLevel.of(known) if known else None
     for name, field, bounds in (
         ("trace_rate", "rate", _UINT_BOUNDS),
         ("trace_count", "count", _COUNT_BOUNDS),
@@ -129,17 +134,6 @@ def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
             # A negative rate or frequency is a very large one to Triton.
             change[field] = number if number is None or field == "count" else number % (_UINT_BOUNDS[1] + 1)
     return change
-
-
-def _level(names: Sequence[str]) -> dict[str, int | None]:
-    if not names:
-        return {"level": None}
-    if "OFF" in names:
-        if len(names) > 1:
-            raise invalid_argument("Expect only one trace level 'OFF' is specified")
-        return {"level": TraceLevel.OFF}
-    known = [TraceLevel[name] for name in names if name in TraceLevel.__members__]
-    return {"level": TraceLevel.of(known)} if known else {}
 
 
 def _number(name: str, values: Sequence[str], bounds: tuple[int, int]) -> int | None:

@@ -25,18 +25,15 @@ from rocserve.workers.resource_watch import memory_bytes
 
 
 class Readiness:
-    """Read from any thread; `begin_exit` is called on the loop."""
+    """Read from any thread."""
 
     def __init__(self, is_repository_ready: Callable[[], bool]) -> None:
         self._is_repository_ready = is_repository_ready
         self.is_exiting = False
+        """Not ready from now on, nor are the models."""
 
     def is_ready(self) -> bool:
         return not self.is_exiting and self._is_repository_ready()
-
-    def begin_exit(self) -> None:
-        """Not ready from now on, nor are the models."""
-        self.is_exiting = True
 
 
 _QUANTILES = (0.5, 0.9, 0.99)

@@ -63,9 +63,6 @@ class _Call(Protocol):
 class UnaryCall(_Call, Protocol):
     """One unary RPC in flight. `reply` or `reply_error` ends it; whatever comes after the end is dropped silently."""
 
-    held_bytes: int
-    """Of its request, as RequestMemory has noted them; given back when the call is answered."""
-
     @property
     def message(self) -> Buffer: ...
 

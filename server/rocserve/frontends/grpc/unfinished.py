@@ -22,7 +22,6 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -74,9 +73,6 @@ class WaitingCalls:
         self.check_from = CALLS_BETWEEN_CHECKS
         """The number of calls at which the next check is due."""
 
-    def __len__(self) -> int:
-        return len(self.since)
-
     def begin(self, call: ServerCall) -> None:
         """The call waits for its client from now on."""
         self.since[call] = self.checked_at
@@ -103,14 +99,27 @@ class WaitingCalls:
         """End what is beyond the bounds. To be called every CHECK_SECONDS, and from `check_from` calls on. `now`:
         time.monotonic() seconds."""
         self.checked_at = now
-        self._end_late(now)
+        seconds = self._limits.message_seconds
+        late = ServeError(
+            StatusCode.DEADLINE_EXCEEDED,
+            f"the request's message has not come whole within {seconds:g} s (--grpc-message-timeout-secs); send smaller"
+            " requests, or have the time raised",
+        )
+        for call, since in list(self.since.items()):
+            if not seconds or now - since < seconds + CHECK_SECONDS:
+                break
+            if not call.is_stream:
+                self._end(call, late)
         connections: dict[str, list[ServerCall]] = {}
         # Copied in one step: other threads may add to it.
         for call in list(self.since):
             connections.setdefault(call.peer, []).append(call)
+        limit, latest = self._limits.connection, now - self._limits.patience_seconds
         for calls in connections.values():
-            if len(calls) > self._limits.connection:
-                self._make_room(calls, now)
+            if len(calls) > limit:
+                old = [call for call in calls[:-limit] if self.since.get(call, now) <= latest]
+                self._refuse(old, f"this connection has more than {limit} calls")
+                del calls[: len(old)]
         self._end_beyond_total(connections.values())
         if self.unfinished is not None and self.unfinished.is_due(now):
             self._count_unfinished(self.unfinished, now)
@@ -118,21 +127,6 @@ class WaitingCalls:
 
     def end_unary(self, error: ServeError) -> None:
         for call in list(self.since):
-            if not call.is_stream:
-                self._end(call, error)
-
-    def _end_late(self, now: float) -> None:
-        seconds = self._limits.message_seconds
-        if not seconds:
-            return
-        error = ServeError(
-            StatusCode.DEADLINE_EXCEEDED,
-            f"the request's message has not come whole within {seconds:g} s (--grpc-message-timeout-secs); send smaller"
-            " requests, or have the time raised",
-        )
-        for call, since in list(self.since.items()):
-            if now - since < seconds + CHECK_SECONDS:
-                break
             if not call.is_stream:
                 self._end(call, error)
 
@@ -146,13 +140,6 @@ class WaitingCalls:
             for call in connections[peer]:
                 self._end(call, error)
         self.counts_bytes = bool(unfinished.connections)
-
-    def _make_room(self, calls: list[ServerCall], now: float) -> None:
-        limit = self._limits.connection
-        latest = now - self._limits.patience_seconds
-        old = [call for call in calls[:-limit] if self.since.get(call, now) <= latest]
-        self._refuse(old, f"this connection has more than {limit} calls")
-        del calls[: len(old)]
 
     def _end_beyond_total(self, connections: Iterable[list[ServerCall]]) -> None:
         """The oldest of the connection that has the most, so that one client's many cost no other its few."""
@@ -226,19 +213,14 @@ def peer_of(text: str) -> Peer | None:
 def received_bytes(port: int) -> ReceivedBytes:
     """Of all connections whose own port this is. Raises: OSError: the system does not count them."""
     found: dict[Peer, dict[int, int]] = {}
-    kind = getattr(socket, "AF_NETLINK", None)
-    if kind is None:
-        raise OSError("this system has no sock_diag")
-    with closing(socket.socket(kind, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)) as link:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as link:
         link.settimeout(_SECONDS)
         for family, nbytes in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
-            body = _REQUEST.pack(
-                family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), 0, _ESTABLISHED | _CLOSE_WAIT
-            ) + _SOCKET_ID.pack(port, 0, b"", b"")
-            body += _NO_COOKIE
-            link.sendto(
-                _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, 1, 0) + body, (0, 0)
-            )
+            states, extension = _ESTABLISHED | _CLOSE_WAIT, 1 << (_INET_DIAG_INFO - 1)
+            body = _REQUEST.pack(family, socket.IPPROTO_TCP, extension, 0, states)
+            body += _SOCKET_ID.pack(port, 0, b"", b"") + _NO_COOKIE
+            header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, 1, 0)
+            link.sendto(header + body, (0, 0))
             for message in _messages(link):
                 own_port, peer_port, _, address = _SOCKET_ID.unpack_from(message, 4)
                 count = _bytes_received(message)
@@ -304,15 +286,13 @@ class _Count:
         return come - self.whole_bytes
 
 
+@dataclass(slots=True, eq=False)
 class _Connection:
     """A holder of memory. `newer` takes the place of `older` once no call waits that began before it."""
 
-    __slots__ = ("held_bytes", "newer", "older")
-
-    def __init__(self, older: _Count, newer: _Count) -> None:
-        self.held_bytes = 0
-        self.older = older
-        self.newer = newer
+    older: _Count
+    newer: _Count
+    held_bytes: int = 0
 
     def unfinished(self, oldest: float, now: float, received: Mapping[int, int]) -> int:
         self.older.whole_bytes += _QUIET_BYTES

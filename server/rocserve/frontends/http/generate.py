@@ -27,7 +27,7 @@ from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.infer_request import id_of_refused, plain_parameter, read_id
 from rocserve.frontends.http.infer_response import detached
 from rocserve.frontends.http.inference import HttpParts, HttpResponder, request_timeout
-from rocserve.frontends.http.json_text import element_slices, json_bytes, json_object, members, parse_json, raw_contents
+from rocserve.frontends.http.json_text import element_slices, json_bytes, members, parse_json, raw_contents
 from rocserve.frontends.http.request import JSON, Request, Response, error_response, not_allowed, status_of
 
 NESTED = "parameters"
@@ -67,14 +67,13 @@ class GenerateBody:
     def _take_nested(self, value: Any) -> None:
         if NESTED in self._entries:
             raise invalid_argument(f"Keyword '{NESTED}' for nested schema also given as input tensor name")
+        if type(value) is not dict:
+            raise internal(f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object")
         try:
-            for name, entry in json_object(value).items():
+            for name, entry in value.items():
                 self._take(name, entry)
         except ServeError as error:
-            where = f"Converting keyword: '{NESTED}'"
-            if type(value) is not dict:
-                where = f"Expected JSON object for keyword: '{NESTED}'"
-            raise ServeError(error.code, f"{where}: {error.text}") from None
+            raise ServeError(error.code, f"Converting keyword: '{NESTED}': {error.text}") from None
 
     def _take(self, name: str, value: Any) -> None:
         entry = self._entries.get(name)

@@ -159,12 +159,6 @@ def array(value: Any, where: str = "") -> list[Any]:
     return value
 
 
-def json_object(value: Any, where: str = "") -> dict[str, Any]:
-    if type(value) is not dict:
-        raise _wrong_kind("attempt to access JSON non-object as object", where)
-    return value
-
-
 def members(value: Any, where: str = "") -> Mapping[str, Any]:
     if type(value) is not dict:
         raise _wrong_kind("attempt to get members for non-object", where)

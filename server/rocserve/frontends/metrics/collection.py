@@ -241,15 +241,13 @@ class ProcessorGauges:
         passed = total - self._last[1]
         busy = 1.0 - (idle - self._last[0]) / passed if passed > 0 else 0.0
         self._last = (idle, total)
-        memory = self._memory()
+        rows = (line.split() for line in (self._proc / "meminfo").read_text().splitlines())
+        memory = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 2}
+        used = memory["MemTotal"] - memory["MemAvailable"]
         return [
             _single("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", min(1.0, max(0.0, busy))),
             _single("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", memory["MemTotal"]),
-            _single(
-                "nv_cpu_memory_used_bytes",
-                "CPU used memory (RAM), in bytes",
-                memory["MemTotal"] - memory["MemAvailable"],
-            ),
+            _single("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
         ]
 
     def _ticks(self) -> tuple[int, int]:
@@ -258,10 +256,6 @@ class ProcessorGauges:
         # user nice system idle iowait irq softirq steal; what guests had is in user and nice.
         ticks = [int(word) for word in first.split()[1:9]]
         return ticks[3] + ticks[4], sum(ticks)
-
-    def _memory(self) -> Mapping[str, int]:
-        rows = (line.split() for line in (self._proc / "meminfo").read_text().splitlines())
-        return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 2}
 
 
 class GpuGauges:

@@ -55,15 +55,10 @@ def _number(value: float) -> str:
     return "-Inf" if value == -math.inf else "+Inf" if value == math.inf else repr(value)
 
 
-def bound_text(bound: float) -> str:
-    """A bucket's bound as in the label `le`."""
-    return str(int(bound)) if bound == int(bound) else repr(bound)
-
-
 def histogram_samples(labels: Mapping[str, str], reading: HistogramReading) -> tuple[Sample, ...]:
     """All samples of one histogram."""
     rows = [
-        Sample({**labels, "le": bound_text(bound)}, count, "_bucket")
+        Sample({**labels, "le": str(int(bound)) if bound == int(bound) else repr(bound)}, count, "_bucket")
         for bound, count in zip(reading.bounds, reading.cumulative, strict=True)
     ]
     return (

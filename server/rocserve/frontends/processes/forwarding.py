@@ -207,7 +207,6 @@ class ForwardedCalls:
 class _Call:
     """Implements transport.UnaryCall and transport.StreamCall."""
 
-    held_bytes = 0
     deadline: float | None = None
     """The front end sees to it."""
 
