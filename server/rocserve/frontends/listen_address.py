@@ -12,7 +12,7 @@ import socket
 import ssl
 import struct
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -114,6 +114,7 @@ class Certificates:
     root: bytes | None
 
 
+@dataclass(eq=False)
 class CertificateReloader:
     """Gives the certificates as they are on the disk. It is asked at each handshake, by gRPC from threads of its own.
 
@@ -121,16 +122,15 @@ class CertificateReloader:
     on. Connections that are open keep what they were opened with.
     """
 
-    def __init__(self, files: CertificateFiles, user: str, log: logging.Logger) -> None:
-        """`user`: who serves with them, for the log."""
-        self._files = files
-        self._user = user
-        self.context: ssl.SSLContext | None = None
-        """TLS with the certificates that were last given by `renewed`, as Python has it."""
-        self._log = log
-        self._marks: tuple[tuple[int, int, int], ...] = ()
-        self._fault = ""
-        self._lock = threading.Lock()
+    _files: CertificateFiles
+    _user: str
+    """Who serves with them, for the log."""
+    _log: logging.Logger
+    context: ssl.SSLContext | None = field(default=None, init=False)
+    """TLS with the certificates that were last given by `renewed`, as Python has it."""
+    _marks: tuple[tuple[int, int, int], ...] = field(default=(), init=False)
+    _fault: str = field(default="", init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def first(self) -> Certificates:
         """Raises: OSError when a file cannot be read."""

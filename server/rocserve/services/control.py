@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
 from rocserve.core.serving import ServingTableHolder
@@ -16,11 +17,11 @@ from rocserve.repository.model_repository import ModelRepository
 from rocserve.services.methods import Method, QuickMethod, SlowMethod
 
 
+@dataclass(eq=False)
 class RepositoryControlService:
     """On the event loop, as a load takes its time. Raises: ServeError: with Triton's codes and words."""
 
-    def __init__(self, repository: ModelRepository) -> None:
-        self._repository = repository
+    _repository: ModelRepository
 
     def methods(self) -> Mapping[str, Method]:
         """By name."""
@@ -65,12 +66,12 @@ _UINT_BOUNDS = (0, (1 << 32) - 1)
 _COUNT_BOUNDS = (-1, (1 << 31) - 1)
 
 
+@dataclass(eq=False)
 class TraceControlService:
     """On the data plane's thread."""
 
-    def __init__(self, tracing: Tracing, tables: ServingTableHolder) -> None:
-        self._tracing = tracing
-        self._tables = tables
+    _tracing: Tracing
+    _tables: ServingTableHolder
 
     def methods(self) -> Mapping[str, Method]:
         """By name."""
@@ -166,11 +167,11 @@ _LARGEST_LEVEL = (1 << 31) - 1
 """Beyond an int32 it is negative to Triton, and that is none."""
 
 
+@dataclass(eq=False)
 class LogControlService:
     """Safe on any thread."""
 
-    def __init__(self, log: ServerLog) -> None:
-        self._log = log
+    _log: ServerLog
 
     def methods(self) -> Mapping[str, Method]:
         """By name."""

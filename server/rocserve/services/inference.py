@@ -75,29 +75,18 @@ class Inference(Protocol):
         as that can be read; it is called where the log wants it."""
 
 
+@dataclass(eq=False)
 class InferenceService:
     """On the data plane's thread."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        client_memory: ClientMemory,
-        observer: RequestObserver,
-        paths: PrivatePaths,
-        plane: PlaneLoop,
-        client_limits: ClientLimits | None = None,
-    ) -> None:
-        """
-        Args:
-            paths: takes those of the server out of errors.
-            plane: the loop on whose thread requests are handed in.
-        """
-        self._dispatcher = dispatcher
-        self._client_memory = client_memory
-        self._observer = observer
-        self.paths = paths
-        self.plane = plane
-        self._client_limits = client_limits
+    _dispatcher: Dispatcher
+    _client_memory: ClientMemory
+    _observer: RequestObserver
+    paths: PrivatePaths
+    """Takes those of the server out of errors."""
+    plane: PlaneLoop
+    """On whose thread requests are handed in."""
+    _client_limits: ClientLimits | None = None
 
     @property
     def wants_origins(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
@@ -24,13 +25,13 @@ from rocserve.services.methods import Method, QuickMethod, SlowMethod
 from rocserve.workers.resource_watch import memory_bytes
 
 
+@dataclass(eq=False)
 class Readiness:
     """Read from any thread."""
 
-    def __init__(self, is_repository_ready: Callable[[], bool]) -> None:
-        self._is_repository_ready = is_repository_ready
-        self.is_exiting = False
-        """Not ready from now on, nor are the models."""
+    _is_repository_ready: Callable[[], bool]
+    is_exiting: bool = False
+    """Not ready from now on, nor are the models."""
 
     def is_ready(self) -> bool:
         return not self.is_exiting and self._is_repository_ready()
@@ -60,24 +61,17 @@ EXTENSIONS = (
 )
 
 
+@dataclass(eq=False)
 class QueryService:
     """Each method takes a request and gives its answer; safe on any thread. Raises: ServeError: with Triton's codes and
     words."""
 
-    def __init__(
-        self,
-        tables: ServingTableHolder,
-        repository: ModelRepository,
-        server_id: str,
-        readiness: Readiness,
-        paths: PrivatePaths,
-    ) -> None:
-        """`paths`: takes those of the server out of reasons and properties."""
-        self._tables = tables
-        self._repository = repository
-        self._server_id = server_id
-        self._readiness = readiness
-        self._paths = paths
+    _tables: ServingTableHolder
+    _repository: ModelRepository
+    _server_id: str
+    _readiness: Readiness
+    _paths: PrivatePaths
+    """Takes those of the server out of reasons and properties."""
 
     def methods(self) -> Mapping[str, Method]:
         """By name."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from google.protobuf.message import Message
@@ -35,14 +36,14 @@ from rocserve.services.queries import Readiness
 SERVER_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health")
 
 
+@dataclass(eq=False)
 class HealthHandlers:
     """The service "" is the server; any other name that is not one of our services is a model's. On the data plane's
     thread."""
 
-    def __init__(self, tables: ServingTableHolder, readiness: Readiness) -> None:
-        self._tables = tables
-        self._readiness = readiness
-        self.watches: set[HealthWatch] = set()
+    _tables: ServingTableHolder
+    _readiness: Readiness
+    watches: set[HealthWatch] = field(default_factory=set, init=False)
 
     def check(self, message: Buffer) -> bytes:
         service = parse_message(message, pb.HealthCheckRequest).service

@@ -108,16 +108,16 @@ _LONG_TO_DECOMPRESS = 1 << 10
 """Bytes; they may become a thousand times as many."""
 
 
+@dataclass(eq=False)
 class BodyReader:
     """Reads what a client sends. The holder of a request counts the bytes as they come; the one that made it gives
     them back, also when no request comes of it."""
 
-    def __init__(self, max_input_size: int, memory: RequestMemory, body_seconds: float = _BODY_SECONDS) -> None:
-        """`max_input_size`: bytes of JSON, and of what comes out of compressed bodies. `body_seconds`: what a client
-        has for a body; for each 64 KiB that have come, a second more."""
-        self.max_input_size = max_input_size
-        self._memory = memory
-        self._body_seconds = body_seconds
+    max_input_size: int
+    """Bytes of JSON, and of what comes out of compressed bodies."""
+    _memory: RequestMemory
+    body_seconds: float = _BODY_SECONDS
+    """What a client has for a body; for each 64 KiB that have come, a second more."""
 
     async def read_compressed(self, request: Request, holder: Holder) -> Buffer:
         """The body of an inference request, in plain form; raises as `read` does."""
@@ -185,7 +185,7 @@ class BodyReader:
             raise HttpError(
                 408,
                 f"the request's body did not come in time: {come} bytes within {self._granted(come):.0f} s; there are"
-                f" {self._body_seconds:g} s for a body, and one more for each 64 KiB that have come",
+                f" {self.body_seconds:g} s for a body, and one more for each 64 KiB that have come",
             ) from None
         finally:
             self._memory.release_part(part)
@@ -201,7 +201,7 @@ class BodyReader:
 
     def _granted(self, nbytes: int) -> float:
         """Seconds for a body of which so much has come."""
-        return self._body_seconds + nbytes / _LEAST_BYTES_PER_SECOND
+        return self.body_seconds + nbytes / _LEAST_BYTES_PER_SECOND
 
 
 def _too_large(length: int, limit: int) -> ServeError | HttpError:

@@ -177,25 +177,24 @@ class InferHandler:
         return InferHead(self, head.headers, model, version).answer
 
 
+@dataclass(eq=False)
 class InferHead:
     """What the head of many infer requests says: it is read for the first of them whose model is known."""
 
-    timeout: float | None
+    handler: InferHandler
+    _headers: Mapping[str, str]
+    model: str
+    version: str
+    _is_read: bool = field(default=False, init=False)
+    timeout: float | None = field(init=False)
     """Seconds."""
-    encoding: str
-    json_length: StatedLength | None
-    limit: int
+    encoding: str = field(init=False)
+    json_length: StatedLength | None = field(init=False)
+    limit: int = field(init=False)
     """Bytes of a body: without tensors behind the JSON the whole is bound as JSON is."""
-    boundary: bytes | None
+    boundary: bytes | None = field(init=False)
     """Between the parts of a form; None = bodies are none."""
-    answer_encoding: str
-
-    def __init__(self, handler: InferHandler, headers: Mapping[str, str], model: str, version: str) -> None:
-        self.handler = handler
-        self.model = model
-        self.version = version
-        self._headers = headers
-        self._is_read = False
+    answer_encoding: str = field(init=False)
 
     def answer(self, request: Request) -> None:
         """Answer one of its requests. Raises: HttpError: what only HTTP knows is wrong."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -49,15 +50,15 @@ class _Waiting(NamedTuple):
     holding: Holding
 
 
+@dataclass(eq=False)
 class Forwarding:
     """A front end's side. On its loop's thread."""
 
-    def __init__(self, memory: RequestMemory, link: FrontLinkEnd) -> None:
-        self._memory = memory
-        self._link = link
-        self._number = 0
-        """Of the last call."""
-        self._open: dict[int, _Waiting] = {}
+    _memory: RequestMemory
+    _link: FrontLinkEnd
+    _number: int = 0
+    """Of the last call."""
+    _open: dict[int, _Waiting] = field(default_factory=dict)
 
     def routes(self) -> Mapping[str, Route]:
         """By full names."""
@@ -122,13 +123,13 @@ class Forwarding:
             call.watch_cancellation(lambda: self.cancel(number))
 
 
+@dataclass(eq=False)
 class _ForwardedStream:
     """Implements StreamReceiver."""
 
-    def __init__(self, forwarding: Forwarding, call: StreamCall) -> None:
-        self._forwarding = forwarding
-        self._call = call
-        self._number = 0
+    _forwarding: Forwarding
+    _call: StreamCall
+    _number: int = 0
 
     def on_message(self, message: bytes) -> None:
         call = self._call

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -75,7 +75,7 @@ class FrontEndProcess:
         cannot be started; nothing is left of it."""
         common = owner.common
         self.number = number
-        self._protocol = owner.protocol
+        self._protocol = owner.where.protocol
         self._plane = common.plane
         self._common = common
         self._log = owner.log
@@ -95,7 +95,7 @@ class FrontEndProcess:
             own.callback(os.close, reader)
             self._link = FrontLink(
                 link,
-                owner.protocol.upper(),
+                owner.where.protocol.upper(),
                 common.plane,
                 common.inference,
                 owner.routes,
@@ -112,7 +112,7 @@ class FrontEndProcess:
                     sys.executable,
                     str(_BOOTSTRAP),
                     "rocserve.frontends.processes.main",
-                    owner.protocol.lower(),
+                    owner.where.protocol.lower(),
                     *map(str, (*passed, *numbers)),
                     *common.command,
                 ],
@@ -122,7 +122,7 @@ class FrontEndProcess:
                 pass_fds=passed,
             )
             own.pop_all()
-        self._output = WorkerOutput(reader, f"front end {number} of {owner.protocol}: ", owner.log)
+        self._output = WorkerOutput(reader, f"front end {number} of {owner.where.protocol}: ", owner.log)
         self._plane.call_soon(self._link.open)
         self.send_wants()
         self.ended = loop.create_task(self._reap())
@@ -175,51 +175,40 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+@dataclass(eq=False)
 class FrontEndProcesses:
     """All calls are made on the asyncio loop."""
 
-    def __init__(
-        self,
-        where: ListenAddress,
-        count: int,
-        routes: Mapping[str, Route],
-        common: FrontEndParts,
-        log: logging.Logger,
-    ) -> None:
-        """
-        Args:
-            where: what all of them serve; they share its port.
-            routes: of all that the front ends forward; called on the plane's thread.
-        """
-        self.protocol = where.protocol
-        self._where = where
-        self._count = count
-        self.routes = routes
-        self.common = common
-        self.log = log
-        self._reservation: socket.socket | None = None
-        self._parent_pipe_reader, self._parent_pipe_writer = os.pipe2(os.O_CLOEXEC)
-        self._port = 0
-        self._running: dict[int, FrontEndProcess] = {}
-        self._keepers: list[asyncio.Task[None]] = []
-        self._has_started = False
+    where: ListenAddress
+    """What all of them serve; they share its port."""
+    count: int
+    routes: Mapping[str, Route]
+    """Of all that the front ends forward; called on the plane's thread."""
+    common: FrontEndParts
+    log: logging.Logger
+    _reservation: socket.socket | None = field(default=None, init=False)
+    _parent_pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_CLOEXEC), init=False)
+    _port: int = field(default=0, init=False)
+    _running: dict[int, FrontEndProcess] = field(default_factory=dict, init=False)
+    _keepers: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    _has_started: bool = field(default=False, init=False)
 
     async def start(self) -> int:
         """Until all listen; their port. Raises: OSError, RuntimeError: they cannot; none is left."""
         try:
-            self._reservation = self._where.bind()
+            self._reservation = self.where.bind()
         except OSError as error:
-            raise self._where.refusal(error) from None
+            raise self.where.refusal(error) from None
         self._port = self._reservation.getsockname()[1]
         try:
-            for number in range(self._count):
+            for number in range(self.count):
                 self._keepers.append(asyncio.create_task(self._keep(number, self._spawn(number))))
             async with asyncio.timeout(_START_SECONDS):
                 await asyncio.gather(*(front_end.listening for front_end in self._running.values()))
         except TimeoutError:
             await self.stop(0.0)
             raise RuntimeError(
-                f"the front ends of {self._where.protocol} have not begun to listen within {_START_SECONDS:g} s"
+                f"the front ends of {self.where.protocol} have not begun to listen within {_START_SECONDS:g} s"
             ) from None
         except (OSError, RuntimeError):
             await self.stop(0.0)
@@ -247,8 +236,8 @@ class FrontEndProcesses:
             if self._reservation is not None:
                 self._reservation.close()
                 self._reservation = None
-            os.close(self._parent_pipe_reader)
-            os.close(self._parent_pipe_writer)
+            for descriptor in self._parent_pipe:
+                os.close(descriptor)
 
     async def _end_all(self, grace_seconds: float) -> None:
         running = [front_end for front_end in self._running.values() if not front_end.ended.done()]
@@ -261,7 +250,7 @@ class FrontEndProcesses:
         for front_end in running:
             if front_end.ended in late:
                 self.log.warning(
-                    "front end %d of %s has not ended in time; it is killed", front_end.number, self.protocol
+                    "front end %d of %s has not ended in time; it is killed", front_end.number, self.where.protocol
                 )
                 front_end.process.kill()
         if late:
@@ -269,7 +258,7 @@ class FrontEndProcesses:
 
     def _spawn(self, number: int) -> FrontEndProcess:
         """Raises: OSError."""
-        front_end = self._running[number] = FrontEndProcess(self, number, self._parent_pipe_reader, self._port)
+        front_end = self._running[number] = FrontEndProcess(self, number, self._parent_pipe[0], self._port)
         return front_end
 
     async def _keep(self, number: int, front_end: FrontEndProcess) -> None:
@@ -286,7 +275,7 @@ class FrontEndProcesses:
             self.log.error(
                 "front end %d of %s has ended (%s), and its clients' connections with it; another is started%s",
                 number,
-                self.protocol,
+                self.where.protocol,
                 how,
                 f" in {pause:g} s" if pause else "",
             )
@@ -298,7 +287,10 @@ class FrontEndProcesses:
                     deaths += 1
                     pause = _RESTARTS.pause(deaths) or 0.0
                     self.log.error(
-                        "front end %d of %s cannot be started (%s); it is tried again", number, self.protocol, error
+                        "front end %d of %s cannot be started (%s); it is tried again",
+                        number,
+                        self.where.protocol,
+                        error,
                     )
 
     def send_wants(self) -> None:

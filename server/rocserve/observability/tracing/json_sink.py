@@ -91,17 +91,17 @@ class WriterThread(Generic[Item]):
                 return
 
 
+@dataclass(eq=False)
 class TraceFile:
     """Used by one thread. A disk that is full, or a path that leads nowhere, is said in the log and does no more."""
 
-    def __init__(self, path: str, log: logging.Logger) -> None:
-        self._path = path
-        self._log = log
-        self._file: FileIO | None = None
-        self._end = 0
-        """Where the array's last bracket is; 0 = nothing has been written."""
-        self._next_index = 0
-        self._is_failing = False
+    _path: str
+    _log: logging.Logger
+    _file: FileIO | None = None
+    _end: int = 0
+    """Where the array's last bracket is; 0 = nothing has been written."""
+    _next_index: int = 0
+    _is_failing: bool = False
 
     def append(self, entries: str) -> None:
         """Add to the array. `entries`: JSON values with commas between them."""

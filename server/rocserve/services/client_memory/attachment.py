@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -37,25 +37,16 @@ WantedPart = tuple[AnyRegion, RegionReference]
 """Where an output is to be left."""
 
 
+@dataclass(eq=False)
 class ClientMemory:
     """On the data plane's thread."""
 
-    def __init__(
-        self,
-        tables: ServingTableHolder,
-        regions: ClientRegions,
-        most_bytes: int,
-        work_off: Callable[[Steps], object],
-    ) -> None:
-        """
-        Args:
-            most_bytes: of one request's inputs. A file may be said to be longer than all memory.
-            work_off: takes the steps of what takes long.
-        """
-        self._tables = tables
-        self._work_off = work_off
-        self._regions = regions
-        self._most_bytes = most_bytes
+    _tables: ServingTableHolder
+    _regions: ClientRegions
+    most_bytes: int
+    """Of one request's inputs. A file may be said to be longer than all memory."""
+    work_off: Callable[[Steps], object]
+    """Takes the steps of what takes long."""
 
     def attach(self, request: InferRequest, responder: Responder) -> tuple[Responder, Sequence[Steps]]:
         """Put the inputs that lie in regions into the request's data.
@@ -69,7 +60,7 @@ class ClientMemory:
         """
         head = request.head
         config = self._tables.table.find(head.model_name, head.model_version).config
-        left = self._most_bytes
+        left = self.most_bytes
         stays = request.trace is None and _only_copies(config)
         seen: list[SeenPart] = []
         copying: list[Steps] = []
@@ -100,7 +91,7 @@ class ClientMemory:
         except ServeError:
             self._give_back(parts)
             raise
-        answering = RegionResponder(responder, parts, seen, partial(self._give_back, parts), config, self._work_off)
+        answering = RegionResponder(responder, parts, seen, partial(self._give_back, parts), config, self.work_off)
         return answering, copying
 
     def _fetch(self, entry: InputHead, reference: RegionReference, left: int, copying: list[Steps] | None) -> Buffer:
@@ -114,7 +105,7 @@ class ClientMemory:
             self._regions.checked(reference)
             raise ServeError(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"the inputs in shared memory have more bytes than may wait for a model ({self._most_bytes};"
+                f"the inputs in shared memory have more bytes than may wait for a model ({self.most_bytes};"
                 " --max-queue-bytes)",
             )
         if copying is None:
