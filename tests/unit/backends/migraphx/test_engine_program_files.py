@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 from support import migraphx_models
+from support.host_hip import host_hip
 from support.migraphx_engine import Engine, answers, given, wanted
 from support.migraphx_serving import compiled, expected
 
+from rocserve.backends.migraphx.binding.gpu_memory import Hip
 from rocserve.backends.migraphx.installation import ROOT_VARIABLE
 from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.core.datatypes import DataType
@@ -23,6 +27,8 @@ pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
 
 FP32 = DataType.FP32
 NETWORK = migraphx_models.two_in_two_out()
+BUFFER = "main:#output_0"
+"""The parameter that gives a GPU's program away; on the target ref there is no such thing."""
 
 
 @pytest.fixture(scope="module")
@@ -101,16 +107,44 @@ class TestNames:
         )
 
 
-class TestFilesThatCannotBeUsed:
-    def test_one_without_offload_copy_is_refused(self, engine: Engine) -> None:
-        """On the target ref there is no such thing: its input is given the name that gives a GPU's away."""
+class TestWithoutOffloadCopy:
+    def test_its_tensors_go_through_the_gpus_memory(
+        self, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The GPU's memory is the host's here, also in the child that tries the file, and begins with zeros; the
+        program only looks as one for a GPU does, and is taken for one."""
+        value = helper.make_tensor_value_info
+        rows = [2, 3]
+        network = helper.make_graph(
+            [helper.make_node("Add", ["x", BUFFER], ["y"])],
+            "network",
+            [value("x", TensorProto.FLOAT, rows), value(BUFFER, TensorProto.FLOAT, rows)],
+            [value("y", TensorProto.FLOAT, rows)],
+        )
+        onnx_model = helper.make_model(network, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        content = compiled(Path(os.environ[ROOT_VARIABLE]), onnx_model.SerializeToString(), engine.folder)
+        library = host_hip(tmp_path)
+        hip = Hip(ctypes.CDLL(str(library)))
+        monkeypatch.setenv("LD_PRELOAD", str(library))
+        monkeypatch.setattr("rocserve.backends.migraphx.binding.interface.loaded_hip", lambda: hip)
+        monkeypatch.setattr("rocserve.backends.migraphx.engine.check_mxr", lambda *checked: None)
+        model = serve(engine, content, 8)
+        assert any("trying model.mxr of model 'model'" in text for text in engine.reports)
+        assert model.signature.inputs == (TensorSpec("x", FP32, (-1, 3)),)
+        for count in (1, 2, 5):
+            x = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+            np.testing.assert_array_equal(answers(model, {"x": x})["output_0"], x)
+
+    def test_it_is_refused_where_there_is_no_gpu(self, engine: Engine) -> None:
         network = onnx.load_from_string(migraphx_models.identity())
-        network.graph.input[0].name = network.graph.node[0].input[0] = "main:#output_0"
+        network.graph.input[0].name = network.graph.node[0].input[0] = BUFFER
         content = compiled(Path(os.environ[ROOT_VARIABLE]), network.SerializeToString(), engine.folder)
         with pytest.raises(ServeError, match=r"was compiled without offload_copy, .* compile it again here"):
             serve(engine, content, 1)
         assert engine.reports == []
 
+
+class TestFilesThatCannotBeUsed:
     def test_one_of_another_version_is_refused_with_what_to_do(self, engine: Engine, program: bytes) -> None:
         with pytest.raises(ServeError, match=r"was compiled by MIGraphX 2\.13\.0 .* compile it again here"):
             serve(engine, other_version(program), 2)

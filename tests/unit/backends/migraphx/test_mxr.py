@@ -109,7 +109,9 @@ def test_a_kernel_between_two_reads(tmp_path: Path) -> None:
 
 def test_without_offload_copy(tmp_path: Path) -> None:
     path = _file(tmp_path / "model.mxr", body=_text("main:#output_0"))
-    assert "was compiled without offload_copy" in _refusal(path, GFX90A, Target.GPU)
+    assert check_mxr(path, GFX90A, Target.GPU).wants_output_buffers
+    path = _file(tmp_path / "model.mxr", targets=("ref",), body=_text("main:#output_0"))
+    assert "was compiled without offload_copy" in _refusal(path, GFX90A, Target.REF)
 
 
 @pytest.mark.parametrize(

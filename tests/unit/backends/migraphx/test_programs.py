@@ -23,7 +23,7 @@ class DoublingProgram:
         self.is_compiled = True
         self.parameters = {"x": tensor}
         self.outputs = (tensor, tensor)
-        self.extra_parameters = ()
+        self.output_buffers = {}
         self.given: list[Array] = []
         self.addresses: list[int] = []
         self.outputs_written: list[tuple[bool, ...]] = []

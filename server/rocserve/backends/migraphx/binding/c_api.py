@@ -338,7 +338,7 @@ class CProgram(Program):
 
     @functools.cached_property
     def _arguments(self) -> _Arguments:
-        return _Arguments(self._library, self._shapes, self.parameters)
+        return _Arguments(self._library, self._shapes, {**self.parameters, **self.output_buffers})
 
     @functools.cached_property
     def _results(self) -> _Results:

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryError, Hip, loaded_hip
+
 Array = np.ndarray[Any, Any]
 
 _NUMPY = {
@@ -115,6 +117,7 @@ class Program(abc.ABC):
         """Subclasses call it last: it reads the program by their methods."""
         self.is_compiled = compiled
         self._lock = threading.Lock()
+        self._gpu_buffers: GpuBuffers | None = None
         self._read_tensors()
 
     def _read_tensors(self) -> None:
@@ -124,8 +127,10 @@ class Program(abc.ABC):
             tensor.name: tensor for tensor in tensors if _OUTPUT_BUFFER not in tensor.name
         }
         """The inputs."""
-        self.extra_parameters = tuple(tensor.name for tensor in tensors if _OUTPUT_BUFFER in tensor.name)
-        """Buffers for outputs ("main:#output_0"): the program was compiled without offload_copy."""
+        self.output_buffers: Mapping[str, ProgramTensor] = {
+            tensor.name: tensor for tensor in tensors if _OUTPUT_BUFFER in tensor.name
+        }
+        """For outputs ("main:#output_0"): the program was compiled without offload_copy, for tensors on the GPU."""
         self.outputs = tuple(self._read_outputs())
 
     def quantize(self, kind: str, target: str = "", calibration: Sequence[Mapping[str, Array]] = ()) -> None:
@@ -172,7 +177,7 @@ class Program(abc.ABC):
         with self._lock:
             self._require_ready(inputs)
             try:
-                return [view.copy() for view in self._run(inputs)]
+                return [view.copy() for view in self._results_of(inputs)]
             finally:
                 self._drop_results()
 
@@ -186,7 +191,7 @@ class Program(abc.ABC):
             self._require_ready(inputs)
             _check_outputs(outputs, self.outputs)
             try:
-                for number, (array, view) in enumerate(zip(outputs, self._run(inputs), strict=True)):
+                for number, (array, view) in enumerate(zip(outputs, self._results_of(inputs), strict=True)):
                     if array is None:
                         continue
                     if array.shape != view.shape and array.shape[1:] == view.shape[1:] and array.ndim:
@@ -214,12 +219,38 @@ class Program(abc.ABC):
     def _require_ready(self, inputs: Mapping[str, Array]) -> None:
         if not self.is_compiled:
             raise MigraphxError("the program must be compiled before it runs")
-        if self.extra_parameters:
-            raise MigraphxError(
-                "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU's memory, "
-                "which rocserve does not give it; compile it with offload_copy on"
-            )
         _check_inputs(inputs, self.parameters)
+
+    def _results_of(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        """Views of a run's outputs, good until `_drop_results`."""
+        if not self.output_buffers:
+            return self._run(inputs)
+        try:
+            if self._gpu_buffers is None:
+                self._gpu_buffers = GpuBuffers(
+                    _hip(), {**self._fixed(self.parameters), **self._fixed(self.output_buffers)}
+                )
+            self._gpu_buffers.fill(inputs)
+            results = self._run(self._gpu_buffers.arrays)
+            self._gpu_buffers.wait()
+            return [self._gpu_buffers.fetched(result) for result in results]
+        except GpuMemoryError as error:
+            raise MigraphxError(str(error)) from None
+
+    @staticmethod
+    def _fixed(tensors: Mapping[str, ProgramTensor]) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shapes and datatypes of tensors that do not vary."""
+        found = {}
+        for name, tensor in tensors.items():
+            shape = tuple(size for size in tensor.shape if isinstance(size, int))
+            dtype = NUMPY_DTYPES.get(tensor.datatype)
+            if dtype is None or len(shape) < len(tensor.shape):
+                raise MigraphxError(
+                    f"the program was compiled with offload_copy off, and its parameter '{name}', {tensor.datatype}"
+                    f" {shape_text(tensor.shape)}, has no fixed size on the GPU; compile it with offload_copy on"
+                )
+            found[name] = (shape, dtype)
+        return found
 
     @abc.abstractmethod
     def _read_parameters(self) -> Sequence[ProgramTensor]:
@@ -239,7 +270,8 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def _run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        """Runs the program; views of its outputs, on MIGraphX's memory or an input's, until `_drop_results`."""
+        """Runs the program; views of its outputs, on MIGraphX's memory or an input's, until `_drop_results`. Where the
+        program takes buffers for outputs, arrays say only where they and the inputs lie, and so do the views."""
 
     @abc.abstractmethod
     def _drop_results(self) -> None: ...
@@ -403,6 +435,16 @@ def shape_text(shape: Sequence[Dimension]) -> str:
 
 def names_text(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
+
+
+def _hip() -> Hip:
+    hip = loaded_hip()
+    if hip is None:
+        raise MigraphxError(
+            "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU's memory, and"
+            " no HIP is loaded here, which has it; compile it with offload_copy on"
+        )
+    return hip
 
 
 _MAPS = Path("/proc/self/maps")

@@ -167,13 +167,6 @@ class ProbeJob:
         name = Path(self.path).name
         report("loading it")
         program = binding.load(Path(self.path))
-        if program.extra_parameters:
-            raise invalid_argument(
-                f"{name} was compiled with offload_copy off (it has the parameters"
-                f" {', '.join(program.extra_parameters)}): it wants its inputs and outputs in the GPU's memory, where"
-                " requests' tensors are not; compile it with offload_copy on (`rocserve compile`; `migraphx-driver"
-                " compile --enable-offload-copy`)"
-            )
         if not program.outputs:
             raise invalid_argument(f"{name} has no outputs")
         report("running it")

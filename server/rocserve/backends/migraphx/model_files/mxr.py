@@ -172,7 +172,7 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
         fault = f"was compiled for target {', '.join(program.targets)}, and is to run on target {target.value}"
     elif target is Target.GPU and foreign:
         fault = f"was compiled for GPU architecture {', '.join(foreign)}, and this GPU is {here or 'unknown'}"
-    elif program.wants_output_buffers:
+    elif program.wants_output_buffers and target is not Target.GPU:
         fault = "was compiled without offload_copy, so that it takes and gives tensors in GPU memory only"
     if fault:
         raise invalid_argument(

@@ -36,7 +36,7 @@ def test_a_program_tells_its_inputs_and_outputs(factory: ProgramFactory) -> None
         "right": ProgramTensor("right", "float", (3, 4)),
     }
     assert program.outputs == (ProgramTensor("", "float", (3, 4)), ProgramTensor("", "float", (3, 6)))
-    assert program.extra_parameters == ()
+    assert program.output_buffers == {}
 
 
 @pytest.mark.parametrize("network", [models.mini_resnet, models.mlp, models.two_in_two_out, models.reshaped_to_free])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import migraphx_models as models
+from support.host_hip import host_hip
 from support.migraphx_programs import ProgramFactory, refusal
 
+from rocserve.backends.migraphx.binding.gpu_memory import Hip
 from rocserve.backends.migraphx.binding.interface import (
     Array,
     CompileFlags,
@@ -215,8 +218,9 @@ def test_shapes_have_no_empty_dimensions(factory: ProgramFactory, shape: tuple[i
     assert message == "dimensions without a shape must be 1 or more, not 0"
 
 
-def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run(factory: ProgramFactory) -> None:
-    """Compiled without offload_copy, a program has parameters for its outputs; this one only looks so."""
+@pytest.fixture
+def wants_buffers(factory: ProgramFactory) -> Program:
+    """Compiled without offload_copy, a program has parameters for its outputs; this one looks so, and adds them."""
     value = helper.make_tensor_value_info
     name = "main:#output_0"
     graph = helper.make_graph(
@@ -227,9 +231,31 @@ def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run(factory: Progra
     )
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     program = factory.compiled(model.SerializeToString())
-    assert list(program.parameters) == ["x"]
-    assert program.extra_parameters == (name,)
-    message = refusal(lambda: program.run({"x": np.ones(2, np.float32)}))
+    assert list(program.parameters) == ["x"] and list(program.output_buffers) == [name]
+    return program
+
+
+def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run_without(
+    wants_buffers: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocserve.backends.migraphx.binding.interface.loaded_hip", lambda: None)
+    message = refusal(lambda: wants_buffers.run({"x": np.ones(2, np.float32)}))
     assert message.startswith(
         "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU"
     )
+
+
+def test_a_program_that_wants_its_memory_on_the_gpu_gets_it(
+    wants_buffers: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU's is the host's here, and begins with zeros."""
+    hip = Hip(ctypes.CDLL(str(host_hip(tmp_path))))
+    monkeypatch.setattr("rocserve.backends.migraphx.binding.interface.loaded_hip", lambda: hip)
+    out = np.empty(2, np.float32)
+    for number in range(3):
+        x = np.array([number, -1], np.float32)
+        (result,) = wants_buffers.run({"x": x})
+        np.testing.assert_array_equal(result, x)
+        wants_buffers.run_into({"x": x}, [out])
+        np.testing.assert_array_equal(out, x)
+    assert "must have the shape [2]" in refusal(lambda: wants_buffers.run({"x": np.ones(3, np.float32)}))
