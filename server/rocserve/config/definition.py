@@ -111,12 +111,8 @@ def complete_definition(
 ) -> ModelDefinition:
     """The definition with all that the loaded model reports, checked against it.
 
-    Args:
-        signature: None for an ensemble.
-        strict: fill nothing in from the signature; what is missing is an error.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when the configuration and the model do not agree.
+    `signature`: None for an ensemble. `strict`: fill nothing in from the signature; what is missing is an error.
+    Raises: ServeError: INVALID_ARGUMENT when the configuration and the model do not agree.
     """
     message = _copy(definition.message)
     warnings: tuple[str, ...] = ()
@@ -170,11 +166,8 @@ def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind
 def find_model_file(definition: ModelDefinition, version_folder: Path, architecture: str = "") -> Path:
     """The model's file (or folder, where a model is one) in a version folder; the folder itself for an ensemble.
 
-    Args:
-        architecture: of the GPU that it is for, e.g. "gfx90a"; "" = on the CPU, or not known.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT that lists what was expected and what is there.
+    `architecture`: of the GPU that it is for, e.g. "gfx90a"; "" = on the CPU, or not known. Raises: ServeError:
+    INVALID_ARGUMENT that lists what was expected and what is there.
     """
     if definition.backend is None:
         return version_folder
@@ -238,15 +231,9 @@ class FolderReading:
     def definitions(
         self, written: WrittenConfig | None = None, *, keep_refused: bool = False
     ) -> tuple[ModelDefinition, ...]:
-        """
-        Args:
-            written: takes the place of what the folder says.
-            keep_refused: give what can be read but not be loaded too, with its `refusal`, instead of raising that.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT with what is wrong and where, UNIMPLEMENTED for what is not supported.
-            RequestRefused: the request sets what clients may not.
-        """
+        """`written`: takes the place of what the folder says. `keep_refused`: give what can be read but not be loaded
+        too, with its `refusal`, instead of raising that. Raises: ServeError: INVALID_ARGUMENT with what is wrong and
+        where, UNIMPLEMENTED for what is not supported; RequestRefused: the request sets what clients may not."""
         written = written or self.written()
         first, *others = written.models
         definitions = (
@@ -350,12 +337,9 @@ def choose_backend(
 ) -> BackendSpec:
     """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there.
 
-    Args:
-        strict: the files are not read.
-
-    Raises:
-        UnknownBackend: there is no such `backend`, or `platform` one of Triton's alone.
-        ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are there.
+    `strict`: the files are not read. Raises: UnknownBackend: there is no such `backend`, or `platform` one of
+    Triton's alone; ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are
+    there.
     """
     if not message.platform and not message.backend:
         if strict:

@@ -132,11 +132,8 @@ class _Tensor:
 def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None]) -> bool:
     """Check a complete ensemble against its complete members; whether it is decoupled, as a member of it is.
 
-    Args:
-        members: by what the steps find them by; None, or no entry, for one that is not available.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT with the first fault, in Triton's words.
+    `members`: by what the steps find them by; None, or no entry, for one that is not available. Raises: ServeError:
+    INVALID_ARGUMENT with the first fault, in Triton's words.
     """
     check_members_available(config, members)
     tensors: dict[str, _Tensor] = {}

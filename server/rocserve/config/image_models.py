@@ -110,9 +110,7 @@ def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[MadeModel,
     """The models beside the one with this configuration, which is complete and has the parameter.
 
     `labels`: the names of the classes; none = those that are known by their number (ImageNet's, COCO's), else numbers.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, there is no such preset, or the model is not what it is for.
+    Raises: ServeError: INVALID_ARGUMENT, there is no such preset, or the model is not what it is for.
     """
     name = config.parameters[PREPROCESS]
     if name not in _PRESETS:

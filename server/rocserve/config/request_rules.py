@@ -140,12 +140,8 @@ class ConfigRequest:
     def settle(self, message: ModelConfig, backend: BackendSpec | None) -> None:
         """Refuse fields that are not the request's to set, and write in those of the repository instead.
 
-        Args:
-            message: the request's configuration.
-            backend: which it chooses; None for an ensemble.
-
-        Raises:
-            RequestRefused: with the first field that a request may not set so.
+        `message`: the request's configuration. `backend`: which it chooses; None for an ensemble. Raises:
+        RequestRefused: with the first field that a request may not set so.
         """
         is_data = backend is None or backend.models_are_data
         if backend is not None and not is_data and (self.brings_files or backend.name != self.own_backend):

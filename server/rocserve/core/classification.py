@@ -20,10 +20,8 @@ def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: 
     """The `class_count` highest elements of each row (of the whole tensor without batching), highest first.
 
     Each element of the BYTES result, shape [rows, n] or [n], reads `value:index` or, where the model's labels name the
-    index, `value:index:label`. Equal values keep the order of their indices.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT for an output whose datatype has no order.
+    index, `value:index:label`. Equal values keep the order of their indices. Raises: ServeError: INVALID_ARGUMENT for
+    an output whose datatype has no order.
     """
     if tensor.datatype in (DataType.BYTES, DataType.BF16):
         raise invalid_argument(

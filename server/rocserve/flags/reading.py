@@ -147,11 +147,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_from(arguments: argparse.Namespace) -> ServerSettings:
-    """The settings that parsed arguments describe.
-
-    Raises:
-        FlagError: a flag's subject is not served, flags contradict each other, or a needed one is missing.
-    """
+    """The settings that parsed arguments describe. Raises: FlagError: a flag's subject is not served, flags contradict
+    each other, or a needed one is missing."""
     settings = _settings(arguments)
     _check(settings)
     return settings

@@ -84,12 +84,9 @@ def read_sequence(parameters: Mapping[str, InferParameter]) -> SequenceTag | Non
 
 
 def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
-    """A request's serialised head without what it says of its sequence, and that; None where it says nothing, or
-    where it is not written as clients' libraries write it.
-
-    Raises:
-        ServeError: as `read_sequence`, or what it says is no message.
-    """
+    """A request's serialised head without what it says of its sequence, and that; None where it says nothing, or where
+    it is not written as clients' libraries write it. Raises: ServeError: as `read_sequence`, or what it says is no
+    message."""
     kept: list[bytes] = []
     cut: list[bytes] = []
     try:

@@ -40,12 +40,9 @@ def plan_workers(
 
     On the CPU a group is one worker with `count` threads where the engine is thread-safe and the model not small, else
     `count` workers. On GPUs it is `count` workers for each of its `gpus`, or of all that there are; a group of
-    KIND_AUTO is on the GPUs only where the choice says so.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, there would be too many; or a group asks for a GPU that the engine cannot have.
-            It is never served by the CPU instead unless the group says KIND_AUTO or KIND_CPU, or the parameter
-            `engine` "auto".
+    KIND_AUTO is on the GPUs only where the choice says so. Raises: ServeError: INVALID_ARGUMENT, there would be too
+    many; or a group asks for a GPU that the engine cannot have. It is never served by the CPU instead unless the group
+    says KIND_AUTO or KIND_CPU, or the parameter `engine` "auto".
     """
     plans: list[WorkerPlan] = []
     places: list[tuple[InstanceKind, Sequence[int]]] = []
@@ -194,11 +191,8 @@ async def load_on_engine(
     log: logging.Logger,
 ) -> _Loaded:
     """Load by the plan that the configuration and the machine lead to; where its engine fails, on the one that takes
-    its place. `load`: raises EngineFailed in the engine's own words.
-
-    Raises:
-        ServeError: what `plan_engine` or `load` raises; or that the engine failed, with why no other has loaded it.
-    """
+    its place. `load`: raises EngineFailed in the engine's own words. Raises: ServeError: what `plan_engine` or `load`
+    raises; or that the engine failed, with why no other has loaded it."""
     plan = plan_engine(definition, version_folder, machine)
     before = ""
     while True:

@@ -57,12 +57,9 @@ class ExplicitControl:
         return missing
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
-        """Load a model, and the members of an ensemble; goes on even if the caller is cancelled.
-
-        Raises:
-            ServeError: what Triton answers when the load fails; the index has more of the reason.
-            RequestRefused: what the parameters ask for is not a client's to say.
-        """
+        """Load a model, and the members of an ensemble; goes on even if the caller is cancelled. Raises: ServeError:
+        what Triton answers when the load fails; the index has more of the reason; RequestRefused: what the parameters
+        ask for is not a client's to say."""
         parsed = parse_load_parameters(name, parameters)
         if parsed.files and not self._context.settings.allow_remote_files:
             raise RequestRefused(

@@ -33,11 +33,8 @@ class HostPolicies:
 
     def cores(self, policy: str) -> Sequence[int]:
         """The cores of a policy, ascending: those of `cpu-cores`, else those of `numa-node`; empty = no policy of that
-        name, so any.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, a setting cannot be read; INTERNAL, this machine has no such node or cores.
-        """
+        name, so any. Raises: ServeError: INVALID_ARGUMENT, a setting cannot be read; INTERNAL, this machine has no such
+        node or cores."""
         settings: Mapping[str, str] = self._policies.get(policy, {})
         if CORES in settings:
             wanted = parse_cores(settings[CORES])

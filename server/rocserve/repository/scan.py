@@ -106,10 +106,8 @@ def walk(
     """The files below a folder, in no order; temporary names are left out. What vanishes meanwhile is not there.
 
     Links within the resolved folders `allowed` are followed; others are refused, as is all that is no regular file.
-    `is_meant` says by their names which of the folder's entries count; None: all, and the folder itself.
-
-    Raises:
-        TooManyEntries: there are more than `most_entries`; no more of them are scanned.
+    `is_meant` says by their names which of the folder's entries count; None: all, and the folder itself. Raises:
+    TooManyEntries: there are more than `most_entries`; no more of them are scanned.
     """
     if is_meant is None:
         marks = _walk(str(folder), "", None, allowed, frozenset())

@@ -279,11 +279,8 @@ def find_flat_file(folder: Path, registry: BackendRegistry) -> str:
     """The model's file among the files of a folder; "" = there is none.
 
     In this order: a backend's own name (model.onnx); the one file with an ending of models (resnet.onnx); the one file
-    that fits a backend's pattern (*.json).
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, it may be one or the other.
-        OSError: the folder cannot be read.
+    that fits a backend's pattern (*.json). Raises: ServeError: INVALID_ARGUMENT, it may be one or the other; OSError:
+    the folder cannot be read.
     """
     names = sorted(path.name for path in folder.iterdir() if not is_temporary(path.name) and path.is_file())
     for known in exact_filenames(registry):

@@ -132,12 +132,9 @@ class ModelTable:
             model.stop_loading()
 
     def take(self, folder: str, contents: Sequence[ModelContent], *, at_once: bool = False) -> None:
-        """Let the models of a folder become what it says; models that it defines no more are removed.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT when another folder defines one of the names, UNAVAILABLE after `close`;
-                nothing is done then.
-        """
+        """Let the models of a folder become what it says; models that it defines no more are removed. Raises:
+        ServeError: INVALID_ARGUMENT when another folder defines one of the names, UNAVAILABLE after `close`; nothing is
+        done then."""
         if self._is_closed:
             raise unavailable("Server exiting")
         names = [content.model for content in contents]

@@ -290,12 +290,9 @@ class ManagedVersion:
         return loaded
 
     def _check_interface(self, loaded: LoadedVersion, content: ModelContent) -> None:
-        """A version is not replaced where the configuration alone has changed, and lost what clients use: it may
-        have been cut short, and the model's files would go with another interface. Ensembles have no other files.
-
-        Raises:
-            InterfaceLost: what it has lost.
-        """
+        """A version is not replaced where the configuration alone has changed, and lost what clients use: it may have
+        been cut short, and the model's files would go with another interface. Ensembles have no other files. Raises:
+        InterfaceLost: what it has lost."""
         served, before = self.served, self._served_content
         if served is None or before is None or content.definition.is_ensemble:
             return

@@ -305,11 +305,8 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: Plane
 
     For members with sequences each run is a sequence of one request.
 
-    Args:
-        folder: the model's, which holds the samples' files.
-
-    Raises:
-        ServeError: what the first sample that failed was answered with.
+    `folder`: the model's, which holds the samples' files. Raises: ServeError: what the first sample that failed was
+    answered with.
     """
     config, number = ensemble.config, ensemble.version
     has_text_ids = _has_text_ids(config, ensemble.dispatcher.tables.table)

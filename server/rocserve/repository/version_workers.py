@@ -252,11 +252,8 @@ def worker_group(
     limits: TimeLimits = NO_TIME_LIMITS,
 ) -> WorkerGroup:
     """The workers of a version, not yet started. `start_call`: runs what the model calls, where its backend may.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the model's file is missing, the interpreter that the model asks for cannot run
-            it, a bound is no number, or the model cannot be in the process of the group that it names.
-    """
+    Raises: ServeError: INVALID_ARGUMENT, the model's file is missing, the interpreter that the model asks for cannot
+    run it, a bound is no number, or the model cannot be in the process of the group that it names."""
     definition = order.definition
     backend = definition.backend
     assert backend is not None, "an ensemble has no workers"

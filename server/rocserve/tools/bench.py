@@ -86,11 +86,8 @@ class BenchOptions:
 
 
 def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: logging.Logger) -> int:
-    """The exit status: 1 when one of the engines could not be had or could not run the model.
-
-    Raises:
-        ServeError: the model's own engine could not.
-    """
+    """The exit status: 1 when one of the engines could not be had or could not run the model. Raises: ServeError: the
+    model's own engine could not."""
     main = main_engine(model, options.engine)
     names = dict.fromkeys((main, *options.against))
     times: list[EngineTimes] = []

@@ -66,11 +66,8 @@ def list_programs(options: ListOptions) -> None:
 
 def prune_programs(options: PruneOptions) -> None:
     """Remove programs: of `models`, or all, or those used least lately until the rest takes no more than the limit (the
-    settings' where none is given). What is not tried again is forgotten of the models, or with all.
-
-    Raises:
-        ServeError, OSError: a folder cannot be used.
-    """
+    settings' where none is given). What is not tried again is forgotten of the models, or with all. Raises: ServeError,
+    OSError: a folder cannot be used."""
     console, settings = console_on(), EngineSettings(options.cache_directory)
     models = options.models
     if (cache := _open_cache(settings, console)) is None:

@@ -70,11 +70,8 @@ class _Compiled:
 
 def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Console, log: logging.Logger) -> int:
     """Print the errors and the speed of each precision; the exit status, 1 when one of them failed. fp32 is always
-    among them, and first. Empty = those that can be had without being named.
-
-    Raises:
-        ServeError: fp32 cannot be compiled or run, or the samples cannot be read.
-    """
+    among them, and first. Empty = those that can be had without being named. Raises: ServeError: fp32 cannot be
+    compiled or run, or the samples cannot be read."""
     config = model.source.config
     has_data = "calibration_data" in config.parameters or "calibration_data" in accelerator_parameters(config)
     named = precisions or ("fp16", "bf16", *(("int8", "fp8") if has_data else ()))
@@ -222,11 +219,8 @@ def run(options: CompileOptions) -> int | None:
 
 
 def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logger) -> None:
-    """Compile all programs of the model into the cache, and copy them to `output` where that is not "".
-
-    Raises:
-        ServeError: one cannot be compiled, with the reason.
-    """
+    """Compile all programs of the model into the cache, and copy them to `output` where that is not "". Raises:
+    ServeError: one cannot be compiled, with the reason."""
     rows: list[Sequence[str]] = []
     folders: list[str] = []
     with ToolProgress() as progress:
@@ -260,11 +254,8 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
 
 
 def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT, several programs would go into one file, the name is no program's (it may be that
-            of the model's own file), or the folder is not there.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT, several programs would go into one file, the name is no program's (it may
+    be that of the model's own file), or the folder is not there."""
     if not output:
         return
     if Path(output).suffix != ".mxr":

@@ -43,11 +43,7 @@ _LOG = logging.getLogger("rocserve.config")
 def describe(definition: ModelDefinition, version: int, settings: EngineSettings | None = None) -> Signature:
     """The signature that the engine reports of a version; progress goes to standard error.
 
-    Args:
-        settings: None = what holds without flags.
-
-    Raises:
-        ServeError: the version cannot be loaded.
+    `settings`: None = what holds without flags. Raises: ServeError: the version cannot be loaded.
     """
     return asyncio.run(_describe(definition, version, settings or engine_settings()))
 
@@ -117,12 +113,8 @@ class ConfigOptions:
 
 def run(options: ConfigOptions, registry: BackendRegistry | None = None, describe: Describe = describe) -> None:
     """Print each model of the folder as config.pbtxt, with comments on what was completed; then the files of the models
-    that `preprocess` makes beside it.
-
-    Raises:
-        ServeError: the configuration is wrong.
-        OSError: nothing can be written.
-    """
+    that `preprocess` makes beside it. Raises: ServeError: the configuration is wrong; OSError: nothing can be
+    written."""
     definitions, text = _effective_config(
         options.model_folder.resolve(),
         registry or discover_backends(),

@@ -59,10 +59,7 @@ class ConvertOptions:
 
 
 def run(options: ConvertOptions) -> None:
-    """
-    Raises:
-        ServeError: INVALID_ARGUMENT, the archive holds no program that can be served.
-    """
+    """Raises: ServeError: INVALID_ARGUMENT, the archive holds no program that can be served."""
     try:
         with zipfile.ZipFile(options.archive) as archive:
             _convert(archive, options)

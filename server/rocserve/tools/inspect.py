@@ -155,10 +155,7 @@ class Inspection:
 
 
 def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
-    """
-    Raises:
-        ServeError: MIGraphX cannot be had here, or cannot read or compile the model.
-    """
+    """Raises: ServeError: MIGraphX cannot be had here, or cannot read or compile the model."""
     file = model.source.model_file
     with ToolProgress() as progress:
         context = ToolContext(model, progress.report, log)

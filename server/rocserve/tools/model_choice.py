@@ -146,11 +146,8 @@ def run_on_model(options: ModelOptions, tool: Tool) -> int | None:
 
 
 def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
-    """The model that the options name, with what they say of it.
-
-    Raises:
-        ServeError: there is none, or its configuration is wrong.
-    """
+    """The model that the options name, with what they say of it. Raises: ServeError: there is none, or its
+    configuration is wrong."""
     path = options.model.absolute()
     if path.is_dir():
         model = _from_folder(path, options, registry)

@@ -91,11 +91,7 @@ size = readable_size
 @contextmanager
 def replacing(path: Path, mode: int) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of `path` when the block ends, with these permissions; where the block
-    fails, `path` is as it was.
-
-    Raises:
-        OSError: it cannot be written, or not be put there.
-    """
+    fails, `path` is as it was. Raises: OSError: it cannot be written, or not be put there."""
     with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=".", suffix=".tmp", delete=False) as part:
         try:
             yield cast(BinaryIO, part)

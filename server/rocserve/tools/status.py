@@ -70,11 +70,8 @@ class StatusPoll:
         self._polled_at: float | None = None
 
     def rows(self, now: float) -> list[StatusRow]:
-        """In the order of names and versions; `now`: time.monotonic() seconds.
-
-        Raises:
-            RocserveError: the server does not answer, or refuses.
-        """
+        """In the order of names and versions; `now`: time.monotonic() seconds. Raises: RocserveError: the server does
+        not answer, or refuses."""
         index = self._client.repository_index(timeout=_CALL_TIMEOUT_S)
         statistics = {(one.name, one.version): one for one in self._client.statistics(timeout=_CALL_TIMEOUT_S)}
         self._update_engines(index)
@@ -135,11 +132,7 @@ class StatusOptions:
 
 def run(options: StatusOptions, console: Console | None = None) -> None:
     """Show the models of the server, with a poll every `interval` seconds until interrupted; with `once`, or where the
-    output is no terminal, the table is printed once.
-
-    Raises:
-        ServeError: UNAVAILABLE, no server answers.
-    """
+    output is no terminal, the table is printed once. Raises: ServeError: UNAVAILABLE, no server answers."""
     files = (options.root_cert, options.client_key, options.client_cert)
     tls = Tls(*files) if options.tls or any(files) else None
     url = options.url

@@ -53,12 +53,8 @@ class ToolContext:
     def __init__(
         self, model: ToolModel, report: Report, log: logging.Logger, library: LibraryResult | None = None
     ) -> None:
-        """
-        `report` takes what goes on, a line each. `library`: what another context has found out already.
-
-        Raises:
-            ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong.
-        """
+        """`report` takes what goes on, a line each. `library`: what another context has found out already. Raises:
+        ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong."""
         source = model.source
         if MIGRAPHX not in model.backend.engines:
             raise invalid_argument(

@@ -98,10 +98,8 @@ def try_engine(
 ) -> float:
     """The seconds from the start of its process to its answer.
 
-    `module`: the engine's. `parameters`: the model's: which target or engine.
-
-    Raises:
-        ServeError: the answer is wrong, or why there is none.
+    `module`: the engine's. `parameters`: the model's: which target or engine. Raises: ServeError: the answer is wrong,
+    or why there is none.
     """
     started = time.monotonic()
     environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}

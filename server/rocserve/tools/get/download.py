@@ -151,10 +151,7 @@ class DownloadProgress:
 @contextmanager
 def opened_part(path: Path) -> Iterator[BufferedRandom]:
     """The part of a file that is there so far, nobody else's, open at its end; what an earlier download left is kept.
-
-    Raises:
-        GetError: another process writes it, or it cannot be written, such as on a full disk.
-    """
+    Raises: GetError: another process writes it, or it cannot be written, such as on a full disk."""
     size = 0
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b") as part:
@@ -189,12 +186,9 @@ def keep_as(target: Path, path: Path, part: BufferedRandom) -> None:
 def download(
     file: RemoteFile, target: Path, path: Path, progress: DownloadProgress, patience: Patience | None = None
 ) -> None:
-    """Put the file at `target`, whole or not at all; `path` is where it grows, on the same file system.
-
-    Raises:
-        GetError: no address gave the right bytes, there is no room, or another process writes it. What was downloaded
-            rightly so far stays at `path` for the next time.
-    """
+    """Put the file at `target`, whole or not at all; `path` is where it grows, on the same file system. Raises:
+    GetError: no address gave the right bytes, there is no room, or another process writes it. What was downloaded
+    rightly so far stays at `path` for the next time."""
     with opened_part(path) as part:
         try:
             wanted, free = file.size - part.tell(), shutil.disk_usage(path.parent).free

@@ -42,11 +42,8 @@ _PLACES = (_PACKAGE / "samples", _PACKAGE.parents[1] / "model_repository")
 
 
 def copy_samples(name: str, repository: Path) -> tuple[str, ...]:
-    """Put the model folders of a network into a repository, where they are not there; returns which.
-
-    Raises:
-        OSError: a folder cannot be written.
-    """
+    """Put the model folders of a network into a repository, where they are not there; returns which. Raises: OSError: a
+    folder cannot be written."""
     source = next(place for place in _PLACES if place.is_dir())
     missing = tuple(folder for folder in SAMPLES[name] if not (repository / folder / "config.pbtxt").is_file())
     for folder in missing:

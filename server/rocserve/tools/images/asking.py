@@ -55,11 +55,8 @@ Ask = Callable[[AsyncClient, bytes], Awaitable[tuple[Found, ...]]]
 async def ask_all(
     url: str, model: str, images: Sequence[Path], ask_of: Callable[[ModelMetadata], Ask[Found]]
 ) -> list[Finding[Found]]:
-    """The findings in the order of the images. `ask_of` makes what asks the model, or raises ServeError.
-
-    Raises:
-        ServeError: no server answers, it does not serve the model, or that is one of another kind.
-    """
+    """The findings in the order of the images. `ask_of` makes what asks the model, or raises ServeError. Raises:
+    ServeError: no server answers, it does not serve the model, or that is one of another kind."""
     async with AsyncClient(url) as client:
         try:
             ask = ask_of(await require_model(client, url, model))
@@ -78,12 +75,8 @@ async def ask_all(
 
 
 async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetadata:
-    """The metadata of a model that is ready.
-
-    Raises:
-        ServeError: no server answers, or it does not serve the model.
-        RocserveError: the server answers otherwise than expected.
-    """
+    """The metadata of a model that is ready. Raises: ServeError: no server answers, or it does not serve the model;
+    RocserveError: the server answers otherwise than expected."""
     try:
         await client.server_live(timeout=CONNECT_TIMEOUT_S)
     except (Unavailable, DeadlineExceeded) as error:

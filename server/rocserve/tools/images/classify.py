@@ -50,11 +50,8 @@ def _classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
 
 
 async def classify_all(url: str, model: str, images: Sequence[Path], top: int) -> list[Finding[Classification]]:
-    """The findings in the order of the images.
-
-    Raises:
-        ServeError: the server is not there, does not serve the model, or that is no classifier.
-    """
+    """The findings in the order of the images. Raises: ServeError: the server is not there, does not serve the model,
+    or that is no classifier."""
     return await ask_all(url, model, images, partial(_classifier, top))
 
 

@@ -70,11 +70,8 @@ def _detector(metadata: ModelMetadata) -> Ask[Detection]:
 
 
 async def detect_all(url: str, model: str, images: Sequence[Path]) -> list[Finding[Detection]]:
-    """The findings in the order of the images.
-
-    Raises:
-        ServeError: no server answers, it does not serve the model, or that is no detector.
-    """
+    """The findings in the order of the images. Raises: ServeError: no server answers, it does not serve the model, or
+    that is no detector."""
     return await ask_all(url, model, images, _detector)
 
 
@@ -138,12 +135,9 @@ class DetectOptions:
 
 
 def run(options: DetectOptions) -> int:
-    """Print what is in each image and, with a folder, draw it; returns the exit status.
-
-    Raises:
-        UsageError: the folder is not there and cannot be made, or what draws is not installed.
-        ServeError: no server answers, it does not serve the model, or that is no detector.
-    """
+    """Print what is in each image and, with a folder, draw it; returns the exit status. Raises: UsageError: the folder
+    is not there and cannot be made, or what draws is not installed; ServeError: no server answers, it does not serve
+    the model, or that is no detector."""
     if options.out is not None:
         try:
             options.out.mkdir(parents=True, exist_ok=True)

@@ -27,12 +27,8 @@ def class_colour(class_index: int) -> tuple[int, int, int]:
 
 
 def read_picture(path: Path) -> Image.Image:
-    """RGB with 8 bits a level, as a model sees it: not turned as its EXIF orientation says.
-
-    Raises:
-        OSError: it cannot be read.
-        Image.DecompressionBombError: it has more pixels than Pillow opens.
-    """
+    """RGB with 8 bits a level, as a model sees it: not turned as its EXIF orientation says. Raises: OSError: it cannot
+    be read; Image.DecompressionBombError: it has more pixels than Pillow opens."""
     with Image.open(path) as picture:
         if picture.mode.startswith("I;16"):  # Pillow would cut its levels at 255.
             return Image.fromarray((np.asarray(picture) // 257).astype(np.uint8)).convert("RGB")

@@ -37,11 +37,8 @@ _TORCH_FILES = ("model.pt2", "model.pt")
 
 
 def main_engine(model: ToolModel, wanted: str) -> str:
-    """The engine that is `wanted`, or ("auto") that a server here would take.
-
-    Raises:
-        ServeError: none can run the model, or the one that is asked for cannot be had here.
-    """
+    """The engine that is `wanted`, or ("auto") that a server here would take. Raises: ServeError: none can run the
+    model, or the one that is asked for cannot be had here."""
     if is_pytorch(model):
         return _pytorch_choice(model, wanted).engine.name
     if model.backend.name in ("migraphx", "tensorflow"):
@@ -59,10 +56,7 @@ def main_engine(model: ToolModel, wanted: str) -> str:
 def prepare(model: ToolModel, name: str, progress: ToolProgress, log: logging.Logger, instances: int = 1) -> Candidate:
     """The model in the engine of this name; what MIGraphX has to compile is compiled.
 
-    `instances`: how many threads are to run an engine that is safe on several.
-
-    Raises:
-        ServeError: it cannot be had.
+    `instances`: how many threads are to run an engine that is safe on several. Raises: ServeError: it cannot be had.
     """
     if is_pytorch(model):
         if name != TORCH:

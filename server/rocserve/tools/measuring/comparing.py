@@ -43,11 +43,8 @@ class Difference:
 
 
 def difference(pairs: Iterable[tuple[Array, Array]]) -> Difference:
-    """Of (result, reference) pairs, each of the same shape; the first dimension counts rows.
-
-    Raises:
-        ValueError: there is no pair, or one whose shapes differ.
-    """
+    """Of (result, reference) pairs, each of the same shape; the first dimension counts rows. Raises: ValueError: there
+    is no pair, or one whose shapes differ."""
     results, references = [], []
     for result, reference in pairs:
         if result.shape != reference.shape:

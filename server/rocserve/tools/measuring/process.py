@@ -160,13 +160,9 @@ class MeasuringProcess:
     def __init__(
         self, title: str, python: Sequence[str], environment: Mapping[str, str], *, timeout_seconds: float = 0.0
     ) -> None:
-        """
-        `title`: what errors begin with. `python`: the words that start the interpreter. `environment`: set on top of
-        this process's. `timeout_seconds`: up to its last answer, as --timeout-secs has it; 0 = no limit.
-
-        Raises:
-            ServeError: it cannot be started.
-        """
+        """`title`: what errors begin with. `python`: the words that start the interpreter. `environment`: set on top of
+        this process's. `timeout_seconds`: up to its last answer, as --timeout-secs has it; 0 = no limit. Raises:
+        ServeError: it cannot be started."""
         self.title = title
         self._timeout_seconds = timeout_seconds
         self._deadline = time.monotonic() + (timeout_seconds or math.inf)
@@ -278,11 +274,8 @@ class Timing:
 def time_interleaved(
     processes: Mapping[str, MeasuringProcess], orders: Mapping[str, Measure], timing: Timing
 ) -> dict[str, list[float]]:
-    """The latencies, in seconds, of each process's order; who begins changes from round to round.
-
-    Raises:
-        ServeError: a run failed.
-    """
+    """The latencies, in seconds, of each process's order; who begins changes from round to round. Raises: ServeError: a
+    run failed."""
     for name, order in orders.items():
         if timing.warm_up:
             processes[name].measure(replace(order, repeats=timing.warm_up, seconds=0.0))

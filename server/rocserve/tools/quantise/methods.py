@@ -85,11 +85,7 @@ def _quantizer(*, is_qat: bool) -> Any:
 
 
 def training_function(file: Path) -> Train:
-    """The `train` of a Python file.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; there is none.
-    """
+    """The `train` of a Python file. Raises: ServeError: INVALID_ARGUMENT; there is none."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise invalid_argument(f"{file} is no Python file; expected one that holds train(network)")

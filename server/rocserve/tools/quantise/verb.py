@@ -63,11 +63,8 @@ def run(options: QuantiseOptions) -> None:
 
 
 def quantise(options: QuantiseOptions, out: Console) -> None:
-    """Write the quantised program, and print what has become of the original.
-
-    Raises:
-        ServeError: UNAVAILABLE, PyTorch or torchao is not installed; INVALID_ARGUMENT, the model cannot be quantised.
-    """
+    """Write the quantised program, and print what has become of the original. Raises: ServeError: UNAVAILABLE, PyTorch
+    or torchao is not installed; INVALID_ARGUMENT, the model cannot be quantised."""
     for needed in (*_NEEDED, *(_NEEDED_FOR_ONNX if options.out.suffix == _ONNX else ())):
         package = re.split("[=>]", needed)[0]
         if find_spec(package) is None:
@@ -101,11 +98,8 @@ def quantise(options: QuantiseOptions, out: Console) -> None:
 
 
 def read_inputs(program: ProgramSignature, options: QuantiseOptions) -> list[Mapping[str, Array]]:
-    """The inputs of one run after the other, from the files that calibration data may be.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs, or sizes beside the batch vary.
-    """
+    """The inputs of one run after the other, from the files that calibration data may be. Raises: ServeError:
+    INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs, or sizes beside the batch vary."""
     for path in filter(None, (options.data, options.pipeline)):
         if not path.exists():
             raise invalid_argument(f"{path} does not exist")

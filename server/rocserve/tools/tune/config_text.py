@@ -30,11 +30,8 @@ class ServingChoice:
 
 
 def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
-    """The text with the choice written in.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; the text is no config.pbtxt, or has no one place for the choice.
-    """
+    """The text with the choice written in. Raises: ServeError: INVALID_ARGUMENT; the text is no config.pbtxt, or has no
+    one place for the choice."""
     expected = parse_model_config(text, filename)
     if not expected.instance_group:
         expected.instance_group.add()
@@ -166,11 +163,8 @@ def _holds(outer: _Span, inner: _Span) -> bool:
 
 
 def config_path(model: ToolModel, config_name: str) -> Path:
-    """The file that says how the model is served; it need not be there yet.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT; there is none that could be written.
-    """
+    """The file that says how the model is served; it need not be there yet. Raises: ServeError: INVALID_ARGUMENT; there
+    is none that could be written."""
     definition = model.definition
     if definition is None:
         raise invalid_argument("--write: a bare file has no config.pbtxt; give a model's folder")
@@ -191,11 +185,8 @@ def config_path(model: ToolModel, config_name: str) -> Path:
 
 
 def write_choice(path: Path, model: ToolModel, choice: ServingChoice) -> None:
-    """Replace the file in one step; a server that watches sees the one or the other.
-
-    Raises:
-        ServeError: the choice cannot be written into it; it is as it was.
-    """
+    """Replace the file in one step; a server that watches sees the one or the other. Raises: ServeError: the choice
+    cannot be written into it; it is as it was."""
     before = read_text(path) if path.exists() else f'backend: "{model.backend.name}"\n'
     text = with_choice(before, choice, path.name)
     message = parse_model_config(text, path.name)

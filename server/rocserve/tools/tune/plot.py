@@ -32,11 +32,7 @@ def draw(
     latency_budget_ms: float | None,
     path: Path,
 ) -> None:
-    """Write the PNG.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the PNG. Raises: OSError: it cannot be written."""
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

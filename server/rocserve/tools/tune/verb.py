@@ -55,11 +55,8 @@ class Recommendation:
 
 
 def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | None) -> Recommendation:
-    """With a budget: the highest throughput whose 95th percentile is within it. Without: the knee.
-
-    Raises:
-        ValueError: nothing was measured, or nothing is within the budget.
-    """
+    """With a budget: the highest throughput whose 95th percentile is within it. Without: the knee. Raises: ValueError:
+    nothing was measured, or nothing is within the budget."""
     if not measurements:
         raise ValueError("nothing was measured")
     if latency_budget_ms is None:
@@ -204,11 +201,8 @@ class TuneResult:
 
 
 def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logger) -> int:
-    """The exit status: 1 when a setting could not be measured.
-
-    Raises:
-        ServeError: the model cannot be measured at all, nothing is within the budget, or the result cannot be written.
-    """
+    """The exit status: 1 when a setting could not be measured. Raises: ServeError: the model cannot be measured at all,
+    nothing is within the budget, or the result cannot be written."""
     # Before minutes of measuring, not after.
     path = config_path(model, options.model.config_name) if options.write else None
     if options.plot is not None:
