@@ -101,7 +101,6 @@ class CertificateFiles:
 
     @property
     def expected(self) -> str:
-        """For errors."""
         return f"expected PEM files that belong together: {', '.join(map(str, self.paths))}"
 
 

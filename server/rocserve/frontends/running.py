@@ -144,7 +144,6 @@ class FrontEnds:
             self._processes["gRPC"].begin_exit()
 
     def _publish_health(self) -> None:
-        """Readiness may have changed: send it to those that watch."""
         self._plane.call_soon(self._health.publish)
 
     async def drain(self, deadline: float) -> None:
@@ -205,7 +204,6 @@ class FrontEnds:
         return (f"Started Metrics Service at {settings.address}:{port}",)
 
     async def _start_http(self) -> Sequence[str]:
-        """Lines for the log."""
         settings = self._settings.http
         if not settings.allow:
             return ()
@@ -238,7 +236,6 @@ class FrontEnds:
         )
 
     async def _start_grpc(self) -> Sequence[str]:
-        """Lines for the log."""
         settings = self._settings.grpc
         if not settings.allow:
             return ()

@@ -31,7 +31,6 @@ class Allowance:
         self._counted_at = time.monotonic()
 
     def take(self, amount: int = 1) -> bool:
-        """Whether `amount` more may pass now."""
         if self.left < amount:
             return False
         self._left -= amount
@@ -39,7 +38,6 @@ class Allowance:
 
     @property
     def left(self) -> int:
-        """How many may pass now."""
         now = time.monotonic()
         self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
         self._counted_at = now

@@ -82,7 +82,6 @@ class Restriction:
         return self.admits(next((value for key, value in metadata if key.lower() == name), None))
 
     def refusal(self) -> ServeError:
-        """The error for gRPC clients without the header."""
         return unavailable(f"This protocol is restricted, expecting header '{self.header}'")
 
 

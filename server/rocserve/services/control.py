@@ -24,7 +24,6 @@ class RepositoryControlService:
     _repository: ModelRepository
 
     def methods(self) -> Mapping[str, Method]:
-        """By name."""
         return {
             "RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, self.load),
             "RepositoryModelUnload": SlowMethod(pb.RepositoryModelUnloadRequest, self.unload),
@@ -74,7 +73,6 @@ class TraceControlService:
     _tables: ServingTableHolder
 
     def methods(self) -> Mapping[str, Method]:
-        """By name."""
         return {"TraceSetting": QuickMethod(pb.TraceSettingRequest, self.trace_setting)}
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
@@ -174,7 +172,6 @@ class LogControlService:
     _log: ServerLog
 
     def methods(self) -> Mapping[str, Method]:
-        """By name."""
         return {"LogSettings": QuickMethod(pb.LogSettingsRequest, self.log_settings)}
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:

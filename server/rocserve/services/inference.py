@@ -165,7 +165,6 @@ class RequestObserver:
         return responder
 
     def note_refusal(self, error: ServeError, find_id: Callable[[], str]) -> None:
-        """What has come is no request."""
         if self._log.isEnabledFor(logging.DEBUG):
             prefix = request_prefix([find_id()])
             self._log.debug("%sinference is refused: %s: %s", prefix, error.code.name, error.text)

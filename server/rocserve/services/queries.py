@@ -74,7 +74,6 @@ class QueryService:
     """Takes those of the server out of reasons and properties."""
 
     def methods(self) -> Mapping[str, Method]:
-        """By name."""
         return {
             "ServerLive": QuickMethod(pb.ServerLiveRequest, lambda request: pb.ServerLiveResponse(live=True)),
             "ServerReady": QuickMethod(

@@ -407,7 +407,6 @@ class ResponseEncoder:
         return b"".join(self.stream_parts(response, final))
 
     def stream_parts(self, response: InferResponse, final: bool) -> list[Buffer]:
-        """The pieces of a serialised ModelStreamInferResponse."""
         parts = self.parts(response, self._finality[final])
         size = sum(map(_nbytes, parts))
         parts.insert(0, length_prefix(ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size))

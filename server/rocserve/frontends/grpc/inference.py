@@ -43,7 +43,6 @@ class InferenceHandlers:
         self.is_exiting = False
 
     def routes(self, restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
-        """By full names."""
         routes: dict[str, Route] = {
             "ModelInfer": UnaryRoute(self.model_infer, InferCall),
             "ModelStreamInfer": StreamRoute(lambda call: InferenceStream(call, self)),
@@ -274,7 +273,6 @@ class _StreamResponder:
             self._stream.watchers.add(self)
 
     def left(self) -> None:
-        """Its client has gone."""
         if self._callback is not None:
             self._callback()
 

@@ -106,7 +106,6 @@ class ServerCall:
 
     @property
     def peer(self) -> str:
-        """Its connection."""
         peer: bytes = self._call.peer()
         return peer.decode(errors="replace")
 

@@ -63,7 +63,6 @@ class HealthHandlers:
         return pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
 
     def publish(self) -> None:
-        """Send the watchers what changed."""
         for watch in list(self.watches):
             watch.send_change()
 
@@ -184,7 +183,6 @@ def method_routes(
 
 
 def _admin_guarded(route: UnaryRoute, method: str, request: type[Message], access: Access) -> UnaryRoute:
-    """Behind a check of where the call comes from."""
 
     def handle(call: UnaryCall) -> None:
         try:

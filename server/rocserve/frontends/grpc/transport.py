@@ -133,7 +133,6 @@ Routes = Mapping[str, Route]
 
 
 def full_name(method: str) -> str:
-    """As the transport has it, of a method of either service."""
     service = "grpc.health.v1.Health" if method in ("Check", "Watch") else "inference.GRPCInferenceService"
     return f"/{service}/{method}"
 

@@ -93,7 +93,6 @@ def decompressed(data: Buffer, limit: int) -> bytes:
 
 
 def compressed(parts: list[Buffer], encoding: str) -> bytes:
-    """The parts as one compressed body."""
     stream = zlib.compressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
     return b"".join([*(stream.compress(part) for part in parts), stream.flush()])
 

@@ -197,7 +197,6 @@ async def _send_events(request: Request, first: Answer, responder: AnswerStream,
 
 
 def _status_and_body(outcome: InferResponse | ServeError, paths: PrivatePaths) -> tuple[int, bytes]:
-    """Status and body of one response or error."""
     if not isinstance(outcome, ServeError):
         try:
             return 200, generate_body(outcome)

@@ -331,7 +331,6 @@ class InferCall(HttpResponder):
         self.hand_over(infer_request)
 
     def leave(self) -> None:
-        """The client has gone."""
         self._end()
         self.cancel()
 
@@ -405,5 +404,4 @@ class InferCall(HttpResponder):
 
 
 def _content(body: Sequence[Buffer]) -> tuple[str, Mapping[str, str]]:
-    """Content type and headers of an answer."""
     return (_BINARY, {HEADER_LENGTH: str(len(body[0]))}) if len(body) > 1 else (JSON, {})

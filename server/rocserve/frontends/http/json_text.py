@@ -69,7 +69,6 @@ def nested_too_deeply() -> ServeError:
 
 
 def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
-    """The fault, and where it is."""
     position = error.pos
     if not source.strip(" \t\r\n"):
         return "The document is empty.", len(source)
@@ -300,7 +299,6 @@ def _bytes_contents(elements: list[Any], input_name: str) -> bytes:
 
 
 def _decoded(value: Any, input_name: str) -> bytes:
-    """The bytes of `{"b64": "..."}`."""
     text = find(value, "b64")
     if type(text) is not str or len(value) != 1:
         raise invalid_argument(f"input '{input_name}': bytes in base64 are given as a text, or as {{\"b64\": text}}")

@@ -162,12 +162,10 @@ class Request:
         self.taken = len(self.data)
 
     def wake(self) -> None:
-        """More of it has come."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def invite(self) -> None:
-        """A client that asks first may send its body."""
         if self.head.headers.get("expect", "").lower() == "100-continue":
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -250,7 +248,6 @@ class Request:
         return lines + listener.last_lines(now)
 
     def leave(self) -> None:
-        """The client has gone."""
         if self._task is not None:
             self._task.cancel()
         on_gone, self.on_gone = self.on_gone, None

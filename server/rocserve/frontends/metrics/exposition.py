@@ -56,7 +56,6 @@ def _number(value: float) -> str:
 
 
 def histogram_samples(labels: Mapping[str, str], reading: HistogramReading) -> tuple[Sample, ...]:
-    """All samples of one histogram."""
     rows = [
         Sample({**labels, "le": str(int(bound)) if bound == int(bound) else repr(bound)}, count, "_bucket")
         for bound, count in zip(reading.bounds, reading.cumulative, strict=True)
@@ -70,7 +69,6 @@ def histogram_samples(labels: Mapping[str, str], reading: HistogramReading) -> t
 
 
 def summary_samples(labels: Mapping[str, str], reading: SummaryReading) -> tuple[Sample, ...]:
-    """All samples of one summary."""
     rows = [Sample({**labels, "quantile": repr(quantile)}, value) for quantile, value in reading.quantiles]
     return (Sample(labels, reading.count, "_count"), Sample(labels, reading.total, "_sum"), *rows)
 

@@ -61,7 +61,6 @@ class Forwarding:
     _open: dict[int, _Waiting] = field(default_factory=dict)
 
     def routes(self) -> Mapping[str, Route]:
-        """By full names."""
         names = PROTOCOLS.keys() - _OWN
         return {
             full_name(name): StreamRoute(lambda call: _ForwardedStream(self, call))
@@ -102,7 +101,6 @@ class Forwarding:
             self._link.post(ENTRY.pack(entries.CALL_LEFT, 0, 0, number, 0, 0, 0))
 
     def on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
-        """From the server, of a call."""
         waiting = self._open.get(number)
         if waiting is None:
             return  # Its client has gone meanwhile.

@@ -145,7 +145,6 @@ class RemoteInference:
         )
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
-        """No request could be made of what has come; its client has its answer."""
         if self._sends_origins:
             text, request_id = error.text.encode(errors="replace"), find_id().encode(errors="replace")
             pieces, nbytes = framed((text, request_id))

@@ -172,7 +172,6 @@ class GrpcFrontEnd:
         self._transport.start()
 
     def begin_exit(self) -> None:
-        """Have clients hear that the server ends."""
         self._handlers.begin_exit()
 
     def stop(self, grace_seconds: float) -> None:

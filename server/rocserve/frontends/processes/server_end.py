@@ -499,7 +499,6 @@ class RemoteResponder(LinkedResponder):
         self._callbacks.append(callback)
 
     def left(self) -> None:
-        """Its client has gone."""
         self._has_left = True
         callbacks, self._callbacks = self._callbacks or (), None
         for callback in callbacks:

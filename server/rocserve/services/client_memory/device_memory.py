@@ -147,7 +147,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _open(torch: Any, handle: bytes, device: int, nbytes: int) -> Any:
-    """The region's bytes."""
     if device >= torch.cuda.device_count():
         raise ValueError(f"there is no GPU {device}, only {torch.cuda.device_count()}")
     storage = torch.UntypedStorage._new_shared_cuda(device, handle, nbytes, 0, _GONE, 0, b"", False)

@@ -284,7 +284,6 @@ class ClientRegions:
         return region
 
     def give_back(self, region: AnyRegion) -> None:
-        """It is no longer written to."""
         with self._lock:
             region.users -= 1
             if region.is_leaving:
@@ -313,7 +312,6 @@ class ClientMemoryService:
         self._allowed = allowed
 
     def methods(self) -> Mapping[str, Method]:
-        """By name."""
         return {
             "SystemSharedMemoryStatus": QuickMethod(pb.SystemSharedMemoryStatusRequest, self.system_status),
             "SystemSharedMemoryRegister": QuickMethod(pb.SystemSharedMemoryRegisterRequest, self.system_register),
