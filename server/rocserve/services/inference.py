@@ -155,32 +155,13 @@ class RequestObserver:
 
     def begin(self, request: InferRequest, client: ClientResponder) -> Responder:
         """A request has come: the responder that it is to be answered by."""
-        origin = client.origin()
+        origin, head = client.origin(), request.head
         now_ns = time.monotonic_ns()
         responder: Responder = client
         if self._log.isEnabledFor(logging.DEBUG):
             responder = LoggedResponder(responder, request, now_ns, self._log)
-        if self._tracing.is_on:
-            responder = self._begin_trace(request, responder, origin, now_ns)
-        return responder
-
-    def note_refusal(self, error: ServeError, find_id: Callable[[], str]) -> None:
-        if self._log.isEnabledFor(logging.DEBUG):
-            prefix = request_prefix([find_id()])
-            self._log.debug("%sinference is refused: %s: %s", prefix, error.code.name, error.text)
-
-    def note_tensors(self, request: InferRequest, responder: Responder) -> Responder:
-        """The request's data are there, from wherever they came: the responder that the model is to answer to."""
-        trace = request.trace
-        if trace is None or not trace.wants_tensors:
+        if not self._tracing.is_on:
             return responder
-        note_inputs(trace, request)
-        return _TensorResponder(responder, trace)
-
-    def _begin_trace(
-        self, request: InferRequest, responder: Responder, origin: RequestOrigin, now_ns: int
-    ) -> Responder:
-        head = request.head
         try:
             version = self._tables.table.find(head.model_name, head.model_version)
         except ServeError:
@@ -194,6 +175,19 @@ class RequestObserver:
             trace.note_front_end(name, ns)
         request.trace = trace
         return _ClientTracedResponder(responder, trace, origin.protocol)
+
+    def note_refusal(self, error: ServeError, find_id: Callable[[], str]) -> None:
+        if self._log.isEnabledFor(logging.DEBUG):
+            prefix = request_prefix([find_id()])
+            self._log.debug("%sinference is refused: %s: %s", prefix, error.code.name, error.text)
+
+    def note_tensors(self, request: InferRequest, responder: Responder) -> Responder:
+        """The request's data are there, from wherever they came: the responder that the model is to answer to."""
+        trace = request.trace
+        if trace is None or not trace.wants_tensors:
+            return responder
+        note_inputs(trace, request)
+        return _TensorResponder(responder, trace)
 
 
 class _TensorResponder(ForwardingResponder):

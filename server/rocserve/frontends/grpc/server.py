@@ -470,21 +470,18 @@ def find_epoll(port: int) -> int | None:
     threads of its own."""
     if POLLS_ITSELF not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
         return None
-    for epoll, watched in _epolls():
-        for descriptor, found in _sockets(port):
-            if descriptor in watched and _listens(found):
-                return epoll if _tells(epoll, found.family, found.getsockname()) else None
-    return None
-
-
-def _epolls() -> Iterator[tuple[int, list[int]]]:
-    """Those of this process, and what each watches."""
     for entry in Path("/proc/self/fd").iterdir():
         # Descriptors come and go meanwhile.
         with contextlib.suppress(OSError):
-            if "eventpoll" in str(entry.readlink()):
-                lines = Path("/proc/self/fdinfo", entry.name).read_text().splitlines()
-                yield int(entry.name), [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
+            if "eventpoll" not in str(entry.readlink()):
+                continue
+            lines = Path("/proc/self/fdinfo", entry.name).read_text().splitlines()
+            watched = [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
+            for descriptor, found in _sockets(port):
+                if descriptor in watched and _listens(found):
+                    epoll = int(entry.name)
+                    return epoll if _tells(epoll, found.family, found.getsockname()) else None
+    return None
 
 
 def _tells(epoll: int, family: socket.AddressFamily, address: Any) -> bool:

@@ -365,7 +365,11 @@ class UnfinishedBytes:
             address = peer_of(peer)
             if since >= checked_at or address is None or address not in received:
                 continue
-            connection = self.connections.get(peer) or self._begin(address, now, received)
+            connection = self.connections.get(peer)
+            if connection is None:
+                begun, earlier = self._earlier[0]
+                older = _Count(begun, earlier.get(address, {}))
+                connection = _Connection(older, _Count(now, received[address]))
             connections[peer] = connection
             held[peer] = connection.unfinished(since, now, received[address])
         self.drop()
@@ -385,7 +389,3 @@ class UnfinishedBytes:
         for connection in self.connections.values():
             self._memory.release_part(connection)
         self.connections = {}
-
-    def _begin(self, peer: Peer, now: float, received: ReceivedBytes) -> _Connection:
-        since, earlier = self._earlier[0]
-        return _Connection(_Count(since, earlier.get(peer, {})), _Count(now, received[peer]))

@@ -94,7 +94,6 @@ class RemoteInference:
         os.close(sleeps)
         self._heads: dict[RequestHead, _Head] = {}
         self._heads_by_number: dict[int, _Head] = {}
-        self._known_heaps: set[int] = set()
         self._files: deque[int] = deque()
         """Of heaps, that have come by the socket whose entries are still to come."""
         self._output_heaps: dict[int, HeapReader] = {}
@@ -147,9 +146,7 @@ class RemoteInference:
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         if self._sends_origins:
             text, request_id = error.text.encode(errors="replace"), find_id().encode(errors="replace")
-            pieces, nbytes = framed((text, request_id))
-            place = self.end.place(pieces, nbytes)
-            self.end.post(ENTRY.pack(entries.REFUSED, 0, int(error.code), 0, place, nbytes, 0))
+            self.end.post_contents(entries.REFUSED, 0, (text, request_id), int(error.code))
 
     def _send_head(self, head: RequestHead) -> _Head:
         if len(self._heads) >= entries.REMEMBERED_HEADS:
@@ -225,9 +222,14 @@ class RemoteInference:
             if waiting is not None:
                 waiting[0].expect_many()
         elif kind == entries.LENT:
-            self._put_into(number, a, b)
+            # Where inputs of requests of a head are to be put.
+            if a not in self.end.heaps:
+                self._take_rings()
+                self.end.heaps[a] = Heap.of_file(self._files.popleft(), b, SHARES)
+            lent = self._heads_by_number.get(number)
+            if lent is not None:
+                lent.heap_number = a
         elif kind == entries.ENDED:
-            self._known_heaps.discard(number)
             for head in self._heads.values():
                 if head.heap_number == number:
                     head.heap_number = 0
@@ -245,16 +247,6 @@ class RemoteInference:
         else:
             (content,) = read(self._answers_heap.view(a, b), c)
             self._on_message(kind, number, count, bytes(content))
-
-    def _put_into(self, head_number: int, heap_number: int, share: int) -> None:
-        """Where inputs of requests of a head are to be put."""
-        if heap_number not in self._known_heaps:
-            self._take_rings()
-            self.end.heaps[heap_number] = Heap.of_file(self._files.popleft(), share, SHARES)
-            self._known_heaps.add(heap_number)
-        head = self._heads_by_number.get(head_number)
-        if head is not None:
-            head.heap_number = heap_number
 
     def _answer(self, flags: int, count: int, token: int, head_number: int, place: int, nbytes: int) -> None:
         final = bool(flags & entries.FINAL)

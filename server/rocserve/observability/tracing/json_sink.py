@@ -116,7 +116,16 @@ class TraceFile:
             self._is_failing = False
         except OSError as error:
             self._fail(self._path, error)
-            self._repair()
+            if self._file is None:
+                return
+            try:
+                # What could be written before is left behind.
+                self._file.seek(self._end)
+                self._file.truncate()
+                if self._end:
+                    _write_all(self._file, b"]")
+            except OSError as fault:
+                self._log.debug("trace file %s could not be repaired: %s", self._path, fault)
 
     def write_indexed(self, entries: str) -> None:
         """An array of its own in a file of its own: the path with .0, .1, ... behind it."""
@@ -132,18 +141,6 @@ class TraceFile:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _repair(self) -> None:
-        """Leave behind what could be written before."""
-        if self._file is None:
-            return
-        try:
-            self._file.seek(self._end)
-            self._file.truncate()
-            if self._end:
-                _write_all(self._file, b"]")
-        except OSError as error:
-            self._log.debug("trace file %s could not be repaired: %s", self._path, error)
 
     def _fail(self, path: str, error: OSError) -> None:
         # Once, not for each trace that follows.

@@ -79,8 +79,14 @@ class SpanSink:
 
     def close(self) -> None:
         self._writer.close()
+
         # The exporter tries again and again on this thread, whatever time it was given: another one calls it off.
-        calling_off = threading.Timer(_CLOSE_SECONDS, self._call_off)
+        def call_off() -> None:
+            self._log.warning("spans are lost: the collector has not taken them within %g s of the end", _CLOSE_SECONDS)
+            self._exporter_warnings.is_silent = True
+            self._exporter.shutdown()
+
+        calling_off = threading.Timer(_CLOSE_SECONDS, call_off)
         calling_off.daemon = True
         calling_off.start()
         self._processor.force_flush()
@@ -88,21 +94,15 @@ class SpanSink:
         calling_off.cancel()
         logging.getLogger(_EXPORTER_LOG).removeHandler(self._exporter_warnings)
 
-    def _call_off(self) -> None:
-        self._log.warning("spans are lost: the collector has not taken them within %g s of the end", _CLOSE_SECONDS)
-        self._exporter_warnings.silence()
-        self._exporter.shutdown()
-
     # On the writer's thread
 
     def _handle(self, groups: list[TraceGroup]) -> None:
         for group in groups:
-            self._send(group)
+            moments = [moment for record in group.records for moment in record.moments] + group.front_end
+            if moments:
+                self._send(group, moments)
 
-    def _send(self, group: TraceGroup) -> None:
-        moments = [moment for record in group.records for moment in record.moments] + group.front_end
-        if not moments:
-            return
+    def _send(self, group: TraceGroup, moments: list[Moment]) -> None:
         parent = group.parent
         above = None
         if parent is not None:
@@ -180,13 +180,10 @@ class _ExporterWarnings(logging.Handler):
         super().__init__(logging.WARNING)
         self._log = log
         self._allowance = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
-        self._is_silent = False
-
-    def silence(self) -> None:
-        self._is_silent = True
+        self.is_silent = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self._is_silent and self._allowance.take():
+        if not self.is_silent and self._allowance.take():
             self._log.warning("spans cannot be sent: %s", record.getMessage())
 
 

@@ -367,16 +367,12 @@ def create_tracing(
         ValueError: the configuration makes no sense, or asks for OpenTelemetry whose packages are not installed.
     """
     options = trace_options(config, environment)
-    return Tracing(options, _create_sink(options, service_name, log))
-
-
-def _create_sink(options: TraceOptions, service_name: str, log: logging.Logger) -> TraceSink:
     if options.mode == "triton":
         if options.values.level is not TraceLevel.OFF and not options.file:
             log.warning("nothing is traced: the trace file is not named; --trace-config=triton,file=FILE does so")
         elif options.file and (why := why_unwritable(options.file)):
             log.warning("traces will be lost: the trace file %s cannot be written: %s", options.file, why)
-        return JsonSink(options.file, log)
+        return Tracing(options, JsonSink(options.file, log))
     if options.values.level & TraceLevel.TENSORS:
         log.warning("Tensor level tracing is not supported by the mode: opentelemetry")
     try:
@@ -384,4 +380,4 @@ def _create_sink(options: TraceOptions, service_name: str, log: logging.Logger) 
         from rocserve.observability.tracing.span_sink import SpanSink
     except ImportError as error:
         raise ValueError(NEEDS_EXTRA.format(error)) from error
-    return SpanSink(options.spans, service_name, log)
+    return Tracing(options, SpanSink(options.spans, service_name, log))
