@@ -11,7 +11,7 @@ from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.parameters import read_parameters
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository
-from rocserve.services.methods import Method, QuickMethod, SlowMethod
+from rocserve.services.methods import Method
 
 
 class AmdInferenceServerService:
@@ -26,12 +26,12 @@ class AmdInferenceServerService:
     def methods(self) -> Mapping[str, Method]:
         """By name."""
         return {
-            "ModelLoad": SlowMethod(pb.ModelLoadRequest, self.model_load),
-            "ModelUnload": SlowMethod(pb.ModelUnloadRequest, self.model_unload),
-            "WorkerLoad": SlowMethod(pb.WorkerLoadRequest, self.worker_load),
-            "WorkerUnload": SlowMethod(pb.WorkerUnloadRequest, self.worker_unload),
-            "ModelList": SlowMethod(pb.ModelListRequest, self.model_list),
-            "HasHardware": QuickMethod(pb.HasHardwareRequest, self.has_hardware),
+            "ModelLoad": Method(pb.ModelLoadRequest, self.model_load, is_slow=True),
+            "ModelUnload": Method(pb.ModelUnloadRequest, self.model_unload, is_slow=True),
+            "WorkerLoad": Method(pb.WorkerLoadRequest, self.worker_load, is_slow=True),
+            "WorkerUnload": Method(pb.WorkerUnloadRequest, self.worker_unload, is_slow=True),
+            "ModelList": Method(pb.ModelListRequest, self.model_list, is_slow=True),
+            "HasHardware": Method(pb.HasHardwareRequest, self.has_hardware),
         }
 
     async def model_load(self, request: pb.ModelLoadRequest) -> pb.ModelLoadResponse:

@@ -14,7 +14,7 @@ from rocserve.observability.tracing.tracing import Tracing
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.repository.content import wrong_type
 from rocserve.repository.model_repository import ModelRepository
-from rocserve.services.methods import Method, QuickMethod, SlowMethod
+from rocserve.services.methods import Method
 
 
 @dataclass(eq=False)
@@ -25,8 +25,8 @@ class RepositoryControlService:
 
     def methods(self) -> Mapping[str, Method]:
         return {
-            "RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, self.load),
-            "RepositoryModelUnload": SlowMethod(pb.RepositoryModelUnloadRequest, self.unload),
+            "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, self.load, is_slow=True),
+            "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, self.unload, is_slow=True),
         }
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
@@ -73,7 +73,7 @@ class TraceControlService:
     _tables: ServingTableHolder
 
     def methods(self) -> Mapping[str, Method]:
-        return {"TraceSetting": QuickMethod(pb.TraceSettingRequest, self.trace_setting)}
+        return {"TraceSetting": Method(pb.TraceSettingRequest, self.trace_setting)}
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         """Change the settings that are named, then report all. A setting without a value goes back to that of
@@ -172,7 +172,7 @@ class LogControlService:
     _log: ServerLog
 
     def methods(self) -> Mapping[str, Method]:
-        return {"LogSettings": QuickMethod(pb.LogSettingsRequest, self.log_settings)}
+        return {"LogSettings": Method(pb.LogSettingsRequest, self.log_settings)}
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
         """Change the settings that are named, then report all. As with Triton those before a fault have been

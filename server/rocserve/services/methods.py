@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.message import Message
@@ -14,59 +14,45 @@ from rocserve.core.private_paths import PrivatePaths
 
 
 @dataclass(frozen=True, slots=True)
-class QuickMethod:
-    """Answered in place, on any thread."""
-
+class Method:
     request: type[Message]
-    answer: Callable[[Any], Message]
-
-
-@dataclass(frozen=True, slots=True)
-class SlowMethod:
-    """Answered by a task of the event loop."""
-
-    request: type[Message]
-    answer: Callable[[Any], Awaitable[Message]]
-
-
-Method = QuickMethod | SlowMethod
+    answer: Callable[[Any], Any]
+    """Gives a Message, in place and on any thread; a slow one has a task of the event loop await it."""
+    is_slow: bool = False
 
 
 def on_loop(method: Method, loop: asyncio.AbstractEventLoop) -> Method:
     """The method for tasks of another loop than `loop`, whose task answers it."""
-    if not isinstance(method, SlowMethod):
+    if not method.is_slow:
         return method
 
-    async def answer(message: Message) -> Message:
+    async def answer(message: Message) -> Any:
         return await method.answer(message)
 
-    return SlowMethod(
-        method.request, lambda message: asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer(message), loop))
-    )
+    def hand_over(message: Message) -> Any:
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer(message), loop))
+
+    return replace(method, answer=hand_over)
 
 
 def without_paths(methods: Mapping[str, Method], paths: PrivatePaths) -> Mapping[str, Method]:
     """The same methods, whose errors have no paths of the server."""
 
     def hiding(method: Method) -> Method:
-        if isinstance(method, SlowMethod):
-            ask = method.answer
+        ask = method.answer
 
-            async def answer_slowly(request: Any) -> Message:
-                try:
-                    return await ask(request)
-                except ServeError as error:
-                    raise paths.without(error) from None
-
-            return SlowMethod(method.request, answer_slowly)
-        query = method.answer
-
-        def answer(request: Any) -> Message:
+        async def answer_slowly(request: Any) -> Any:
             try:
-                return query(request)
+                return await ask(request)
             except ServeError as error:
                 raise paths.without(error) from None
 
-        return QuickMethod(method.request, answer)
+        def answer(request: Any) -> Any:
+            try:
+                return ask(request)
+            except ServeError as error:
+                raise paths.without(error) from None
+
+        return replace(method, answer=answer_slowly if method.is_slow else answer)
 
     return {name: hiding(method) for name, method in methods.items()}

@@ -21,7 +21,7 @@ from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.services.control import refuse_repository_name
-from rocserve.services.methods import Method, QuickMethod, SlowMethod
+from rocserve.services.methods import Method
 from rocserve.workers.resource_watch import memory_bytes
 
 
@@ -75,18 +75,18 @@ class QueryService:
 
     def methods(self) -> Mapping[str, Method]:
         return {
-            "ServerLive": QuickMethod(pb.ServerLiveRequest, lambda request: pb.ServerLiveResponse(live=True)),
-            "ServerReady": QuickMethod(
+            "ServerLive": Method(pb.ServerLiveRequest, lambda request: pb.ServerLiveResponse(live=True)),
+            "ServerReady": Method(
                 pb.ServerReadyRequest, lambda request: pb.ServerReadyResponse(ready=self._readiness.is_ready())
             ),
-            "ModelReady": QuickMethod(pb.ModelReadyRequest, self.model_ready),
-            "ServerMetadata": QuickMethod(pb.ServerMetadataRequest, self.server_metadata),
-            "ModelMetadata": QuickMethod(pb.ModelMetadataRequest, self.model_metadata),
-            "ModelConfig": QuickMethod(pb.ModelConfigRequest, self.model_config),
-            "ModelStatistics": QuickMethod(pb.ModelStatisticsRequest, self.model_statistics),
-            "RepositoryIndex": QuickMethod(pb.RepositoryIndexRequest, self.repository_index),
-            "Overview": SlowMethod(page_pb2.OverviewRequest, self.overview),
-            "RepositoryEvents": SlowMethod(page_pb2.RepositoryEventsRequest, self.events),
+            "ModelReady": Method(pb.ModelReadyRequest, self.model_ready),
+            "ServerMetadata": Method(pb.ServerMetadataRequest, self.server_metadata),
+            "ModelMetadata": Method(pb.ModelMetadataRequest, self.model_metadata),
+            "ModelConfig": Method(pb.ModelConfigRequest, self.model_config),
+            "ModelStatistics": Method(pb.ModelStatisticsRequest, self.model_statistics),
+            "RepositoryIndex": Method(pb.RepositoryIndexRequest, self.repository_index),
+            "Overview": Method(page_pb2.OverviewRequest, self.overview, is_slow=True),
+            "RepositoryEvents": Method(page_pb2.RepositoryEventsRequest, self.events, is_slow=True),
         }
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:

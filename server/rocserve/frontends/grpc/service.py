@@ -30,7 +30,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import health_pb2 as pb
 from rocserve.protocol.faults import parse_message
 from rocserve.services.access import ADMIN_METHODS, FORWARDING_HEADERS, PROTOCOLS, Access, Peer
-from rocserve.services.methods import Method, SlowMethod
+from rocserve.services.methods import Method
 from rocserve.services.queries import Readiness
 
 SERVER_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health")
@@ -121,7 +121,7 @@ class MethodRoutes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, method: Method) -> UnaryRoute:
-        if not isinstance(method, SlowMethod):
+        if not method.is_slow:
             return self.quick(lambda message: method.answer(parse_message(message, method.request)).SerializeToString())
 
         async def run(call: UnaryCall, holding: Holding) -> None:

@@ -144,15 +144,6 @@ class _RememberedText:
     """Of the inputs."""
     binary_length: int
 
-    def request(self, elements: list[bytes], binary: memoryview) -> InferRequest:
-        """Raises: ServeError, the elements are not what the head says."""
-        values = iter(elements)
-        data: list[Buffer] = [
-            _json_data(parse_json(next(values)), entry) if part is _IN_JSON else binary[part]
-            for part, entry in zip(self.parts, self.head.inputs, strict=True)
-        ]
-        return InferRequest(self.head, "", data)
-
 
 class InferRequestReader:
     """Reads the JSON and the tensors behind it. Clients send the same JSON again and again, with other tensors: all but
@@ -184,8 +175,13 @@ class InferRequestReader:
         known = self._texts.get(key)
         # A body of another length does not fit its JSON, and is refused.
         if known is not None and known.binary_length == len(binary):
+            values = iter(elements)
             try:
-                return known.request(elements, binary), known.form
+                data: list[Buffer] = [
+                    _json_data(parse_json(next(values)), entry) if part is _IN_JSON else binary[part]
+                    for part, entry in zip(known.parts, known.head.inputs, strict=True)
+                ]
+                return InferRequest(known.head, "", data), known.form
             except ServeError:
                 pass  # The fault is found below, and reported as one of the whole.
         text = parse_infer_text(model_name, len(binary), json)

@@ -41,7 +41,7 @@ from rocserve.frontends.http.infer_response import (
     AnswerLayouts,
     detached,
 )
-from rocserve.frontends.http.request import JSON, PLAIN, Head, Request, Response, error_response, not_allowed
+from rocserve.frontends.http.request import JSON, PLAIN, Request, Response, error_response
 from rocserve.plane.loop import TimerHandle
 from rocserve.scheduling.batch import send_copied
 from rocserve.services.forwarded_headers import HeaderForwarding
@@ -161,20 +161,15 @@ class HttpResponder(ClientResponder):
             self.is_refused = True
 
 
+@dataclass(eq=False)
 class InferHandler:
-    """On the event loop. A request that is there as a whole, and its answer, cost no task."""
+    """What infer requests have in common, on the event loop. One that is there as a whole, and its answer, cost no
+    task."""
 
-    def __init__(self, parts: HttpParts, forwarding: HeaderForwarding | None) -> None:
-        self.parts = parts
-        self.forwarding = forwarding
-        self.reader = InferRequestReader()
-        self.layouts = AnswerLayouts()
-
-    def handler(self, head: Head, model: str, version: str) -> Callable[[Request], None]:
-        """What answers the infer requests of a head, at once or later. Raises: HttpError: they are refused."""
-        if head.method != "POST":
-            raise not_allowed()
-        return InferHead(self, head.headers, model, version).answer
+    parts: HttpParts
+    forwarding: HeaderForwarding | None
+    reader: InferRequestReader = field(default_factory=InferRequestReader, init=False)
+    layouts: AnswerLayouts = field(default_factory=AnswerLayouts, init=False)
 
 
 @dataclass(eq=False)

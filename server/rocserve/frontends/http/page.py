@@ -14,7 +14,7 @@ from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.request import JSON, Request, Response
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
-from rocserve.services.methods import Method, SlowMethod
+from rocserve.services.methods import Method
 
 _FILES = "page_files"
 _OPENAPI = "openapi.json"
@@ -65,7 +65,6 @@ class Page:
     async def _overview(self) -> Response:
         """What all models do: of hundreds of them that takes a while to write, beside requests."""
         method = self._methods["Overview"]
-        assert isinstance(method, SlowMethod)
         overview = await method.answer(page_pb2.OverviewRequest())
         return Response(200, await asyncio.to_thread(lambda: json_bytes(plain_values(overview))), JSON)
 
@@ -77,7 +76,6 @@ class Page:
         if request.head.method == "HEAD":
             return Response(200, b"", EVENT_STREAM)
         method = self._methods["RepositoryEvents"]
-        assert isinstance(method, SlowMethod)
         number = request.head.headers.get("last-event-id", "")
         after = int(number) if number.isascii() and number.isdecimal() and len(number) < 19 else 0
         self._open_streams += 1
@@ -85,7 +83,6 @@ class Page:
             request.begin_stream(200, EVENT_STREAM, {"Cache-Control": "no-cache"})
             while True:
                 response = await method.answer(page_pb2.RepositoryEventsRequest(after=after))
-                assert isinstance(response, page_pb2.RepositoryEventsResponse)
                 events = [
                     b"id: %d\ndata: %b\n\n" % (one.number, json_bytes(plain_values(one))) for one in response.events
                 ]

@@ -12,7 +12,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.generate import generate
-from rocserve.frontends.http.inference import HttpParts, InferHandler
+from rocserve.frontends.http.inference import HttpParts, InferHandler, InferHead
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
 from rocserve.frontends.http.page import Page
@@ -40,7 +40,7 @@ from rocserve.frontends.listen_address import ListenAddress, tls_context
 from rocserve.observability.failures import RequestFailures
 from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, Restriction
 from rocserve.services.forwarded_headers import header_forwarding
-from rocserve.services.methods import Method, SlowMethod
+from rocserve.services.methods import Method
 from rocserve.settings import ServerSettings
 
 _PREFLIGHT = {
@@ -105,7 +105,9 @@ class HttpService:
         route, fields = destination
         self._admit(head, route.method)
         if route is INFER:
-            return self._infer.handler(head, fields["name"], fields["version"])
+            if head.method != "POST":
+                raise not_allowed()
+            return InferHead(self._infer, head.headers, fields["name"], fields["version"]).answer
         if route is GENERATE or route is GENERATE_STREAM:
             model, version, streams = fields["name"], fields["version"], route is GENERATE_STREAM
             return lambda request: request.run(generate(self._parts, request, model, version, streams))
@@ -125,9 +127,7 @@ class HttpService:
             body = await self._parts.bodies.read(request, holding) if request.head.method == "POST" else None
             if body is not None and len(body) > LARGE_JSON:
                 parse = partial(parse_message, request.head.target)
-                message = self._parts.methods[route.method].request.FromString(
-                    await self._parts.large.parse(parse, body)
-                )
+                message = method.request.FromString(await self._parts.large.parse(parse, body))
             else:
                 message = route.request(fields, body)
             is_forwarded = any(name in FORWARDING_HEADERS for name in request.head.headers)
@@ -146,7 +146,7 @@ class HttpService:
         return Response(200, text, route.content_type)
 
     async def _call(self, method: Method, message: object, holding: Holding) -> object:
-        if not isinstance(method, SlowMethod):
+        if not method.is_slow:
             return method.answer(message)
         # It goes on when the client does not wait for it, and holds its message as long.
         task: asyncio.Task[object] = asyncio.ensure_future(method.answer(message))

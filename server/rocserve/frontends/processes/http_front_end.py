@@ -26,7 +26,7 @@ from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.main import WayToServer
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
-from rocserve.services.methods import Method, SlowMethod
+from rocserve.services.methods import Method
 from rocserve.settings import ServerSettings
 
 _LARGE_BODY_PROCESSES = 1
@@ -73,7 +73,7 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
             forwarding.begin(full_name(name), request.SerializeToString(), take, fail)
             return response.FromString(await answer)
 
-        return SlowMethod(GetMessageClass(described[name].input_type), ask)
+        return Method(GetMessageClass(described[name].input_type), ask, is_slow=True)
 
     inference = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
     described = {**inference, **page_pb2.DESCRIPTOR.services_by_name["Page"].methods_by_name}
@@ -85,7 +85,6 @@ class RemoteModels:
     serving table has changed."""
 
     def __init__(self, edition: memoryview, model_config: Method) -> None:
-        assert isinstance(model_config, SlowMethod)
         self._edition = edition
         self._model_config = model_config.answer
         self._known_edition = 0
@@ -117,5 +116,4 @@ class RemoteModels:
 
     async def _ask(self, name: str, version: str) -> ModelConfig:
         response = await self._model_config(pb.ModelConfigRequest(name=name, version=version))
-        assert isinstance(response, pb.ModelConfigResponse)
         return to_plain(response.config, response.config.backend, {})

@@ -23,7 +23,7 @@ from rocserve.plane.guarded_mapping import FaultGuard, GuardedFile, GuardedMappi
 from rocserve.plane.heap import copy_in_steps
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.client_memory.device_memory import COPIED_AT_ONCE, HANDLE_BYTES, DeviceProcess
-from rocserve.services.methods import Method, QuickMethod, SlowMethod
+from rocserve.services.methods import Method
 
 FOLDER = "/dev/shm"
 """Where Linux keeps POSIX shared memory."""
@@ -313,12 +313,12 @@ class ClientMemoryService:
 
     def methods(self) -> Mapping[str, Method]:
         return {
-            "SystemSharedMemoryStatus": QuickMethod(pb.SystemSharedMemoryStatusRequest, self.system_status),
-            "SystemSharedMemoryRegister": QuickMethod(pb.SystemSharedMemoryRegisterRequest, self.system_register),
-            "SystemSharedMemoryUnregister": QuickMethod(pb.SystemSharedMemoryUnregisterRequest, self.system_unregister),
-            "CudaSharedMemoryStatus": QuickMethod(pb.CudaSharedMemoryStatusRequest, self.cuda_status),
-            "CudaSharedMemoryRegister": SlowMethod(pb.CudaSharedMemoryRegisterRequest, self.cuda_register),
-            "CudaSharedMemoryUnregister": QuickMethod(pb.CudaSharedMemoryUnregisterRequest, self.cuda_unregister),
+            "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, self.system_status),
+            "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, self.system_register),
+            "SystemSharedMemoryUnregister": Method(pb.SystemSharedMemoryUnregisterRequest, self.system_unregister),
+            "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, self.cuda_status),
+            "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, self.cuda_register, is_slow=True),
+            "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, self.cuda_unregister),
         }
 
     def system_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:

@@ -17,7 +17,7 @@ from rocserve.frontends.http.service import HttpService
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.access import Access
-from rocserve.services.methods import SlowMethod
+from rocserve.services.methods import Method
 from rocserve.settings import HttpSettings
 
 LOG = logging.getLogger("test")
@@ -32,7 +32,7 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
         return pb.RepositoryModelLoadResponse()
 
     memory = RequestMemory()
-    methods = {"RepositoryModelLoad": SlowMethod(pb.RepositoryModelLoadRequest, load)}
+    methods = {"RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, load, is_slow=True)}
     inference: Any = SimpleNamespace()
     access = Access({}, None, ())
     parts = HttpParts(inference, methods, lambda name, version: None, memory, LargeBodies(), HttpSettings())
