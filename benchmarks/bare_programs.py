@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy
 
-from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions, Program
+from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 
 

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 _COMPILE = """
 import sys
 from pathlib import Path
-from rocserve.backends.migraphx.binding.choice import open_binding
+from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings

@@ -21,11 +21,10 @@ from rocserve.backends.migraphx.binding.interface import DimensionRange
 from rocserve.backends.migraphx.jobs.programs import ProbeJob, ProbeResult
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
-from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory
+from rocserve.backends.migraphx.planning.plan import ProgramMemory, check_memory
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.program_cache import LoadTrial, load_trial_key
-from rocserve.backends.migraphx.serving.compile_context import CompileContext, open_compile_context
-from rocserve.backends.migraphx.serving.model import MigraphxModel, load_compiled
+from rocserve.backends.migraphx.serving.model import CompileContext, MigraphxModel, load_compiled, open_compile_context
 from rocserve.backends.migraphx.serving.programs import (
     LoadedProgram,
     ProgramRunner,

@@ -346,7 +346,12 @@ class OnnxModel:
 
     def execute(self, batch: Batch) -> BatchResult:
         """Raises: ServeError: INVALID_ARGUMENT where ONNX Runtime blames the inputs, else INTERNAL, in its words."""
-        inputs = self._inputs(batch)
+        inputs: Mapping[str, Array] = batch.arrays if not self._takes_text else {}
+        if self._takes_text:
+            inputs = {
+                name: text_array(tensor.numpy()) if tensor.datatype is DataType.BYTES else tensor.numpy()
+                for name, tensor in batch.inputs.items()
+            }
         wanted, placed = batch.requested_outputs, self._placed
         results: Sequence[Array] | None = None
         if placed is not None and placed.suits(batch):
@@ -365,29 +370,20 @@ class OnnxModel:
         except Exception as error:
             # The binding's exceptions have no base class of their own.
             raise internal(f"onnx runtime error: {error}") from None
+        outputs: dict[str, Array | Tensor] = dict(zip(wanted, results, strict=True))
         if self._bfloat16 or self._takes_text:
-            return BatchResult({name: self._output(name, array) for name, array in zip(wanted, results, strict=True)})
-        return BatchResult(dict(zip(wanted, results, strict=True)))
+            for name, array in zip(wanted, results, strict=True):
+                if array.dtype == np.object_:
+                    outputs[name] = bytes_array(array)
+                elif name in self._bfloat16:
+                    data = octets(np.ascontiguousarray(array))
+                    outputs[name] = Tensor(name, DataType.BF16, array.shape, data)
+        return BatchResult(outputs)
 
     def close(self) -> None:
         self.executions = ()
         del self._run
         self._placed = None
-
-    def _inputs(self, batch: Batch) -> Mapping[str, np.ndarray[Any, Any]]:
-        if not self._takes_text:
-            return batch.arrays
-        return {
-            name: text_array(tensor.numpy()) if tensor.datatype is DataType.BYTES else tensor.numpy()
-            for name, tensor in batch.inputs.items()
-        }
-
-    def _output(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | Tensor:
-        if array.dtype == np.object_:
-            return bytes_array(array)
-        if name not in self._bfloat16:
-            return array
-        return Tensor(name, DataType.BF16, array.shape, octets(np.ascontiguousarray(array)))
 
     def _zeros(self, rows: int) -> Batch:
         declared = {entry.name: entry for entry in self._config.inputs}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.migraphx import run_with_migraphx
 
-from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.binding.interface import MigraphxError
+from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 
 BOTH = MigraphxInstallation(library="/none/libmigraphx_c.so.3", module_folder="/none/module")
@@ -45,7 +45,7 @@ def test_what_is_chosen(installation: MigraphxInstallation, wanted: str, expecte
 
 
 OPEN = """
-from rocserve.backends.migraphx.binding.choice import open_binding
+from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 binding = open_binding(find_installation(EngineSettings()))

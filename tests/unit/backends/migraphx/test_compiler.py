@@ -67,7 +67,7 @@ def test_the_program_computes_what_onnx_runtime_does(bench: Bench, tmp_path: Pat
 
 RUN = """
 import sys; from pathlib import Path; import numpy as np
-from rocserve.backends.migraphx.binding.choice import open_binding
+from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 program = open_binding(find_installation(EngineSettings())).load(Path(sys.argv[1]))

@@ -38,7 +38,7 @@ _IMPORTS = """
 import sys
 import rocserve.backends.migraphx.engine
 import rocserve.jobs.child, rocserve.backends.migraphx.jobs.programs
-from rocserve.backends.migraphx.binding.choice import open_binding
+from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 open_binding(find_installation(EngineSettings()))

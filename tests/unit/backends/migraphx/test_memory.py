@@ -12,8 +12,14 @@ from support.gpu_tree import GpuTree
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.binding.interface import ANY, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory, compiled_memory, planned_memory
-from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan
+from rocserve.backends.migraphx.planning.plan import (
+    PlannedTensor,
+    ProgramMemory,
+    ProgramPlan,
+    check_memory,
+    compiled_memory,
+    planned_memory,
+)
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.core.datatypes import DataType

@@ -18,7 +18,7 @@ from rocserve.core.errors import ServeError, StatusCode
 _WRITE = """
 import sys
 from pathlib import Path
-from rocserve.backends.migraphx.binding.choice import open_binding
+from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings

@@ -295,8 +295,8 @@ class TestQuantised:
     def test_it_runs_as_it_is(self, folder: Folder) -> None:
         import onnxruntime
 
-        from rocserve.backends.migraphx.binding.choice import open_binding
         from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
+        from rocserve.backends.migraphx.binding.module import open_binding
         from rocserve.backends.migraphx.installation import find_installation
         from rocserve.settings import EngineSettings
 

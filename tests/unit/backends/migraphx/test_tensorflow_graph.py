@@ -204,8 +204,8 @@ class TestOnMigraphx:
     """That what is read and planned is what MIGraphX makes of it."""
 
     def _run(self, folder: Path, content: bytes, size: int, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        from rocserve.backends.migraphx.binding.choice import open_binding
         from rocserve.backends.migraphx.binding.interface import CompileFlags, TensorflowOptions
+        from rocserve.backends.migraphx.binding.module import open_binding
         from rocserve.backends.migraphx.installation import find_installation
         from rocserve.settings import EngineSettings
 

@@ -160,8 +160,7 @@ class CBinding(Binding):
     def __init__(self, path: str) -> None:
         """Raises: MigraphxError: the library cannot be loaded into this process."""
         super().__init__()
-        self._library = Library(path, self.add_message)
-        self._shapes = Shapes(self._library)
+        self._library = ShapeLibrary(path, self.add_message)
         self.library = path
         self.migraphx_version = loaded_version()
 
@@ -181,7 +180,7 @@ class CBinding(Binding):
                 )
         else:
             for name, shape in shapes.items():
-                ranges = [self._shapes.range(*bounds(dimension)) for dimension in shape]
+                ranges = [self._library.range(*bounds(dimension)) for dimension in shape]
                 pointers = (ctypes.c_void_p * len(ranges))(*(each.pointer for each in ranges))
                 dimensions = self._library.new(
                     "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(ranges)
@@ -207,18 +206,18 @@ class CBinding(Binding):
 
     def _program(self, function: str, path: Path, options: Handle, compiled: bool = False) -> CProgram:
         handle = self._library.new(function, "program_destroy", os.fsencode(path), options)
-        return CProgram(self._library, self._shapes, handle, compiled)
+        return CProgram(self._library, handle, compiled)
 
 
-class Shapes:
-    """Shapes of MIGraphX's in plain numbers and back. Safe on several threads."""
+class ShapeLibrary(Library):
+    """The library, with shapes of MIGraphX's in plain numbers and back."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, path: str, add_message: Callable[[str], None]) -> None:
+        super().__init__(path, add_message)
         # Half, float and double, which follow bool, are known by their sizes.
         for first in range(1, _LATEST_BOOL + 1):
-            scalars = [library.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
-            if [library.size("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
+            scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
+            if [self.size("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
                 self._first = first
                 return
         raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
@@ -226,10 +225,19 @@ class Shapes:
     def tensor(self, name: str, shape: int) -> ProgramTensor:
         """`shape`: a handle; it is only read."""
         number = ctypes.c_int()
-        self._library.call("shape_type", byref(number), shape)
+        self.call("shape_type", byref(number), shape)
         index = number.value - self._first
         datatype = _IN_ORDER[index] if 0 <= index < len(_IN_ORDER) else f"number {number.value}"
-        return ProgramTensor(name, datatype, self._dimensions(shape))
+        varies = ctypes.c_bool()
+        self.call("shape_dynamic", byref(varies), shape)
+        if varies.value:
+            dimensions = self.new("shape_dyn_dims", "dynamic_dimensions_destroy", shape)
+            count = self.size("dynamic_dimensions_size", dimensions)
+            found = (self.borrowed("dynamic_dimensions_get", dimensions, index) for index in range(count))
+            return ProgramTensor(name, datatype, tuple(map(self._bounds, found)))
+        lengths = self._sizes("shape_lengths", shape)
+        # A single value without a dimension is {1} with the stride 0 to MIGraphX.
+        return ProgramTensor(name, datatype, () if lengths == (1,) and self.strides(shape) == (0,) else lengths)
 
     def strides(self, shape: int) -> tuple[int, ...]:
         """In elements."""
@@ -239,20 +247,8 @@ class Shapes:
         """Of values that lie close together, last dimension first; without lengths a single value."""
         number = self._first + _IN_ORDER.index(datatype)
         if not lengths:
-            return self._library.new("shape_create_scalar", "shape_destroy", number)
-        return self._library.new("shape_create", "shape_destroy", number, _size_array(lengths), len(lengths))
-
-    def _dimensions(self, shape: int) -> tuple[Dimension, ...]:
-        varies = ctypes.c_bool()
-        self._library.call("shape_dynamic", byref(varies), shape)
-        if varies.value:
-            dimensions = self._library.new("shape_dyn_dims", "dynamic_dimensions_destroy", shape)
-            count = self._library.size("dynamic_dimensions_size", dimensions)
-            found = (self._library.borrowed("dynamic_dimensions_get", dimensions, index) for index in range(count))
-            return tuple(map(self._bounds, found))
-        lengths = self._sizes("shape_lengths", shape)
-        # A single value without a dimension is {1} with the stride 0 to MIGraphX.
-        return () if lengths == (1,) and self.strides(shape) == (0,) else lengths
+            return self.new("shape_create_scalar", "shape_destroy", number)
+        return self.new("shape_create", "shape_destroy", number, _size_array(lengths), len(lengths))
 
     def _bounds(self, dimension: int) -> Dimension:
         """The C API does not give a dimension's bounds, but compares: those that its memory begins with are tried."""
@@ -260,27 +256,26 @@ class Shapes:
         equal = ctypes.c_bool()
         if least <= most:
             tried = self.range(least, most)
-            self._library.call("dynamic_dimension_equal", byref(equal), tried, dimension)
+            self.call("dynamic_dimension_equal", byref(equal), tried, dimension)
         if not equal.value:
             raise MigraphxError("the bounds of a dimension that varies cannot be told through MIGraphX's C API")
         return least if least == most else DimensionRange(least, most)
 
     def range(self, least: int, most: int) -> Handle:
-        return self._library.new("dynamic_dimension_create_min_max", "dynamic_dimension_destroy", least, most)
+        return self.new("dynamic_dimension_create_min_max", "dynamic_dimension_destroy", least, most)
 
     def _sizes(self, name: str, shape: int) -> tuple[int, ...]:
         values = ctypes.POINTER(ctypes.c_size_t)()
         count = ctypes.c_size_t()
-        self._library.call(name, byref(values), byref(count), shape)
+        self.call(name, byref(values), byref(count), shape)
         return tuple(values[: count.value]) if count.value else ()
 
 
 class CProgram(Program):
     """A program of the C API."""
 
-    def __init__(self, library: Library, shapes: Shapes, handle: Handle, compiled: bool) -> None:
+    def __init__(self, library: ShapeLibrary, handle: Handle, compiled: bool) -> None:
         self._library = library
-        self._shapes = shapes
         self._handle = handle
         self._given = c_void_p()
         """The results of the latest run."""
@@ -291,7 +286,7 @@ class CProgram(Program):
         names = (ctypes.c_char_p * self._library.size("program_parameter_shapes_size", found))()
         self._library.call("program_parameter_shapes_names", names, found)
         return [
-            self._shapes.tensor(
+            self._library.tensor(
                 name.decode(errors="replace"), self._library.borrowed("program_parameter_shapes_get", found, name)
             )
             for name in sorted(filter(None, names))
@@ -300,7 +295,7 @@ class CProgram(Program):
     def _read_outputs(self) -> Sequence[ProgramTensor]:
         found = self._library.new("program_get_output_shapes", "shapes_destroy", self._handle)
         count = self._library.size("shapes_size", found)
-        return [self._shapes.tensor("", self._library.borrowed("shapes_get", found, index)) for index in range(count)]
+        return [self._library.tensor("", self._library.borrowed("shapes_get", found, index)) for index in range(count)]
 
     def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
         """The samples' arrays are in the caller's hands, and so alive, until this returns."""
@@ -309,7 +304,7 @@ class CProgram(Program):
             return
         options = self._library.new(f"quantize_{kind}_options_create", f"quantize_{kind}_options_destroy")
         for sample in calibration:
-            arguments = _Arguments(self._library, self._shapes, self.parameters)
+            arguments = _Arguments(self._library, self.parameters)
             arguments.bind(sample)
             self._library.call(f"quantize_{kind}_options_add_calibration_data", options, arguments.handle)
         self._library.call(f"quantize_{kind}", self._handle, self._target(target), options)
@@ -338,11 +333,11 @@ class CProgram(Program):
 
     @functools.cached_property
     def _arguments(self) -> _Arguments:
-        return _Arguments(self._library, self._shapes, {**self.parameters, **self.output_buffers})
+        return _Arguments(self._library, {**self.parameters, **self.output_buffers})
 
     @functools.cached_property
     def _results(self) -> _Results:
-        return _Results(self._library, self._shapes, self.outputs)
+        return _Results(self._library, self.outputs)
 
     def _text(self) -> str:
         """The C API prints to standard output, which is exchanged meanwhile."""
@@ -373,8 +368,8 @@ class _Arguments:
     MIGraphX does not keep the arrays alive, nor does this: they must live until the call that takes `handle` is over.
     """
 
-    def __init__(self, library: Library, shapes: Shapes, tensors: Mapping[str, ProgramTensor]) -> None:
-        self._shapes = shapes
+    def __init__(self, library: ShapeLibrary, tensors: Mapping[str, ProgramTensor]) -> None:
+        self._library = library
         self._tensors = tensors
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._made: dict[str, tuple[tuple[int, ...], Handle]] = {}
@@ -393,7 +388,7 @@ class _Arguments:
                 continue
             made = self._made.get(name)
             if made is None or made[0] != lengths:
-                made = self._made[name] = (lengths, self._shapes.create(self._tensors[name].datatype, lengths))
+                made = self._made[name] = (lengths, self._library.create(self._tensors[name].datatype, lengths))
             argument = c_void_p()
             # It copies the shape, and is copied by the parameters, where an earlier one of this name goes.
             status = self._create(byref(argument), made[1], c_void_p(place[0]))
@@ -408,8 +403,8 @@ class _Arguments:
 class _Results:
     """What runs of one program gave, as arrays on MIGraphX's memory."""
 
-    def __init__(self, library: Library, shapes: Shapes, outputs: Sequence[ProgramTensor]) -> None:
-        self._shapes = shapes
+    def __init__(self, library: ShapeLibrary, outputs: Sequence[ProgramTensor]) -> None:
+        self._library = library
         self._fixed = [all(isinstance(size, int) for size in output.shape) for output in outputs]
         self._views: list[Callable[[int], Array] | None] = [None] * len(outputs)
         """From an output's address, where its shape is fixed."""
@@ -436,12 +431,12 @@ class _Results:
         """How such an output lies in MIGraphX's memory: what makes an array of an address."""
         shape = c_void_p()
         self._shape(byref(shape), argument)
-        tensor = self._shapes.tensor("", shape.value or 0)
+        tensor = self._library.tensor("", shape.value or 0)
         dtype = NUMPY_DTYPES.get(tensor.datatype)
         if dtype is None:
             raise MigraphxError(f"an output is of MIGraphX's type {tensor.datatype}, which no array can hold")
         sizes = tuple(size for size in tensor.shape if isinstance(size, int))  # what ran has one shape
-        strides = self._shapes.strides(shape.value or 0)[: len(sizes)]
+        strides = self._library.strides(shape.value or 0)[: len(sizes)]
         extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         memory: Any = ctypes.c_char * (extent * dtype.itemsize if all(sizes) else 0)
         byte_strides = tuple(stride * dtype.itemsize for stride in strides)

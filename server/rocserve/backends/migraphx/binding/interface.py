@@ -189,7 +189,20 @@ class Program(abc.ABC):
         """
         with self._lock:
             self._require_ready(inputs)
-            _check_outputs(outputs, self.outputs)
+            if len(outputs) != len(self.outputs):
+                raise MigraphxError(
+                    f"the program has {len(self.outputs)} outputs, but {len(outputs)} arrays are given for them"
+                )
+            for number, (array, output) in enumerate(zip(outputs, self.outputs, strict=True)):
+                if array is None:
+                    continue
+                # Of outputs whose shape varies, only the fixed dimensions are checked.
+                shape = output.shape
+                if isinstance(array, np.ndarray) and array.ndim and shape and len(array) < bounds(shape[0])[1]:
+                    shape = (len(array), *shape[1:])
+                _check_array("the array for output {}", number, array, output.datatype, shape)
+                if not array.flags.writeable:
+                    raise MigraphxError(f"the array for output {number} cannot be written")
             try:
                 for number, (array, view) in enumerate(zip(outputs, self._results_of(inputs), strict=True)):
                     if array is None:
@@ -378,21 +391,6 @@ def _check_inputs(inputs: Mapping[str, Array], parameters: Mapping[str, ProgramT
         raise MigraphxError(f"input '{missing}' is missing: {known}")
     for name, parameter in parameters.items():
         _check_array("input '{}'", name, inputs[name], parameter.datatype, parameter.shape)
-
-
-def _check_outputs(arrays: Sequence[Array | None], outputs: Sequence[ProgramTensor]) -> None:
-    """Arrays to run into. Of outputs whose shape varies, only the fixed dimensions are checked."""
-    if len(arrays) != len(outputs):
-        raise MigraphxError(f"the program has {len(outputs)} outputs, but {len(arrays)} arrays are given for them")
-    for number, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
-        if array is None:
-            continue
-        shape = output.shape
-        if isinstance(array, np.ndarray) and array.ndim and shape and len(array) < bounds(shape[0])[1]:
-            shape = (len(array), *shape[1:])
-        _check_array("the array for output {}", number, array, output.datatype, shape)
-        if not array.flags.writeable:
-            raise MigraphxError(f"the array for output {number} cannot be written")
 
 
 def _check_array(title: str, name: object, array: Array, datatype: str, shape: Sequence[Dimension]) -> None:

@@ -1,4 +1,5 @@
-"""MIGraphX's official Python module as a binding. It holds the GIL through every call, compiles included."""
+"""MIGraphX's official Python module as a binding, and which way to MIGraphX is taken. The module holds the GIL through
+every call, compiles included."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rocserve.backends.migraphx.binding.c_api import CBinding
 from rocserve.backends.migraphx.binding.interface import (
     AS_BITS,
     NUMPY_DTYPES,
@@ -28,6 +30,7 @@ from rocserve.backends.migraphx.binding.interface import (
     bounds,
     loaded_version,
 )
+from rocserve.backends.migraphx.installation import MigraphxInstallation
 from rocserve.backends.standard_error import StandardErrorCapture
 
 Result = TypeVar("Result")
@@ -188,3 +191,27 @@ def _view(result: Any) -> Array:
         return view.reshape(sizes)
     memory = (ctypes.c_char * int(shape.bytes())).from_address(int(result.data_ptr()))
     return np.ndarray(sizes, dtype, memoryview(memory))
+
+
+WAYS = ("auto", "c_api", "module")
+
+
+def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Binding:
+    """Loads MIGraphX into this process, which `python_command` started. `auto` is the C API where its library is
+    installed (it releases the GIL and goes with any Python), else the official module, and nothing else is tried when
+    that cannot be loaded. Raises: MigraphxError: it cannot be loaded, or is not installed."""
+    if wanted not in WAYS:
+        raise MigraphxError(f"there is no binding {wanted!r}: it is one of {', '.join(WAYS)}")
+    if wanted == "c_api" and not installation.library:
+        raise MigraphxError(
+            "binding c_api is wanted, but MIGraphX's C library (libmigraphx_c.so.3) was not found; leave"
+            " 'binding' out to have the way that there is"
+        )
+    if wanted == "module" and not installation.module_folder:
+        raise MigraphxError(
+            "binding module is wanted, but no Python module migraphx that fits this Python was found; leave"
+            " 'binding' out to have the way that there is"
+        )
+    if wanted == "c_api" or (wanted == "auto" and installation.library):
+        return CBinding(installation.library)
+    return ModuleBinding(installation.module_folder)

@@ -111,34 +111,29 @@ def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
     for accelerator in config.gpu_accelerators:
         if accelerator.name.lower() != ACCELERATOR:
             continue
-        for name, value in accelerator.parameters.items():
-            try:
-                _take(name, value.strip(), values)
-            except ValueError as error:
+        for name, text in accelerator.parameters.items():
+            value, ours, why_not = text.strip(), _SAME.get(name, name), ""
+            if name in _PRECISION_SWITCHES:
+                if value.lower() in _OFF:
+                    continue
+                if value.lower() not in ("1", "true", "on"):
+                    why_not = f'which must be 1, 0, true or false, not "{value}"'
+                ours, value = "precision", _PRECISION_SWITCHES[name]
+            elif name not in _SAME and name not in PARAMETERS:
+                if name in _REMEDIES and value.lower() in _OFF and name != "device_id":
+                    continue
+                why_not = f"which is unknown; known are {', '.join(sorted(_KNOWN))}"
+                if name in _REMEDIES:
+                    why_not = f"which MIGraphX itself cannot honour: {_REMEDIES[name]}"
+            earlier = values.get(ours, value)
+            if not why_not and earlier.lower() != value.lower():
+                why_not = f'which asks for {ours} "{value}" where another asks for "{earlier}"; keep one of them'
+            if why_not:
                 raise invalid_argument(
-                    f"model '{config.name}': the execution accelerator 'migraphx' has parameter '{name}', {error}"
-                ) from None
+                    f"model '{config.name}': the execution accelerator 'migraphx' has parameter '{name}', {why_not}"
+                )
+            values[ours] = value
     return values
-
-
-def _take(name: str, value: str, values: dict[str, str]) -> None:
-    """Raises: ValueError: why the parameter cannot be."""
-    ours = _SAME.get(name, name)
-    if name in _PRECISION_SWITCHES:
-        if value.lower() in _OFF:
-            return
-        if value.lower() not in ("1", "true", "on"):
-            raise ValueError(f'which must be 1, 0, true or false, not "{value}"')
-        ours, value = "precision", _PRECISION_SWITCHES[name]
-    elif name not in _SAME and name not in PARAMETERS:
-        if name not in _REMEDIES:
-            raise ValueError(f"which is unknown; known are {', '.join(sorted(_KNOWN))}")
-        if value.lower() not in _OFF or name == "device_id":
-            raise ValueError(f"which MIGraphX itself cannot honour: {_REMEDIES[name]}")
-        return
-    if values.setdefault(ours, value).lower() != value.lower():
-        raise ValueError(f'which asks for {ours} "{value}" where another asks for "{values[ours]}"; keep one of them')
-    values[ours] = value
 
 
 _BINDINGS = ("auto", "c_api", "module")

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.binding.interface import MigraphxError
+from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import MigraphxInstallation, python_command
 from rocserve.core.errors import unavailable
 from rocserve.core.plain import from_json, to_json

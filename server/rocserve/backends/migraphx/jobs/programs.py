@@ -120,23 +120,21 @@ class Samples:
         as it is. Raises: ServeError: INVALID_ARGUMENT, arrays cannot hold an input's datatype."""
         made = {}
         for name, tensor in tensors.items():
-            shape = largest_shape(tensor)
-            made[name] = self._array(tensor.datatype, (rows, *shape[1:]) if rows else shape)
+            shape, datatype = largest_shape(tensor), tensor.datatype
+            shape = (rows, *shape[1:]) if rows else shape
+            dtype = NUMPY_DTYPES.get(datatype)
+            if dtype is None:
+                raise invalid_argument(f"an input is of MIGraphX's type {datatype}, which no request can bring")
+            if datatype == "bf16":
+                bits: Array = self._generator.random(shape, np.float32).view(np.uint32) >> 16
+                made[name] = bits.astype(np.uint16)
+            elif datatype in _HALF_TO_ONE:
+                made[name] = self._generator.integers(*_HALF_TO_ONE[datatype], shape, np.uint8, endpoint=True)
+            elif datatype in _FLOATS:
+                made[name] = self._generator.random(shape).astype(dtype)
+            else:
+                made[name] = self._generator.integers(0, 2, shape).astype(dtype)
         return made
-
-    def _array(self, datatype: str, shape: tuple[int, ...]) -> Array:
-        dtype = NUMPY_DTYPES.get(datatype)
-        if dtype is None:
-            raise invalid_argument(f"an input is of MIGraphX's type {datatype}, which no request can bring")
-        if datatype == "bf16":
-            bits: Array = self._generator.random(shape, np.float32).view(np.uint32) >> 16
-            return bits.astype(np.uint16)
-        if datatype in _HALF_TO_ONE:
-            least, most = _HALF_TO_ONE[datatype]
-            return self._generator.integers(least, most, shape, np.uint8, endpoint=True)
-        if datatype in _FLOATS:
-            return self._generator.random(shape).astype(dtype)
-        return self._generator.integers(0, 2, shape).astype(dtype)
 
 
 def largest_shape(tensor: ProgramTensor) -> tuple[int, ...]:

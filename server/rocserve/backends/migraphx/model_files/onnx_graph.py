@@ -229,18 +229,6 @@ class ExternalFiles:
             raise self._wrong(tensor, "is external, but names no file")
         offset = self._number(tensor, entries, "offset", 0)
         length = self._number(tensor, entries, "length", size)
-        available = self._size(location)
-        if offset + length > available:
-            raise self._wrong(
-                tensor,
-                f"needs bytes {offset} to {offset + length} of external data file '{location}', which has"
-                f" {available}; copy that file again",
-            )
-        if size and "length" in entries and length != size:
-            raise self._wrong(tensor, f"has {size} bytes by its type and shape, but {length} in '{location}'")
-        return length
-
-    def _size(self, location: str) -> int:
         if location not in self._sizes:
             path = path_within(self._folder, location, self._roots, f"external data of {self._model_file.name}:")
             if not path.is_file():
@@ -250,7 +238,16 @@ class ExternalFiles:
                 )
             self._sizes[location] = path.stat().st_size
             self._paths[location] = self._folder / location
-        return self._sizes[location]
+        available = self._sizes[location]
+        if offset + length > available:
+            raise self._wrong(
+                tensor,
+                f"needs bytes {offset} to {offset + length} of external data file '{location}', which has"
+                f" {available}; copy that file again",
+            )
+        if size and "length" in entries and length != size:
+            raise self._wrong(tensor, f"has {size} bytes by its type and shape, but {length} in '{location}'")
+        return length
 
     def _number(self, tensor: onnx.TensorProto, entries: Mapping[str, str], key: str, default: int) -> int:
         text = entries.get(key, "")

@@ -58,7 +58,15 @@ class TensorflowNode:
         """0 = it has none."""
         self.layout = attributes.get("data_format", nothing).text(_VALUE_TEXT)
         """"" = it has none."""
-        self.dims = _dims(attributes.get("shape", nothing))
+        self.dims: Dims | None = None
+        value = attributes.get("shape", nothing)
+        shape = _Fields(value.message(_VALUE_SHAPE))
+        if value.values[_VALUE_SHAPE] and not shape.number(_SHAPE_UNKNOWN_RANK):
+            dims = [_Fields(dim) for dim in shape.messages(_SHAPE_DIM)]
+            # Open ones are -1, which without a sign is the largest number.
+            self.dims = tuple(
+                size if 0 < (size := dim.number(_DIM_SIZE)) < 1 << 63 else dim.text(_DIM_NAME) for dim in dims
+            )
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -149,17 +157,6 @@ _VALUE_TEXT, _VALUE_TYPE, _VALUE_SHAPE = 2, 6, 7
 _SHAPE_DIM, _SHAPE_UNKNOWN_RANK = 2, 3
 _DIM_SIZE, _DIM_NAME = 1, 2
 """Field numbers: of GraphDef, NodeDef, an entry of its attributes, AttrValue, TensorShapeProto and its Dim."""
-
-
-def _dims(value: _Fields) -> Dims | None:
-    if not value.values[_VALUE_SHAPE]:
-        return None
-    shape = _Fields(value.message(_VALUE_SHAPE))
-    if shape.number(_SHAPE_UNKNOWN_RANK):
-        return None
-    dims = [_Fields(dim) for dim in shape.messages(_SHAPE_DIM)]
-    # Open ones are -1, which without a sign is the largest number.
-    return tuple(size if 0 < (size := dim.number(_DIM_SIZE)) < 1 << 63 else dim.text(_DIM_NAME) for dim in dims)
 
 
 def _wrong(path: Path, text: str) -> ServeError:

@@ -1,4 +1,5 @@
-"""A model on MIGraphX, as its worker serves it, and its loading from an ONNX model or a TensorFlow graph.
+"""A model on MIGraphX, as its worker serves it, and its loading from an ONNX model or a TensorFlow graph: the library,
+its targets, the cache and the compiler are opened for it.
 
 The program of the first batch size makes it READY; those of the others follow while it serves.
 """
@@ -12,13 +13,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from rocserve.backends.base import Batch, BatchResult
-from rocserve.backends.migraphx.binding.interface import DimensionRange, MigraphxError, shape_text
-from rocserve.backends.migraphx.planning.memory import check_memory, compiled_memory, planned_memory
-from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan, plan_programs
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
-from rocserve.backends.migraphx.program_cache import ProgramAbout
-from rocserve.backends.migraphx.serving.compile_context import CompileContext
+from rocserve.backends.base import Batch, BatchResult, ModelSource
+from rocserve.backends.migraphx.binding.interface import Binding, DimensionRange, MigraphxError, Program, shape_text
+from rocserve.backends.migraphx.binding.module import open_binding
+from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.configuration.options import (
+    CompileOptions,
+    ServingOptions,
+    Target,
+    compile_options,
+    serving_options,
+)
+from rocserve.backends.migraphx.installation import find_installation
+from rocserve.backends.migraphx.jobs.child import migraphx_jobs, with_hint
+from rocserve.backends.migraphx.planning.plan import (
+    PlannedTensor,
+    ProgramPlan,
+    check_memory,
+    compiled_memory,
+    plan_programs,
+    planned_memory,
+)
+from rocserve.backends.migraphx.planning.recipe import (
+    ProgramEnvironment,
+    ProgramRecipe,
+    SourceKind,
+    program_environment,
+)
+from rocserve.backends.migraphx.program_cache import ProgramAbout, ProgramCache, open_cache
 from rocserve.backends.migraphx.serving.programs import (
     LoadedProgram,
     ProgramLayout,
@@ -28,6 +50,82 @@ from rocserve.backends.migraphx.serving.programs import (
 )
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.jobs.runner import JobRunner
+
+
+@dataclass(frozen=True, slots=True)
+class CompileContext:
+    model: ModelSource
+    binding: Binding
+    options: CompileOptions
+    serving: ServingOptions
+    environment: ProgramEnvironment
+    cache: ProgramCache
+    runner: JobRunner
+    compiler: ProgramCompiler
+    log: logging.Logger
+
+    def properties(self, batch_sizes: str, of_program: Mapping[str, str]) -> Mapping[str, str]:
+        """Facts about the engine, for a model's metadata, with the batch sizes in service and what is to be said of the
+        program, also in the place of what follows from the parameters; those that do not apply ("") are left out."""
+        facts = {
+            "migraphx_version": self.binding.migraphx_version,
+            "migraphx_binding": self.binding.name,
+            "migraphx_library": self.binding.library,
+            "rocm_version": self.environment.rocm_version,
+            "gpu_architecture": self.environment.gpu_architecture,
+            "target": self.options.target.value,
+            "precision": self.options.precision.value,
+            "batch_sizes": batch_sizes,
+            **of_program,
+        }
+        return {name: value for name, value in facts.items() if value}
+
+    def open_program(self, path: Path) -> Program:
+        """A program that a child has tried before. Raises: ServeError: UNAVAILABLE, MIGraphX refuses it in this
+        process."""
+        try:
+            return self.binding.load(path)
+        except MigraphxError as error:
+            raise unavailable(f"MIGraphX cannot load {path.name}: {with_hint(str(error))}") from None
+        finally:
+            for line in self.binding.take_messages():
+                self.log.info("MIGraphX: %s", line)
+
+
+def open_compile_context(model: ModelSource, log: logging.Logger) -> CompileContext:
+    """Raises: ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is
+    wrong."""
+    installation = find_installation(model.settings)
+    serving = serving_options(model.config)
+    try:
+        binding = open_binding(installation, serving.binding)
+    except MigraphxError as error:
+        raise unavailable(f"MIGraphX cannot be loaded: {with_hint(str(error))}") from None
+    targets = usable_targets(binding, has_gpu=model.device is not None)
+    options = compile_options(model.config, model.instance_kind, targets)
+    try:
+        binding.check_target(options.target.value)
+    except MigraphxError as error:
+        raise unavailable(f"MIGraphX's target {options.target.value} cannot be used: {with_hint(str(error))}") from None
+    device = model.device if options.target is Target.GPU else None
+    environment = program_environment(options.target, device, binding.migraphx_version)
+    cache = open_cache(model.settings, log.warning)
+    runner = JobRunner(migraphx_jobs(installation, serving.binding), model.report, log)
+    compiler = ProgramCompiler(runner, cache, model_name=model.name, model_folder=model.model_folder)
+    return CompileContext(model, binding, options, serving, environment, cache, runner, compiler, log)
+
+
+def usable_targets(binding: Binding, has_gpu: bool) -> Sequence[Target]:
+    """Those that programs can be compiled for and run on here, the best first."""
+    targets = [Target.GPU] if has_gpu else []
+    for target in (Target.CPU, Target.REF):
+        try:
+            binding.check_target(target.value)
+        except MigraphxError:
+            continue
+        targets.append(target)
+    return targets
 
 
 class MigraphxModel:

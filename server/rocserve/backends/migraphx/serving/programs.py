@@ -269,10 +269,17 @@ class ProgramRunner:
         if self._varies:
             found = _as_clients(layout, programs[0].run(inputs))
             return {name: array for name, array in found.items() if name in wanted}
-        whole = [
-            _place(tensor, _with_rows(tensor.program_shape, rows), room) if tensor.name in wanted else None
-            for tensor in layout.outputs
-        ]
+        whole: list[Array | None] = []
+        for tensor in layout.outputs:
+            if tensor.name not in wanted:
+                whole.append(None)
+                continue
+            shape, dtype = _with_rows(tensor.program_shape, rows), tensor.datatype.numpy_dtype
+            place = room.get(tensor.name)
+            # Into the room, where that is of the output's shape.
+            if place is None or place.shape != shape or place.dtype != dtype or tensor.channels_last:
+                place = np.empty(shape, dtype)
+            whole.append(place)
         fitting = next((program for program in programs if _most_rows(program) >= rows), None)
         if fitting is not None:
             fitting.run_into(inputs, whole)
@@ -326,15 +333,6 @@ class ProgramRunner:
 
 def _most_rows(program: LoadedProgram) -> int:
     return program.rows.most if program.rows else 0
-
-
-def _place(tensor: ServedTensor, shape: tuple[int, ...], room: Arrays) -> Array:
-    """What an output in the program's layout is copied to: its place in the room, where that is of its shape."""
-    dtype = tensor.datatype.numpy_dtype
-    place = room.get(tensor.name)
-    if place is not None and place.shape == shape and place.dtype == dtype and not tensor.channels_last:
-        return place
-    return np.empty(shape, dtype)
 
 
 def _as_clients(layout: ProgramLayout, outputs: Sequence[Array | None]) -> dict[str, Array]:

@@ -33,7 +33,7 @@ from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions, InputKind
 from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine
 from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, PixelsError, ResultExtent
-from rocserve.backends.rocal.operations.base import Node, Operation, Tensor
+from rocserve.backends.rocal.operations.base import Node, Tensor
 from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Plan, PlannedStep, Step, make_plan
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
@@ -72,26 +72,23 @@ def check(model_name: str, pipeline: Pipeline, plan: Plan, binding: Binding) -> 
         raise _impossible(model_name, step, reason)
     for planned in plan.steps:
         operation = planned.call.operation
-        refusal = operation.amd.refusal(planned.call.arguments, planned.source) or _lack(operation, binding)
+        refusal, amd = operation.amd.refusal(planned.call.arguments, planned.source), operation.amd
+        if refusal is None and (amd.make is None or amd.function is not None):
+            # It is a function of `fn`, which this amd.rocal may not have.
+            name = amd.function or operation.name
+            function = getattr(binding.functions, name, None)
+            accepted = inspect.signature(function).parameters if function is not None else {}
+            unknown = next((key for key in operation.keys if key not in accepted), None)
+            if function is None:
+                refusal = f"amd.rocal (version {binding.version}) has no such operation; use the CPU engine"
+            elif unknown is not None:
+                refusal = f"fn.{name} of amd.rocal takes no '{unknown}'; use the CPU engine"
         if refusal is not None:
             raise _impossible(model_name, planned.step, refusal)
 
 
 def _impossible(model_name: str, step: Step, reason: str) -> ServeError:
     return invalid_argument(f"model '{model_name}' cannot run on rocAL: {step.where}: {reason}")
-
-
-def _lack(operation: Operation, binding: Binding) -> str | None:
-    """What this amd.rocal does not have of an operation that is a function of `fn`."""
-    if operation.amd.make is not None and operation.amd.function is None:
-        return None
-    name = operation.amd.function or operation.name
-    function = getattr(binding.functions, name, None)
-    if function is None:
-        return f"amd.rocal (version {binding.version}) has no such operation; use the CPU engine"
-    accepted = inspect.signature(function).parameters
-    unknown = next((key for key in operation.keys if key not in accepted), None)
-    return None if unknown is None else f"fn.{name} of amd.rocal takes no '{unknown}'; use the CPU engine"
 
 
 def misfit(plan: Plan, height: int, width: int) -> str | None:

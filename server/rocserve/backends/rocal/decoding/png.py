@@ -74,7 +74,10 @@ def read_png(data: memoryview) -> PngFile:
     chunks = list(_chunks(data))
     for chunk in chunks:
         if chunk.name in _PICTURE:
-            _check(chunk)
+            (expected,) = _CHECKSUM.unpack_from(chunk.whole, len(chunk.whole) - _CHECKSUM.size)
+            if zlib.crc32(chunk.whole[4 : -_CHECKSUM.size]) != expected:
+                place = f"its {chunk.shown_name} chunk at byte {chunk.position}"
+                raise ImageError(f"Corrupt PNG data: the checksum of {place} is wrong")
         elif not chunk.name[0] & 0x20:  # It is critical.
             raise ImageError(
                 f"it is a PNG that cannot be shown without its chunk {chunk.shown_name}, which no standard knows"
@@ -113,14 +116,6 @@ def _chunks(data: memoryview) -> Iterator[_Chunk]:
             return
         position = end
     raise ImageError(f"it is a PNG of more than {_MAX_CHUNKS} chunks")
-
-
-def _check(chunk: _Chunk) -> None:
-    (expected,) = _CHECKSUM.unpack_from(chunk.whole, len(chunk.whole) - _CHECKSUM.size)
-    if zlib.crc32(chunk.whole[4 : -_CHECKSUM.size]) != expected:
-        raise ImageError(
-            f"Corrupt PNG data: the checksum of its {chunk.shown_name} chunk at byte {chunk.position} is wrong"
-        )
 
 
 def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:

@@ -8,8 +8,8 @@ import pytest
 from support.migraphx import find_root
 from support.migraphx_programs import ProgramFactory
 
-from rocserve.backends.migraphx.binding.choice import open_binding
 from rocserve.backends.migraphx.binding.interface import Binding
+from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
