@@ -16,13 +16,14 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 class LoweredProgram(torch.nn.Module):
     """In the place of its MGXModule: saved with all of it, and never to be traced."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, factor: float) -> None:
         super().__init__()
         self.program = program
+        self.factor = factor
 
     def forward(self, *inputs: Any) -> Any:
         assert not any(isinstance(value, torch.fx.Proxy) for value in inputs), "traced"
-        return self.program(*inputs)
+        return [value * self.factor if value.is_floating_point() else value for value in self.program(*inputs)]
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Lowerings:
     """Of the last input, for each that was lowered."""
     constants: list[int] = field(default_factory=list)
     """How many of a lowered program's inputs are weights: none where they are constants."""
+    factor: float = 1.0
+    """Of what comes out."""
 
     def compile_graph(self, graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
         self.options.append(options)
@@ -47,4 +50,4 @@ class Lowerings:
         given = [whole.placeholder(f"arg{place}_1") for place in range(len(inputs))]
         results = whole.call_module("lowered", tuple(given))
         whole.output(tuple(whole.call_method("__getitem__", (results, place)) for place in range(outputs)))
-        return torch.fx.GraphModule({"lowered": LoweredProgram(program)}, whole)
+        return torch.fx.GraphModule({"lowered": LoweredProgram(program, self.factor)}, whole)

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from support.pytorch import NO_PYTORCH, TorchFiles
 
 from rocserve.backends.base import ModelSource
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.settings import EngineSettings
 
 if TYPE_CHECKING:
     from support.torch_lowering import Lowerings
@@ -110,7 +112,10 @@ def test_a_child_process_lowers_it_once(
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(installed), str(Path(__file__).parents[2]))))
     monkeypatch.syspath_prepend(installed)
-    source = model_source("model.pt2", torch_files.data("classifier"))
+    source = replace(
+        model_source("model.pt2", torch_files.data("classifier")),
+        settings=EngineSettings(cache_directory=str(tmp_path / "cache")),
+    )
     cpu, shapes = torch.device("cpu"), (((1, 4),), ((3, 4),))
     folder = lowered_folder(source, "fp32", cpu, shapes)
     files = sorted(folder.glob("*.pt"))
@@ -141,6 +146,26 @@ def test_a_program_that_cannot_be_lowered(
     file.write_bytes(torch_files.data("classifier"))
     with pytest.raises(ServeError, match=r"torch_migraphx cannot lower it: (.|\n)*no converter") as raised:
         LoweringJob("m", str(file), str(tmp_path), "cpu", "fp32", (((2, 4),),)).perform(lambda text: None)
+    assert raised.value.code is StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(("precision", "factor", "is_rounding"), [("fp32", 1.1, False), ("bf16", 1.1, True)])
+def test_other_numbers_than_pytorchs_are_refused(
+    torch_files: TorchFiles, lowerings: Lowerings, tmp_path: Path, precision: str, factor: float, is_rounding: bool
+) -> None:
+    from rocserve.backends.pytorch.torch_migraphx import LoweringJob
+
+    file = tmp_path / "model.pt2"
+    file.write_bytes(torch_files.data("classifier"))
+    lowerings.factor = factor
+    job = LoweringJob("m", str(file), str(tmp_path), "cpu", precision, (((2, 4),),))
+    if is_rounding:
+        job.perform(lambda text: None)
+        return
+    with pytest.raises(
+        ServeError, match=r"the relative error of output 0 is 0\.1, and at most 0\.01 is rounding"
+    ) as raised:
+        job.perform(lambda text: None)
     assert raised.value.code is StatusCode.UNAVAILABLE
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,14 @@ from rocserve.backends.pytorch.eager import set_up
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel, fixed_batch_sizes
 from rocserve.backends.pytorch.model_file import require_exported
-from rocserve.backends.pytorch.program import DTYPES, Program, open_exported, read_exported
+from rocserve.backends.pytorch.program import (
+    DTYPES,
+    Program,
+    ProgramTensor,
+    open_exported,
+    outputs_of,
+    read_exported,
+)
 from rocserve.core.errors import unavailable
 from rocserve.jobs.messages import Report
 
@@ -33,6 +40,10 @@ _MIGRAPHX = "migraphx"
 """Its Python module, and the name of the compiler that torch_migraphx registers."""
 _MOST_SHAPES = 1 << 16
 """PyTorch itself would run what is called with a ninth shape operator by operator, and say nothing."""
+
+_TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.25, "int8": 0.25}
+"""Relative errors that are rounding, by precision; tensors that are mixed up are about 1 apart."""
+_NOTHING = 1e-6
 
 Shapes = tuple[tuple[int, ...], ...]
 """Of all inputs, in the program's order."""
@@ -166,7 +177,7 @@ class LoweringJob:
     def perform(self, report: Report) -> Written:
         """
         Raises:
-            ServeError: torch_migraphx cannot lower the program.
+            ServeError: torch_migraphx cannot lower the program, or what it makes of it gives other numbers.
         """
         report("importing torch_migraphx")
         import_lowering()
@@ -175,18 +186,47 @@ class LoweringJob:
         exported = read_exported(Path(self.model_file), device)
         lowered = {own: Path(self.folder) / _file(place) for place, own in enumerate(self.shapes)}
         program = open_lowered(exported, self.precision, lowered, saves=True)
+        original = open_exported(exported)
         for own in self.shapes:
             report(f"lowering it for inputs of {', '.join('x'.join(map(str, shape)) for shape in own)}")
-            zeros = []
-            for tensor, shape in zip(program.signature.inputs, own, strict=True):
-                assert tensor.datatype is not None, "programs of torch.export say them"
-                zeros.append(torch.zeros(shape, dtype=torch_dtype(tensor.datatype), device=device))
+            inputs = _sample(program.signature.inputs, own, device)
             try:
                 with torch.no_grad():  # Weights are constants of the lowered program only without gradients.
-                    program.call(zeros)
+                    found = outputs_of(program.call([value.clone() for value in inputs]))
+                    expected = outputs_of(original.call(inputs))
             except Exception as error:
                 raise unavailable(f"torch_migraphx cannot lower it: {error}") from error
+            _check(found, expected, {self.precision, *original.signature.precision.split(", ")})
         return Written()
+
+
+def _sample(tensors: Sequence[ProgramTensor], shapes: Shapes, device: torch.device) -> list[Any]:
+    """Inputs of a trial: random floats; zeros where integers may be indices."""
+    chance = torch.Generator().manual_seed(1)
+    values = []
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        assert tensor.datatype is not None, "programs of torch.export say them"
+        dtype = torch_dtype(tensor.datatype)
+        value = torch.randn(shape, generator=chance) if dtype.is_floating_point else torch.zeros(shape)
+        values.append(value.to(device=device, dtype=dtype))
+    return values
+
+
+def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection[str]) -> None:
+    """Labels and other whole numbers are not compared: a rounding may turn them. Raises: ServeError: UNAVAILABLE,
+    numbers are further away than rounding explains."""
+    limit = max(_TOLERANCES.get(precision, _TOLERANCES["fp32"]) for precision in precisions)
+    for place, (own, theirs) in enumerate(zip(found, expected, strict=True)):
+        if not theirs.is_floating_point() or not theirs.isfinite().all():
+            continue
+        length = theirs.double().norm()
+        distance = float((own.double() - theirs.double()).norm() / length.clamp(min=_NOTHING))
+        if not distance <= limit:
+            raise unavailable(
+                f"what torch_migraphx makes of it gives other numbers than PyTorch: the relative error of output"
+                f" {place} is {distance:.3g}, and at most {limit:g} is rounding; set parameter 'engine' to \"eager\" or"
+                ' "migraphx-onnx"'
+            )
 
 
 def _file(place: int) -> str:
