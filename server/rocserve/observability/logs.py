@@ -25,13 +25,8 @@ class ServerLog:
     """
 
     def __init__(self, settings: LogSettings, environment: Mapping[str, str] = os.environ) -> None:
-        """
-        Args:
-            environment: TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in it has messages written as they are, not in quotes.
-
-        Raises:
-            OSError: the log file cannot be opened.
-        """
+        """`environment`: TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in it has messages written as they are, not in quotes.
+        Raises: OSError: the log file cannot be opened."""
         # A file that was moved away, by logrotate say, is opened again under its name.
         handler = WatchedFileHandler(settings.file) if settings.file else logging.StreamHandler()
         handler.addFilter(self._is_wanted)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import EndingResponder, Responder
@@ -18,13 +19,11 @@ _SECONDS_BETWEEN_CLEANINGS = 1.0
 _OTHERS = "others"
 
 
+@dataclass(slots=True, eq=False)
 class _Client:
-    __slots__ = ("in_flight", "tokens", "tokens_at")
-
-    def __init__(self, tokens: float, now: float) -> None:
-        self.in_flight = 0
-        self.tokens = tokens
-        self.tokens_at = now
+    tokens: float
+    tokens_at: float
+    in_flight: int = 0
 
 
 class ClientLimits:

@@ -129,15 +129,8 @@ class BodyReader:
         return plain
 
     def json_length(self, stated: StatedLength | None, body_length: int) -> int:
-        """How many bytes of an inference request's body are its JSON. The tensors behind it are not bound here;
-        a body without JSON is.
-
-        Args:
-            stated: by the client; None = all are.
-
-        Raises:
-            ServeError: there are too many bytes.
-        """
+        """How many bytes of an inference request's body are its JSON. The tensors behind it are not bound here; a body
+        without JSON is. `stated`: by the client; None = all are. Raises: ServeError: there are too many bytes."""
         length, limit = body_length, self.max_input_size
         if stated is not None:
             length = stated.number

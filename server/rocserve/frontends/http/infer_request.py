@@ -156,14 +156,8 @@ class InferRequestReader:
     def read(
         self, body: Buffer, header_length: int, model_name: str, model_version: str
     ) -> tuple[InferRequest, AnswerForm]:
-        """The request, and the form of its response.
-
-        Args:
-            header_length: how many bytes of the body are its JSON.
-
-        Raises:
-            ServeError: with Triton's codes and words.
-        """
+        """The request, and the form of its response. `header_length`: how many bytes of the body are its JSON. Raises:
+        ServeError: with Triton's codes and words."""
         binary = memoryview(body)[header_length:]
         if header_length > LONGEST_REMEMBERED_TEXT:
             text = parse_infer_text(model_name, len(binary), memoryview(body)[:header_length])

@@ -157,8 +157,7 @@ class HttpResponder(ClientResponder):
             callback()
 
     def _note_failure(self, error: ServeError) -> None:
-        if error.is_refusal or not self._is_scheduled:
-            self.is_refused = True
+        self.is_refused |= error.is_refusal or not self._is_scheduled
 
 
 @dataclass(eq=False)

@@ -57,11 +57,7 @@ class HttpListener:
         tls: ssl.SSLContext | None = None,
         failure: Callable[[Request, Exception], Response] = lambda request, error: Response(500, b"", "text/plain"),
     ) -> None:
-        """
-        Args:
-            handle: answers a request, at once or later.
-            failure: the answer to one that could not be handled.
-        """
+        """`handle`: answers a request, at once or later. `failure`: the answer to one that could not be handled."""
         self.handle = handle
         self.failure = failure
         self.limits = limits or ConnectionLimits()

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -302,18 +302,16 @@ class GpuGauges:
         return tuple(samples)
 
 
+@dataclass(eq=False)
 class MachineMetrics:
     """Gauges that are read at most once an interval, however often they are asked for. Safe on any thread."""
 
-    def __init__(
-        self, sources: Iterable[Callable[[], Sequence[MetricFamily]]], interval_seconds: float, log: logging.Logger
-    ) -> None:
-        self._sources = tuple(sources)
-        self._interval_seconds = interval_seconds
-        self._log = log
-        self._lock = threading.Lock()
-        self._families: list[MetricFamily] = []
-        self._read_again_at = 0.0
+    _sources: Sequence[Callable[[], Sequence[MetricFamily]]]
+    _interval_seconds: float
+    _log: logging.Logger
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _families: list[MetricFamily] = field(default_factory=list, init=False)
+    _read_again_at: float = field(default=0.0, init=False)
 
     def families(self) -> Sequence[MetricFamily]:
         with self._lock:

@@ -158,11 +158,8 @@ class ForwardedCalls:
         on_end: Callable[[int], None],
         log: logging.Logger,
     ) -> None:
-        """
-        Args:
-            answer: takes an entry's kind, number and count, and its content.
-            on_end: takes the place of a CALL that is over; called from any thread.
-        """
+        """`answer`: takes an entry's kind, number and count, and its content. `on_end`: takes the place of a CALL that
+        is over; called from any thread."""
         self._routes = routes
         self._answer = answer
         self.on_end = on_end

@@ -68,10 +68,7 @@ class FrontLinkEnd:
         self._posts.append(entry)
 
     def post_contents(self, kind: int, number: int, contents: Sequence[Buffer], count: int = 0) -> None:
-        """Post an entry with contents, which the other end gives back.
-
-        Raises: HeapFull.
-        """
+        """Post an entry with contents, which the other end gives back. Raises: HeapFull."""
         pieces, nbytes = framed(contents)
         place, view = self.new_slot(nbytes)
         left_out = fill(view, pieces, COPIED_AT_ONCE)
@@ -123,10 +120,8 @@ class FrontLinkEnd:
         return self._page_place + begin
 
     def new_slot(self, nbytes: int, heap_number: int = 0) -> tuple[int, memoryview]:
-        """The place of `nbytes` bytes, which is kept until the other end has returned it, and its memory.
-
-        Raises: HeapFull.
-        """
+        """The place of `nbytes` bytes, which is kept until the other end has returned it, and its memory. Raises:
+        HeapFull."""
         heap = self.heaps[heap_number]
         slot, view = heap.place(nbytes)
         place = slot.offset | heap_number << HEAP_SHIFT

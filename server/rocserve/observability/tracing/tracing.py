@@ -166,11 +166,8 @@ class TraceSetting:
     the data plane's thread, but for `has_all`."""
 
     def __init__(self, values: TraceValues, specified: frozenset[str] = frozenset(), fault: str = "") -> None:
-        """
-        Args:
-            specified: the fields of `values` that were asked for; the others are those of the setting above.
-            fault: why nothing can be traced by it; empty: something can.
-        """
+        """`specified`: the fields of `values` that were asked for; the others are those of the setting above. `fault`:
+        why nothing can be traced by it; empty: something can."""
         self.given = values
         self.specified = specified
         self.fault = fault
@@ -359,13 +356,8 @@ NEEDS_EXTRA = (
 def create_tracing(
     config: TraceConfig, service_name: str, log: logging.Logger, environment: Mapping[str, str] = os.environ
 ) -> Tracing:
-    """
-    Args:
-        service_name: what spans are attributed to where nobody says so.
-
-    Raises:
-        ValueError: the configuration makes no sense, or asks for OpenTelemetry whose packages are not installed.
-    """
+    """`service_name`: what spans are attributed to where nobody says so. Raises: ValueError: the configuration makes no
+    sense, or asks for OpenTelemetry whose packages are not installed."""
     options = trace_options(config, environment)
     if options.mode == "triton":
         if options.values.level is not TraceLevel.OFF and not options.file:

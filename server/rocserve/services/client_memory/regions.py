@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rocserve.backends.installed import has_file
@@ -295,6 +295,7 @@ class ClientRegions:
             del self._regions[region.name]
 
 
+@dataclass(eq=False)
 class ClientMemoryService:
     """Each method takes a request and gives its answer; safe on any thread.
 
@@ -304,12 +305,11 @@ class ClientMemoryService:
         ServeError: with Triton's codes and words.
     """
 
-    def __init__(self, regions: ClientRegions, allowed: bool) -> None:
-        """`allowed`: whether clients may register any at all."""
-        self._regions = regions
-        self._lock = threading.Lock()
-        self._process: DeviceProcess | None = None
-        self._allowed = allowed
+    _regions: ClientRegions
+    allowed: bool
+    """Whether clients may register any at all."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _process: DeviceProcess | None = field(default=None, init=False)
 
     def methods(self) -> Mapping[str, Method]:
         return {
@@ -393,7 +393,7 @@ class ClientMemoryService:
         raise not_found(f"The region named '{name}' is registered as {other} shared memory, not {asked} shared memory")
 
     def _check_allowed(self) -> None:
-        if not self._allowed:
+        if not self.allowed:
             raise unimplemented(
                 "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
             )
