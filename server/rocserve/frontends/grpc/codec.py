@@ -35,13 +35,8 @@ from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
 from rocserve.core.tensors import COPIED_SOONER, Buffer, bytes_elements, encode_bytes_elements
 from rocserve.core.wire_format import LENGTH_DELIMITED, length_prefix, read_varint
 from rocserve.plane.heap import copy_in_steps, no_memory
+from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.faults import parse_message
-from rocserve.protocol.grpc_service_pb2 import (
-    InferTensorContents,
-    ModelInferRequest,
-    ModelInferResponse,
-    ModelStreamInferResponse,
-)
 from rocserve.protocol.parameters import cut_sequence, read_parameters, read_sequence, write_parameters
 
 _DATATYPES: dict[str, tuple[str, ...]] = {
@@ -58,26 +53,13 @@ _DATATYPES: dict[str, tuple[str, ...]] = {
 
 _AS_RAW = frozenset({"bool_contents", "fp32_contents", "fp64_contents"})
 
-_ARRAY_TYPES = {
-    "BOOL": "?",
-    "INT8": "<i1",
-    "INT16": "<i2",
-    "INT32": "<i4",
-    "INT64": "<i8",
-    "UINT8": "<u1",
-    "UINT16": "<u2",
-    "UINT32": "<u4",
-    "UINT64": "<u8",
-    "FP32": "<f4",
-    "FP64": "<f8",
-}
-
+_ARRAY_TYPES = {datatype.value: datatype.numpy_dtype for datatype in DataType}
 
 LONGEST_REMEMBERED_HEAD = 4096
 """Bytes: it bounds the memory that clients can make the cache take."""
 
-_ID_TAG = ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_RAW_TAG = ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_RAW_TAG = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _FIELDS = range(MOST_ENTRIES + 16)
 """That a message may have before its tensors' bytes, and of these; no request with more is taken."""
 _MAY_TELL_OF_A_SEQUENCE = b"sequence_"
@@ -207,13 +189,13 @@ class RequestDecoder:
         return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
     def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
-        parsed = _read_head(parse_message(head_bytes, ModelInferRequest), has_raw)
+        parsed = _read_head(parse_message(head_bytes, pb.ModelInferRequest), has_raw)
         if parsed.reusable and len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
             self._heads.keep(head_bytes, parsed)
         return parsed
 
     def _decode_by_protobuf(self, data: bytes) -> InferRequest:
-        message = parse_message(data, ModelInferRequest)
+        message = parse_message(data, pb.ModelInferRequest)
         check_id(len(message.id))
         raw: list[Buffer] = list(message.raw_input_contents)
         parsed = _read_head(message, bool(raw))
@@ -223,12 +205,12 @@ class RequestDecoder:
 def id_of_refused(data: bytes) -> str:
     """The id in a message that could not be made a request of; empty where it cannot be read either."""
     try:
-        return parse_message(data, ModelInferRequest).id
+        return parse_message(data, pb.ModelInferRequest).id
     except ServeError:
         return ""
 
 
-def _read_head(message: ModelInferRequest, has_raw: bool) -> _ParsedHead:
+def _read_head(message: pb.ModelInferRequest, has_raw: bool) -> _ParsedHead:
     model_name = message.model_name
     count = len(message.inputs) + len(message.outputs) + len(message.parameters)
     check_entries(count)
@@ -296,7 +278,7 @@ def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
     return data
 
 
-def raw_contents(contents: InferTensorContents, datatype: str, input_name: str, model_name: str) -> bytes:
+def raw_contents(contents: pb.InferTensorContents, datatype: str, input_name: str, model_name: str) -> bytes:
     """The elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton. Raises:
     ServeError: INVALID_ARGUMENT when the elements are in a field of another datatype, or in two fields."""
     raw = b""
@@ -313,7 +295,7 @@ def raw_contents(contents: InferTensorContents, datatype: str, input_name: str, 
             raw = encode_bytes_elements(elements)
         elif field.name in _AS_RAW:
             # On the wire they are as raw contents have them; unknown fields follow them.
-            nbytes = len(elements) * np.dtype(_ARRAY_TYPES[datatype]).itemsize
+            nbytes = len(elements) * _ARRAY_TYPES[datatype].itemsize
             start = len(length_prefix(field.number, nbytes))
             raw = contents.SerializeToString()[start : start + nbytes]
         else:
@@ -322,25 +304,12 @@ def raw_contents(contents: InferTensorContents, datatype: str, input_name: str, 
     return raw
 
 
-_TYPED_FIELDS = {
-    DataType.BOOL: "bool_contents",
-    DataType.INT8: "int_contents",
-    DataType.INT16: "int_contents",
-    DataType.INT32: "int_contents",
-    DataType.INT64: "int64_contents",
-    DataType.UINT8: "uint_contents",
-    DataType.UINT16: "uint_contents",
-    DataType.UINT32: "uint_contents",
-    DataType.UINT64: "uint64_contents",
-    DataType.FP16: "fp32_contents",
-    DataType.FP32: "fp32_contents",
-    DataType.FP64: "fp64_contents",
-}
-
+_TYPED_FIELDS = {DataType(name): field for field, names in _DATATYPES.items() for name in names}
+_TYPED_FIELDS[DataType.FP16] = "fp32_contents"
 
 _FINAL_RESPONSE = "triton_final_response"
-_ID = ModelInferResponse.ID_FIELD_NUMBER
-_RAW = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+_ID = pb.ModelInferResponse.ID_FIELD_NUMBER
+_RAW = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 _ID_PREFIXES = tuple(length_prefix(_ID, length) for length in range(128))
 
 
@@ -409,7 +378,7 @@ class ResponseEncoder:
     def stream_parts(self, response: InferResponse, final: bool) -> list[Buffer]:
         parts = self.parts(response, self._finality[final])
         size = sum(map(_nbytes, parts))
-        parts.insert(0, length_prefix(ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size))
+        parts.insert(0, length_prefix(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size))
         return parts
 
     def encode_stream_error(
@@ -421,7 +390,7 @@ class ResponseEncoder:
             model_name: of the model that answered so; empty where the request did not come to it.
             final: whether this is the request's last answer; None: not said.
         """
-        message = ModelStreamInferResponse(error_message=_clean(text))
+        message = pb.ModelStreamInferResponse(error_message=_clean(text))
         message.infer_response.id = _clean(request_id)
         message.infer_response.model_name = model_name
         if final is not None:
@@ -429,8 +398,8 @@ class ResponseEncoder:
         return message.SerializeToString()
 
     def _build_head(self, response_head: ResponseHead) -> _EncodedHead:
-        model = ModelInferResponse(model_name=response_head.model_name, model_version=response_head.model_version)
-        outputs = ModelInferResponse()
+        model = pb.ModelInferResponse(model_name=response_head.model_name, model_version=response_head.model_version)
+        outputs = pb.ModelInferResponse()
         for output in response_head.outputs:
             outputs.outputs.add(name=output.name, datatype=output.datatype.value, shape=output.shape)
         # Right for all datatypes but BYTES, whose length is checked each time.
@@ -451,7 +420,7 @@ def _nbytes(data: Buffer) -> int:
 
 
 def _parameters(values: Parameters) -> bytes:
-    message = ModelInferResponse()
+    message = pb.ModelInferResponse()
     write_parameters(values, message.parameters)
     return message.SerializeToString()
 
@@ -461,10 +430,10 @@ def _clean(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def typed_answer(response: InferResponse) -> ModelInferResponse:
+def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
     """Raises: ServeError: UNIMPLEMENTED for a datatype without a field of its own."""
     head = response.head
-    message = ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
+    message = pb.ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
     write_parameters(response.parameters, message.parameters)
     for tensor in response.outputs:
         output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)

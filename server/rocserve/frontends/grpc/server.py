@@ -166,7 +166,7 @@ class GrpcServer:
         """
         if self._server is None or self._ended.is_set():
             return
-        self.plane.call_soon(self._begin_stop)
+        self.plane.call_soon(lambda: self._go_on(self._close()))
         if not self._ended.wait(grace_seconds):
             self.plane.call_soon(self._cancel_all)
             self._ended.wait()
@@ -174,7 +174,7 @@ class GrpcServer:
     def stop_soon(self, grace_seconds: float, on_ended: Callable[[], None]) -> None:
         """As `stop`, on the loop's thread and without waiting."""
         self._on_ended = on_ended
-        self._begin_stop()
+        self._go_on(self._close())
         self.plane.call_at(time.monotonic() + grace_seconds, self._cancel_all)
 
     @property
@@ -245,11 +245,6 @@ class GrpcServer:
             # The core would wait 20 seconds for clients that do not answer its last ping.
             self._server.cancel_all_calls()
 
-    def _begin_stop(self) -> None:
-        if self._port:
-            port, self._port = self._port, 0
-            self._go_on(self._close(port))
-
     def _go_on(self, steps: Iterator[None]) -> None:
         """Take the next step, and the one after it a little later."""
         if not self._stopping:
@@ -257,9 +252,12 @@ class GrpcServer:
                 self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._go_on(steps))
                 break
 
-    def _close(self, port: int) -> Iterator[None]:
+    def _close(self) -> Iterator[None]:
         """Who has connected already is served. Connections that end for their age are waited for: the core cancels
         calls on their way when it shuts down."""
+        port, self._port = self._port, 0
+        if not port:
+            return
         refuse_handshakes(port)
         yield
         while not stop_listening(port):
