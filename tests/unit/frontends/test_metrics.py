@@ -16,7 +16,7 @@ from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import Execution, ModelStatistics
-from rocserve.frontends.http.protocol import ConnectionLimits
+from rocserve.frontends.http.listener import ConnectionLimits
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.metrics.collection import server_families
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener

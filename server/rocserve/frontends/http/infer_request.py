@@ -42,7 +42,7 @@ from rocserve.frontends.http.json_text import (
     text,
     unsigned,
 )
-from rocserve.frontends.http.protocol import LARGEST_HEAD_LINE
+from rocserve.frontends.http.request import LARGEST_HEAD_LINE
 
 _Kind = TypeVar("_Kind")
 

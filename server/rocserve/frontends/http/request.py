@@ -18,8 +18,10 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.json_text import json_bytes
 
 if TYPE_CHECKING:
-    from rocserve.frontends.http.protocol import Connection
+    from rocserve.frontends.http.listener import Connection
 
+LARGEST_HEAD_LINE = 8190
+"""Bytes of a URL, and of a header's name and value."""
 _WRITTEN_AT_ONCE = 256 << 10
 """Bytes of a large answer: what a client does not read is then copied to no more than this in the connection."""
 _NO_HEADERS: Mapping[str, str] = {}

@@ -19,8 +19,7 @@ import pytest
 from support.certificates import make_authority
 from support.workers import open_descriptors
 
-from rocserve.frontends.http.listener import HttpListener
-from rocserve.frontends.http.protocol import ConnectionLimits
+from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
 from rocserve.frontends.http.request import Request, Response
 from rocserve.frontends.listen_address import CertificateFiles, ListenAddress, RenewedContext
 

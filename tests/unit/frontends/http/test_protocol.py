@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rocserve.frontends.http.listener import HttpListener
-from rocserve.frontends.http.protocol import ConnectionLimits
+from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
 from rocserve.frontends.http.request import Request, Response
 from rocserve.frontends.listen_address import ListenAddress
 
