@@ -29,7 +29,7 @@ from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.metrics import MetricBook
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
-from rocserve.backends.python.pb_utils.response import InferenceResponse, RequestAnswers, answer_of
+from rocserve.backends.python.pb_utils.response import InferenceResponse, InferenceResponseSender, answer_of
 from rocserve.backends.python.pb_utils.tensor import BY_CONFIG_NAME, Tensor, host_tensor, wrapper_of
 from rocserve.backends.request_model import (
     RESCHEDULED,
@@ -144,7 +144,7 @@ class AbandonedRequests:
 
 
 _LOG = logging.getLogger(__name__)
-_IS_CLOSED = attrgetter("is_closed")
+_IS_CLOSED = attrgetter("_is_closed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +227,14 @@ class PythonModel:
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """Raises: ServeError: INTERNAL; the model's code raised, or returned what it may not."""
-        answers: list[RequestAnswers] = []
+        answers: list[InferenceResponseSender] = []
         received: list[InferenceRequest] = []
         place = self._place
         wrap = wrapper_of(self._tensors)
         for request in requests:
             outputs = request.requested_outputs or self._outputs
             to_answer = partial(self._answer, outputs, request.may_stay)
-            answering = RequestAnswers(request.responder, self._decoupled, to_answer, self._abandoned.take)
+            answering = InferenceResponseSender(request.responder, self._decoupled, to_answer, self._abandoned.take)
             answers.append(answering)
             received.append(
                 received_request(
@@ -256,7 +256,7 @@ class PythonModel:
         except BaseException as error:
             # SystemExit as well: sys.exit() in a model fails its batch and does not take the worker along.
             for each in answers:
-                each.close()
+                each._close()
             raise self._execute_fault(error) from None
         if not all(map(_IS_CLOSED, answers)):
             self._abandoned.watch()
@@ -275,7 +275,7 @@ class PythonModel:
         self._abandoned.close()
 
     def _results(
-        self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[RequestAnswers]
+        self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[InferenceResponseSender]
     ) -> list[Result | None]:
         """Raises: _WrongAnswer: in Triton's words."""
         if returned is None:
@@ -291,7 +291,7 @@ class PythonModel:
             )
         return [self._result(*each) for each in zip(returned, received, answers, strict=True)]
 
-    def _result(self, response: Any, request: InferenceRequest, answers: RequestAnswers) -> Result | None:
+    def _result(self, response: Any, request: InferenceRequest, answers: InferenceResponseSender) -> Result | None:
         if request._is_rescheduled:
             if response is not None:
                 raise _WrongAnswer(
@@ -299,7 +299,7 @@ class PythonModel:
                     f" '{type(response)}'."
                 )
             # Whatever is still to be said is said to the request when it comes again; unless it has ended already.
-            return RESCHEDULED if answers.close() else None
+            return RESCHEDULED if answers._close() else None
         if response is None:
             return None
         if not isinstance(response, InferenceResponse):
@@ -308,7 +308,7 @@ class PythonModel:
                 f" '{type(response)}'."
             )
         try:
-            return answers.returned(response)
+            return answers._returned(response)
         except TritonModelException as error:
             raise _WrongAnswer(str(error)) from None
 
@@ -336,7 +336,7 @@ class PythonModel:
             " return None."
         )
 
-    def _background_ended(self, answers: Sequence[RequestAnswers], ended: Future[Any]) -> None:
+    def _background_ended(self, answers: Sequence[InferenceResponseSender], ended: Future[Any]) -> None:
         """A decoupled model's coroutine has ended; when by an exception, nobody else will end its requests."""
         if ended.cancelled():
             fault: BaseException | None = asyncio.CancelledError("the model was unloaded")
@@ -347,7 +347,7 @@ class PythonModel:
         if fault is not None:
             error = self._execute_fault(fault)
             for each in answers:
-                each.fail(error)
+                each._fail(error)
 
     def _execute_fault(self, error: BaseException) -> ServeError:
         name = self._place.instance_name

@@ -381,17 +381,10 @@ def flags_of(tensors: Mapping[str, Tensor], names: Sequence[str], images: int) -
 _CPU, _ROCAL = "cpu", "rocal"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineChoice:
-    engine: str
-    reason: str
-    """For the log: goes on after "engine cpu: "."""
-    accepts_cpu: bool = False
-    """Whether the CPU engine may take its place when rocAL turns out to be unable to run the pipeline."""
+def choose_engine(model: ModelSource) -> tuple[str, str, bool]:
+    """The engine, why, and whether the CPU's may take its place when rocAL turns out to be unable to run the pipeline.
 
-
-def choose_engine(model: ModelSource) -> EngineChoice:
-    """By parameter `engine` (auto, cpu, rocal) and the kind of the instance.
+    They follow from parameter `engine` (auto, cpu, rocal) and the kind of the instance.
 
     rocAL runs where it is asked for by name, on the GPU or in its own CPU mode, and on KIND_GPU. KIND_GPU is never
     served by the CPU engine unless `engine` is written as "auto".
@@ -411,18 +404,18 @@ def choose_engine(model: ModelSource) -> EngineChoice:
                 f"model '{model.name}' asks for KIND_GPU, but its parameter 'engine' is \"cpu\"; use KIND_CPU, or leave"
                 " the parameter out"
             )
-        return EngineChoice(_CPU, "parameter 'engine' says so")
+        return _CPU, "parameter 'engine' says so", False
     if wanted != _ROCAL and not meant_for_gpu:
-        return EngineChoice(_CPU, f"the instance is {kind}")
+        return _CPU, f"the instance is {kind}", False
     if is_installed(ROCAL_MODULE) and (on_gpu or wanted == _ROCAL):
         reason = f"parameter 'engine' says so, {kind}" if wanted == _ROCAL else "the instance is KIND_GPU"
-        return EngineChoice(_ROCAL, reason, accepts_cpu=wanted == "auto")
+        return _ROCAL, reason, wanted == "auto"
     if wanted == "auto":
-        return EngineChoice(
-            _CPU,
+        reason = (
             f"KIND_GPU is asked for, but {ROCAL_MODULE} is not installed or there is no GPU; parameter 'engine' is"
-            ' "auto", which accepts the CPU',
+            ' "auto", which accepts the CPU'
         )
+        return _CPU, reason, False
     why, remedy = "its parameter 'engine' is \"rocal\"", 'set the parameter to "cpu"'
     if not wanted:
         why = "it asks for KIND_GPU"
@@ -442,7 +435,7 @@ def load(model: ModelSource) -> LoadedModel:
     """Parameters: `color_format` (RGB24, BGR24, U8), `threads`, `max_pixels`, `engine` (auto, cpu, rocal). Raises:
     ServeError: the pipeline or the configuration is wrong, or a library of the engine is not installed."""
     config = model.config
-    choice = choose_engine(model)
+    chosen, reason, accepts_cpu = choose_engine(model)
     formats = tuple(color_format.value for color_format in ColorFormat)
     color_format = ColorFormat(read_choice(config, "color_format", ColorFormat.RGB24.value, formats))
     threads = read_integer(config, "threads", min(_DEFAULT_MAX_THREADS, usable_cpus()), 1, MOST_THREADS)
@@ -469,26 +462,23 @@ def load(model: ModelSource) -> LoadedModel:
         threads=threads,
         device=model.device,
     )
-    try:
-        engine = _make_engine(choice.engine, setup)
-    except ServeError as error:
-        if not choice.accepts_cpu:
-            raise
-        reason = f"rocAL cannot run it ({error.text}); parameter 'engine' is \"auto\", which accepts the CPU"
-        choice = EngineChoice(_CPU, reason)
-        engine = _make_engine(choice.engine, setup)
-    _LOG.info("%s runs on engine %s: %s", model.model_file.name, choice.engine, choice.reason)
-    # The server knows the backend's engine only, not which of the two it is.
-    return RocalModel(engine, setup, interface, {"engine": choice.engine, "engine_reason": choice.reason})
-
-
-def _make_engine(name: str, setup: EngineSetup) -> BatchEngine:
-    if name == _ROCAL:
+    engine: BatchEngine | None = None
+    if chosen == _ROCAL:
         # Only here: importing it loads rocAL, which must never happen in a process that does not need it.
         from rocserve.backends.rocal.amd.engine import RocalEngine
 
-        return RocalEngine(setup)
-    try:
-        return ThreadedEngine(setup)
-    except RuntimeError as error:
-        raise unavailable(str(error)) from None
+        try:
+            engine = RocalEngine(setup)
+        except ServeError as error:
+            if not accepts_cpu:
+                raise
+            reason = f"rocAL cannot run it ({error.text}); parameter 'engine' is \"auto\", which accepts the CPU"
+            chosen = _CPU
+    if engine is None:
+        try:
+            engine = ThreadedEngine(setup)
+        except RuntimeError as error:
+            raise unavailable(str(error)) from None
+    _LOG.info("%s runs on engine %s: %s", model.model_file.name, chosen, reason)
+    # The server knows the backend's engine only, not which of the two it is.
+    return RocalModel(engine, setup, interface, {"engine": chosen, "engine_reason": reason})

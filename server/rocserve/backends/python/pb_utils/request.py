@@ -13,7 +13,6 @@ from rocserve.backends.python.pb_utils.errors import TritonModelException, as_te
 from rocserve.backends.python.pb_utils.response import (
     InferenceResponse,
     InferenceResponseSender,
-    RequestAnswers,
     checked_parameters,
     parameters_text,
 )
@@ -116,7 +115,7 @@ class InferenceRequest:
         self._flags = operator.index(flags)
         self._is_rescheduled = self._may_come_again = False
         self._trace = trace
-        self._answers: RequestAnswers | None = None
+        self._answers: InferenceResponseSender | None = None
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -159,7 +158,7 @@ class InferenceRequest:
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the answer of this received request any more."""
-        return self._answers is not None and self._answers.is_cancelled
+        return self._answers is not None and self._answers.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Raises: TritonModelException: this is no request that the model received."""
@@ -167,7 +166,7 @@ class InferenceRequest:
             raise TritonModelException(
                 "Unable to send response. Response sender has no reference to the decoupled state of the model."
             )
-        return InferenceResponseSender(self._answers)
+        return self._answers
 
     def set_release_flags(self, flags: int) -> None:
         """Raises: TritonModelException: the request is to be scheduled again, which takes an iterative sequence."""
@@ -229,7 +228,7 @@ def received_request(
     outputs: tuple[str, ...],
     model_name: str,
     model_version: int,
-    answers: RequestAnswers,
+    answers: InferenceResponseSender,
     may_come_again: bool = False,
     wrap: Callable[[core.Tensor], Tensor] = wrap_tensor,
 ) -> InferenceRequest:
