@@ -14,10 +14,8 @@ _CANCEL_SECONDS = 5.0
 
 class Ending:
     """Ends each part, whatever the others do: what fails or takes too long is logged, and the next part has its turn.
-
     The first signal asks for the end. A second one cuts short what is under way and all that follows. A third ends the
-    supervisor, and with it this process whatever it is doing.
-    """
+    supervisor, and with it this process whatever it is doing."""
 
     def __init__(self, log: logging.Logger, drain_seconds: float, exit_timeout_seconds: float) -> None:
         self._log = log

@@ -75,10 +75,8 @@ def run_server(
     supervisor: SupervisorLink,
     log: ServerLog,
 ) -> int:
-    """Serve until a signal ends it; the result is the process's exit status.
-
-    `command`: the flags that the settings come from.
-    """
+    """Serve until a signal ends it; the result is the process's exit status. `command`: the flags that the settings
+    come from."""
     _allow_many_descriptors()
     try:
         tracing = create_tracing(settings.trace.values, settings.server_id, log.logger.getChild("tracing"))

@@ -83,11 +83,9 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
 
 
 def fill_from_model(message: ModelConfig, signature: Signature) -> None:
-    """Complete with what a model of a backend that answers requests says of its own configuration.
-
-    Triton's Python models say it in `auto_complete_config`: they add tensors, set max_batch_size and ask for a dynamic
-    batcher or the decoupled policy, and see the configuration before they do; so their word holds.
-    """
+    """Complete with what a model of a backend that answers requests says of its own configuration. Triton's Python
+    models say it in `auto_complete_config`: they add tensors, set max_batch_size and ask for a dynamic batcher or the
+    decoupled policy, and see the configuration before they do; so their word holds."""
     if signature.max_batch_size is not None:
         message.max_batch_size = signature.max_batch_size
     if signature.dynamic_batching and message.WhichOneof("scheduling_choice") is None:
@@ -108,10 +106,8 @@ def fill_from_model(message: ModelConfig, signature: Signature) -> None:
 
 
 def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
-    """Make declared tensors agree with the model's, for dialects that only describe them; says what was changed.
-
-    A name may differ from the model's, a shape may be in another order: AMD Inference Server did not compare them.
-    """
+    """Make declared tensors agree with the model's, for dialects that only describe them; says what was changed. A name
+    may differ from the model's, a shape may be in another order: AMD Inference Server did not compare them."""
     warnings: list[str] = []
     if message.max_batch_size > 0 and not signature.supports_batching:
         warnings.append(f"model '{message.name}' cannot batch: each request is run by itself")

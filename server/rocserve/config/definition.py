@@ -109,11 +109,9 @@ class ModelDefinition:
 def complete_definition(
     definition: ModelDefinition, signature: Signature | None, *, strict: bool = False
 ) -> ModelDefinition:
-    """The definition with all that the loaded model reports, checked against it.
-
-    `signature`: None for an ensemble. `strict`: fill nothing in from the signature; what is missing is an error.
-    Raises: ServeError: INVALID_ARGUMENT when the configuration and the model do not agree.
-    """
+    """The definition with all that the loaded model reports, checked against it. `signature`: None for an ensemble.
+    `strict`: fill nothing in from the signature; what is missing is an error. Raises: ServeError: INVALID_ARGUMENT when
+    the configuration and the model do not agree."""
     message = _copy(definition.message)
     warnings: tuple[str, ...] = ()
     if signature is not None:
@@ -165,10 +163,8 @@ def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind
 
 def find_model_file(definition: ModelDefinition, version_folder: Path, architecture: str = "") -> Path:
     """The model's file (or folder, where a model is one) in a version folder; the folder itself for an ensemble.
-
     `architecture`: of the GPU that it is for, e.g. "gfx90a"; "" = on the CPU, or not known. Raises: ServeError:
-    INVALID_ARGUMENT that lists what was expected and what is there.
-    """
+    INVALID_ARGUMENT that lists what was expected and what is there."""
     if definition.backend is None:
         return version_folder
     # ROCm adds features to the name: gfx90a:sramecc+:xnack-.
@@ -335,12 +331,9 @@ class UnknownBackend(ServeError):
 def choose_backend(
     message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, *, strict: bool
 ) -> BackendSpec:
-    """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there.
-
-    `strict`: the files are not read. Raises: UnknownBackend: there is no such `backend`, or `platform` one of
-    Triton's alone; ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are
-    there.
-    """
+    """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there. `strict`:
+    the files are not read. Raises: UnknownBackend: there is no such `backend`, or `platform` one of Triton's alone;
+    ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are there."""
     if not message.platform and not message.backend:
         if strict:
             raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")

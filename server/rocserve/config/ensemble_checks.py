@@ -130,11 +130,9 @@ class _Tensor:
 
 
 def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None]) -> bool:
-    """Check a complete ensemble against its complete members; whether it is decoupled, as a member of it is.
-
-    `members`: by what the steps find them by; None, or no entry, for one that is not available. Raises: ServeError:
-    INVALID_ARGUMENT with the first fault, in Triton's words.
-    """
+    """Check a complete ensemble against its complete members; whether it is decoupled, as a member of it is. `members`:
+    by what the steps find them by; None, or no entry, for one that is not available. Raises: ServeError:
+    INVALID_ARGUMENT with the first fault, in Triton's words."""
     check_members_available(config, members)
     tensors: dict[str, _Tensor] = {}
     ends: tuple[InputConfig | OutputConfig, ...] = (*config.inputs, *config.outputs)
@@ -163,10 +161,8 @@ def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None
 
 
 def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
-    """Whether answers of a decoupled member flow through the ensemble.
-
-    Each of its answers is a stream element; a step cannot join elements of different streams. Raises: ServeError.
-    """
+    """Whether answers of a decoupled member flow through the ensemble. Each of its answers is a stream element; a step
+    cannot join elements of different streams. Raises: ServeError."""
     streams = {tensor.name: 0 for tensor in config.inputs}
     waiting = list(enumerate(config.ensemble_steps, start=1))
     while ready := [entry for entry in waiting if all(name in streams for name in entry[1].input_map.values())]:

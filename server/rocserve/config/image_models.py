@@ -107,11 +107,9 @@ def class_names(config: PlainConfig, folder: ModelFolder) -> tuple[str, ...]:
 
 
 def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[MadeModel, ...]:
-    """The models beside the one with this configuration, which is complete and has the parameter.
-
-    `labels`: the names of the classes; none = those that are known by their number (ImageNet's, COCO's), else numbers.
-    Raises: ServeError: INVALID_ARGUMENT, there is no such preset, or the model is not what it is for.
-    """
+    """The models beside the one with this configuration, which is complete and has the parameter. `labels`: the names
+    of the classes; none = those that are known by their number (ImageNet's, COCO's), else numbers. Raises: ServeError:
+    INVALID_ARGUMENT, there is no such preset, or the model is not what it is for."""
     name = config.parameters[PREPROCESS]
     if name not in _PRESETS:
         raise invalid_argument(f"model '{config.name}': unknown {PREPROCESS} '{name}'{suggest(name, _PRESETS)}")

@@ -44,10 +44,8 @@ def sequence_batching(message: ModelSequenceBatching) -> plain.SequenceBatching:
 
 
 def with_scalars(config: ModelConfig, signature: Signature) -> ModelConfig:
-    """The configuration with single values reshaped to the rank 0 that the model has for them.
-
-    config.pbtxt has no word for this outside a batch: such a tensor stands there as dims of ones.
-    """
+    """The configuration with single values reshaped to the rank 0 that the model has for them. config.pbtxt has no word
+    for this outside a batch: such a tensor stands there as dims of ones."""
     if config.max_batch_size > 0:
         return config
     scalars = {spec.name for spec in (*signature.inputs, *signature.outputs) if not spec.shape}

@@ -96,13 +96,10 @@ def read_written_config(
     override_json: str | None,
     is_alone: bool = False,
 ) -> WrittenConfig:
-    """The configuration of a model folder.
-
-    In this order: the override; configs/<config_name>.pbtxt; config.pbtxt; config.toml (before a config.pbtxt of AMD
-    Inference Server, as there); the one other .toml or .pbtxt file; nothing: the model reports all itself. `is_alone`:
-    the folder is not the model's own, so that no other file is meant than config.pbtxt. Raises: ServeError:
-    INVALID_ARGUMENT when the file is wrong, or when there is none and `strict`.
-    """
+    """The configuration of a model folder. In this order: the override; configs/<config_name>.pbtxt; config.pbtxt;
+    config.toml (before a config.pbtxt of AMD Inference Server, as there); the one other .toml or .pbtxt file; nothing:
+    the model reports all itself. `is_alone`: the folder is not the model's own, so that no other file is meant than
+    config.pbtxt. Raises: ServeError: INVALID_ARGUMENT when the file is wrong, or when there is none and `strict`."""
     if override_json is not None:
         return _triton(parse_override(override_json), REQUEST_SOURCE)
     if is_alone and not folder.listing.has_file(CONFIG_FILENAME):

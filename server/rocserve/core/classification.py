@@ -17,12 +17,10 @@ _MOST_CLASSES = 1 << 16
 
 
 def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: bool) -> Tensor:
-    """The `class_count` highest elements of each row (of the whole tensor without batching), highest first.
-
-    Each element of the BYTES result, shape [rows, n] or [n], reads `value:index` or, where the model's labels name the
+    """The `class_count` highest elements of each row (of the whole tensor without batching), highest first. Each
+    element of the BYTES result, shape [rows, n] or [n], reads `value:index` or, where the model's labels name the
     index, `value:index:label`. Equal values keep the order of their indices. Raises: ServeError: INVALID_ARGUMENT for
-    an output whose datatype has no order.
-    """
+    an output whose datatype has no order."""
     if tensor.datatype in (DataType.BYTES, DataType.BF16):
         raise invalid_argument(
             f"class result not available for output due to unsupported type '{tensor.datatype.value}'"

@@ -33,11 +33,9 @@ class Dispatcher:
         """By sequences of which a request is being prepared, those that have come behind it."""
 
     def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps] = ()) -> None:
-        """Schedule a request with the version that it names; every error goes to the responder.
-
-        What copies its inputs, and the count of the elements of BYTES where there may be many, go before, a step a
-        turn; a sequence keeps its order meanwhile.
-        """
+        """Schedule a request with the version that it names; every error goes to the responder. What copies its inputs,
+        and the count of the elements of BYTES where there may be many, go before, a step a turn; a sequence keeps its
+        order meanwhile."""
         head = request.head
         if not (copying or head.has_strings or self._unprepared):
             # As `_hand_over`, without a call: every request comes by.

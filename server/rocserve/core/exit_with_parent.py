@@ -17,9 +17,7 @@ import signal
 
 def exit_with_parent(descriptor: int) -> int:
     """End this process, or its process group where it leads one, with the holder of the pipe's writing end.
-
-    `descriptor` is the pipe's reading end. The descriptor that is returned has to stay open.
-    """
+    `descriptor` is the pipe's reading end. The descriptor that is returned has to stay open."""
     # Owner and signal belong to an open file, which processes share; opening the pipe anew gives one of our own.
     own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     pid = os.getpid()

@@ -85,11 +85,9 @@ class SummaryReading:
 
 
 class SlidingSummary:
-    """Quantiles of the values of the last minute, count and sum of all. Not thread-safe.
-
-    Values are counted in buckets that grow with them, a set of buckets for each fifth of the window: the memory does
-    not grow with the number of values.
-    """
+    """Quantiles of the values of the last minute, count and sum of all. Not thread-safe. Values are counted in buckets
+    that grow with them, a set of buckets for each fifth of the window: the memory does not grow with the number of
+    values."""
 
     __slots__ = ("_count", "_sections", "_total")
 

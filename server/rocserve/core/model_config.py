@@ -330,10 +330,8 @@ def state_inputs(batching: SequenceBatching) -> tuple[InputConfig, ...]:
 
 
 def with_sequence_tensors(config: ModelConfig) -> ModelConfig:
-    """The configuration as the model itself sees it: controls and states are inputs and outputs like all others.
-
-    Where the inputs or outputs are to be completed from the model, they stay empty.
-    """
+    """The configuration as the model itself sees it: controls and states are inputs and outputs like all others. Where
+    the inputs or outputs are to be completed from the model, they stay empty."""
     batching = config.sequence_batching
     if batching is None:
         return config

@@ -53,10 +53,8 @@ class ModelNames:
         return [key for key in known if self.bare(key) == name]
 
     def resolve(self, models: Mapping[str, Model], known: Iterable[str]) -> Resolved[Model]:
-        """The models, given by their keys, by all that may be said for them.
-
-        A name means the only known model that bears it; so does a name in a namespace without such a model.
-        """
+        """The models, given by their keys, by all that may be said for them. A name means the only known model that
+        bears it; so does a name in a namespace without such a model."""
         if not self.namespaces:
             return Resolved(models, {})
         named: defaultdict[str, list[str]] = defaultdict(list)

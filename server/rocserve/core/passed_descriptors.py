@@ -26,10 +26,8 @@ def send_with_descriptors(
 def receive_with_descriptors(
     connection: socket.socket, most_bytes: int, most_descriptors: int, flags: int = 0
 ) -> tuple[bytes, list[int]]:
-    """What has come, and the descriptors with it, which no child inherits; no bytes: the other end is gone.
-
-    Raises: OSError; BlockingIOError with MSG_DONTWAIT where nothing has come.
-    """
+    """What has come, and the descriptors with it, which no child inherits; no bytes: the other end is gone. Raises:
+    OSError; BlockingIOError with MSG_DONTWAIT where nothing has come."""
     room = socket.CMSG_LEN(most_descriptors * _DESCRIPTOR.size)
     message, rights, _, _ = connection.recvmsg(most_bytes, room, int(flags) | _CLOSE_ON_EXEC)
     return message, descriptors_of(rights)

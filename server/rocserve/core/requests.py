@@ -51,11 +51,9 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestHead:
-    """All of a request but its id and its data.
-
-    Clients send the same head again and again; a front end may hand out one object for all of them, and whoever
-    works out something from a head may remember it by the head's identity (hence no field-wise equality).
-    """
+    """All of a request but its id and its data. Clients send the same head again and again; a front end may hand out
+    one object for all of them, and whoever works out something from a head may remember it by the head's identity
+    (hence no field-wise equality)."""
 
     model_name: str
     model_version: str

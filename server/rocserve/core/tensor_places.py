@@ -48,10 +48,8 @@ def padded(parts: Iterable[Buffer]) -> list[Buffer]:
 
 
 class TensorPlaces:
-    """The places of tensors of these heads. What follows them begins at a multiple of 64 as well.
-
-    Where a size does not follow from a shape, as with BYTES, the sizes of all precede them (u64 each).
-    """
+    """The places of tensors of these heads. What follows them begins at a multiple of 64 as well. Where a size does not
+    follow from a shape, as with BYTES, the sizes of all precede them (u64 each)."""
 
     __slots__ = ("_is_dense", "_sizes_struct", "bounds", "end", "heads", "sizes")
 
@@ -146,10 +144,8 @@ class PlacedTensors(PackedTensors):
         kept: object,
     ) -> None:
         """`view`: gives the memory at an offset, of so many bytes. `heap`: compared by its identity. `kept`: as long as
-        somebody holds it the memory is not used anew.
-
-        Raises: ValueError: `nbytes` are not those of the tensors, or these have none of their own.
-        """
+        somebody holds it the memory is not used anew. Raises: ValueError: `nbytes` are not those of the tensors, or
+        these have none of their own."""
         # Written out, not through super(): one is made for every request of a front end that is a process, where only
         # the workers look at the memory.
         if places.sizes is None or nbytes != places.end:

@@ -34,12 +34,9 @@ class TensorHead(NamedTuple):
 
 @dataclass(slots=True)
 class Tensor:
-    """One named tensor.
-
-    `data` is C-ordered and little-endian. Elements of BYTES lie one after the other, each behind its length as
-    an unsigned 32-bit little-endian integer (KServe's binary form). A view is only valid as long as its owner says;
-    to keep a tensor longer, copy it. Not frozen because one is made for each input of each request.
-    """
+    """One named tensor. `data` is C-ordered and little-endian. Elements of BYTES lie one after the other, each behind
+    its length as an unsigned 32-bit little-endian integer (KServe's binary form). A view is only valid as long as its
+    owner says; to keep a tensor longer, copy it. Not frozen because one is made for each input of each request."""
 
     name: str
     datatype: DataType

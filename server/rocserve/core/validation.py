@@ -99,10 +99,8 @@ class RequestPlan:
 
 
 class RequestValidator:
-    """Turns request heads into plans and remembers them, since clients repeat their heads.
-
-    Of several faults the one in the last input is reported, and inputs are listed from the last: Triton keeps them so.
-    """
+    """Turns request heads into plans and remembers them, since clients repeat their heads. Of several faults the one in
+    the last input is reported, and inputs are listed from the last: Triton keeps them so."""
 
     def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:
         """`sees_requests`: the model sees each request for itself, with what its client says beside the tensors."""

@@ -83,10 +83,8 @@ class PrivateFolder:
 
 
 def link_file(name: str, file: Path | None) -> PrivateFolder:
-    """A model's folder whose version 1 holds a link to one file, or nothing for an ensemble.
-
-    Raises: ServeError INTERNAL when it cannot be made.
-    """
+    """A model's folder whose version 1 holds a link to one file, or nothing for an ensemble. Raises: ServeError
+    INTERNAL when it cannot be made."""
     try:
         private = PrivateFolder(name)
         version = private.folder / "1"

@@ -93,10 +93,8 @@ class ManagedModel:
         return self._lacks_files_of_members if content.scan.versions else self._problem is not None
 
     def apply(self, content: ModelContent, *, at_once: bool = False) -> None:
-        """Let the model become this; what is served stays until what replaces it is ready.
-
-        `at_once`: load again even what has just failed.
-        """
+        """Let the model become this; what is served stays until what replaces it is ready. `at_once`: load again even
+        what has just failed."""
         self.content = content
         self.is_gone = False
         self._is_rejected = False
@@ -153,10 +151,8 @@ class ManagedModel:
         is_loading: Callable[[str], bool],
         lacking: Mapping[str, str],
     ) -> bool:
-        """Bring an ensemble in line with the models served now; returns whether others may be affected.
-
-        `lacking`: the models that lack their files, with the reason.
-        """
+        """Bring an ensemble in line with the models served now; returns whether others may be affected. `lacking`: the
+        models that lack their files, with the reason."""
         content = self.content
         if content is None or not content.definition.config.is_ensemble:
             return False

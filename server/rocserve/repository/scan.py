@@ -263,11 +263,9 @@ def scan_model(
     flat: FlatModel | None = None,
     model_filenames: tuple[str, ...] = (),
 ) -> ModelScan:
-    """Scan a model's folder; `flat`: the model file lies directly in it, as version 1. Blocks on the disk.
-
-    `allowed` are the resolved folders that links may lead into; `most_entries` the files and folders that it may hold;
-    `model_filenames` those of all backends, for advice on what lies in the wrong place.
-    """
+    """Scan a model's folder; `flat`: the model file lies directly in it, as version 1. Blocks on the disk. `allowed`
+    are the resolved folders that links may lead into; `most_entries` the files and folders that it may hold;
+    `model_filenames` those of all backends, for advice on what lies in the wrong place."""
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     paths = set()
     ignored = set()

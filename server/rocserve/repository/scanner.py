@@ -276,12 +276,9 @@ def find_single_model(what: Path, name: str, registry: BackendRegistry) -> Singl
 
 
 def find_flat_file(folder: Path, registry: BackendRegistry) -> str:
-    """The model's file among the files of a folder; "" = there is none.
-
-    In this order: a backend's own name (model.onnx); the one file with an ending of models (resnet.onnx); the one file
-    that fits a backend's pattern (*.json). Raises: ServeError: INVALID_ARGUMENT, it may be one or the other; OSError:
-    the folder cannot be read.
-    """
+    """The model's file among the files of a folder; "" = there is none. In this order: a backend's own name
+    (model.onnx); the one file with an ending of models (resnet.onnx); the one file that fits a backend's pattern
+    (*.json). Raises: ServeError: INVALID_ARGUMENT, it may be one or the other; OSError: the folder cannot be read."""
     names = sorted(path.name for path in folder.iterdir() if not is_temporary(path.name) and path.is_file())
     for known in exact_filenames(registry):
         if known in names:
@@ -319,10 +316,8 @@ def model_endings(registry: BackendRegistry) -> tuple[str, ...]:
 
 
 def is_one_model(root: Path, folders: Sequence[str], is_flat: bool) -> bool:
-    """Whether a folder is itself that of one model, `is_flat`: by its files, and not a repository of models.
-
-    `folders`: the names of those in it.
-    """
+    """Whether a folder is itself that of one model, `is_flat`: by its files, and not a repository of models. `folders`:
+    the names of those in it."""
     has_config = _has_config(root)
     has_version = any(map(is_version_name, folders))
     if has_config and has_version:

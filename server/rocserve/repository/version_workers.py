@@ -43,11 +43,9 @@ _Handed = TypeVar("_Handed")
 
 
 class VersionWorkers(WorkerGroupEvents):
-    """Runs the workers of a version, and hands what happens to them to its scheduler and the index.
-
-    All calls but `start_call` are made on the asyncio loop; the properties may be read from any thread. The one place
-    from where the loop's side calls a scheduler, which lives on the data plane's thread.
-    """
+    """Runs the workers of a version, and hands what happens to them to its scheduler and the index. All calls but
+    `start_call` are made on the asyncio loop; the properties may be read from any thread. The one place from where the
+    loop's side calls a scheduler, which lives on the data plane's thread."""
 
     def __init__(
         self,

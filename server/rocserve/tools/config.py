@@ -41,10 +41,8 @@ _LOG = logging.getLogger("rocserve.config")
 
 
 def describe(definition: ModelDefinition, version: int, settings: EngineSettings | None = None) -> Signature:
-    """The signature that the engine reports of a version; progress goes to standard error.
-
-    `settings`: None = what holds without flags. Raises: ServeError: the version cannot be loaded.
-    """
+    """The signature that the engine reports of a version; progress goes to standard error. `settings`: None = what
+    holds without flags. Raises: ServeError: the version cannot be loaded."""
     return asyncio.run(_describe(definition, version, settings or engine_settings()))
 
 

@@ -71,7 +71,6 @@ class UnitCopy:
 
     def read(self) -> None:
         """Read the record, and end what a server has begun that was killed. With the lock, or before there are others.
-
         A file that is not as it was put there is no longer counted as the object's, unless its content still is."""
         with contextlib.suppress(FileNotFoundError):
             self._apply(json.loads(self._pending.read_bytes()))

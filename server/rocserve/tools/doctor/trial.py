@@ -96,11 +96,8 @@ def try_engine(
     device: int | None = None,
     python: Sequence[str] = (sys.executable,),
 ) -> float:
-    """The seconds from the start of its process to its answer.
-
-    `module`: the engine's. `parameters`: the model's: which target or engine. Raises: ServeError: the answer is wrong,
-    or why there is none.
-    """
+    """The seconds from the start of its process to its answer. `module`: the engine's. `parameters`: the model's: which
+    target or engine. Raises: ServeError: the answer is wrong, or why there is none."""
     started = time.monotonic()
     environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
     kind = InstanceKind.CPU if device is None else InstanceKind.GPU

@@ -79,10 +79,7 @@ class GetOptions:
 
 def run(options: GetOptions, console: Console | None = None, patience: Patience | None = None) -> int:
     """Get the models, one after the other; returns the exit status: 0, 1 when one of them could not be had, or 130 when
-    the user ended it.
-
-    A server that serves the repository meanwhile sees each file appear whole.
-    """
+    the user ended it. A server that serves the repository meanwhile sees each file appear whole."""
     repository, force = options.model_repository, options.force
     out, errors = console or Console(), console or Console(stderr=True)
     source = options.source or os.environ.get(SOURCE_VARIABLE)

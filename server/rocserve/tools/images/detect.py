@@ -76,10 +76,8 @@ async def detect_all(url: str, model: str, images: Sequence[Path]) -> list[Findi
 
 
 def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iterator[Finding[Detection] | Path]:
-    """A PNG for each image without an error, named like it; the finding with its error where none can be made.
-
-    None is written over another one of this run, nor over an image.
-    """
+    """A PNG for each image without an error, named like it; the finding with its error where none can be made. None is
+    written over another one of this run, nor over an image."""
     from PIL import Image
 
     from rocserve.tools.images.drawing import draw_detections, enlarge, read_picture

@@ -54,10 +54,8 @@ def main_engine(model: ToolModel, wanted: str) -> str:
 
 
 def prepare(model: ToolModel, name: str, progress: ToolProgress, log: logging.Logger, instances: int = 1) -> Candidate:
-    """The model in the engine of this name; what MIGraphX has to compile is compiled.
-
-    `instances`: how many threads are to run an engine that is safe on several. Raises: ServeError: it cannot be had.
-    """
+    """The model in the engine of this name; what MIGraphX has to compile is compiled. `instances`: how many threads are
+    to run an engine that is safe on several. Raises: ServeError: it cannot be had."""
     if is_pytorch(model):
         if name != TORCH:
             return _pytorch(model, name, instances)

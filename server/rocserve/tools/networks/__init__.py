@@ -12,10 +12,8 @@ _HEAD_BYTES = 256
 
 
 def is_untrained(model_file: Path) -> bool:
-    """Whether `rocserve get --untrained` wrote the file; False where there is none.
-
-    The producer is field 2 of an ONNX ModelProto: tag 0x12, its length in a byte, its text.
-    """
+    """Whether `rocserve get --untrained` wrote the file; False where there is none. The producer is field 2 of an ONNX
+    ModelProto: tag 0x12, its length in a byte, its text."""
     try:
         with model_file.open("rb") as file:
             head = file.read(_HEAD_BYTES)

@@ -172,12 +172,10 @@ class Layers:
         return self._remember(joined, sum(self.channels[source] for source in sources))
 
     def normalise(self, images: Mapping[str, Floats], fused: Collection[str]) -> None:
-        """Give all layers their weights, and normalisations by what they make of these images.
-
-        `fused`: the operators that have it multiplied into weights and bias, which is how inference runs it fastest;
-        behind the others it stays a node. The outcome is the same each time on one machine. Another processor sums in
-        another order, and gives weights that differ in their last digits.
-        """
+        """Give all layers their weights, and normalisations by what they make of these images. `fused`: the operators
+        that have it multiplied into weights and bias, which is how inference runs it fastest; behind the others it
+        stays a node. The outcome is the same each time on one machine. Another processor sums in another order, and
+        gives weights that differ in their last digits."""
         measured = iter(self._measured(images))
         for layer in self._layers:
             parameters = layer.parameters(next(measured), next(measured))
@@ -260,10 +258,8 @@ _COLOUR_SHARE = 0.35
 
 def photo_like_images(count: int, side: int, seed: int) -> Floats:
     """Synthetic images with the statistics of photographs: FP32 [count, side, side, 3], RGB, 0..1, of clouds whose
-    amplitude falls with frequency, behind plain shapes, some of them dark, some bright, some of little contrast.
-
-    In photographs the amplitude falls about as 1 / frequency (D. J. Field, 1987), and objects have sharp edges.
-    """
+    amplitude falls with frequency, behind plain shapes, some of them dark, some bright, some of little contrast. In
+    photographs the amplitude falls about as 1 / frequency (D. J. Field, 1987), and objects have sharp edges."""
     generator = np.random.default_rng(seed)
     return np.stack([_image(generator, side) for _ in range(count)])
 

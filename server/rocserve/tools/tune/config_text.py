@@ -98,9 +98,7 @@ class _Places:
 
     def put(self, path: str, value: str, line: str, holders: Sequence[_Span] | None = None) -> None:
         """The value where the field is, else as the first one of the message that holds it, else the line at the end.
-
-        `holders`: the messages that may; None = those of the path.
-        """
+        `holders`: the messages that may; None = those of the path."""
         outer, _, name = path.rpartition(".")
         holders = self.values[outer] if holders is None else holders
         found = [field for field in self.fields[path] if not outer or any(_holds(one, field) for one in holders)]

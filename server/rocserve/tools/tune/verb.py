@@ -85,10 +85,8 @@ def front(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 
 def knee(measurements: Sequence[Measurement]) -> Measurement:
-    """Where the share of the best throughput is furthest above the share of its latency.
-
-    That is the point of the front furthest from the line through the origin and the fastest setting.
-    """
+    """Where the share of the best throughput is furthest above the share of its latency. That is the point of the front
+    furthest from the line through the origin and the fastest setting."""
     curve = front(measurements)
     end = curve[-1]
 
