@@ -81,8 +81,20 @@ def prune_programs(options: PruneOptions) -> None:
     else:
         limit = 0 if options.all else settings.cache_bytes if options.size is None else options.size
         removed = list(cache.prune(limit))
-        kept = _over(cache, limit)
-    forgotten = _forget(cache, options.all, models)
+        # What should have gone too, but is in use.
+        entries = cache.entries()
+        excess = sum(entry.size_bytes for entry in entries) - limit
+        for entry in entries:
+            if excess <= 0:
+                break
+            kept.append(entry)
+            excess -= entry.size_bytes
+    forgotten: list[LoadTrial] = []
+    for key, trial in cache.load_trials.entries():
+        if options.all or trial.model in models:
+            cache.load_trials.forget(key)
+            if trial.crash:
+                forgotten.append(trial)
     unknown = [name for name in models if not any(_is_of(entry, name) for entry in (*removed, *kept))]
     for entry in removed:
         say(console, f"removed {_named(entry)}, {size(entry.size_bytes)}")
@@ -140,29 +152,6 @@ def _summary(cache: ProgramCache, entries: Sequence[CacheEntry]) -> str:
         + "".join(f" and {place}" for place in sorted(others))
         + (f"; {_count(compiling, 'program')} being compiled" if compiling else "")
     )
-
-
-def _over(cache: ProgramCache, limit_bytes: int) -> list[CacheEntry]:
-    """What should have gone too, but is in use."""
-    kept: list[CacheEntry] = []
-    entries = cache.entries()
-    total = sum(entry.size_bytes for entry in entries)
-    for entry in entries:
-        if total <= limit_bytes:
-            break
-        kept.append(entry)
-        total -= entry.size_bytes
-    return kept
-
-
-def _forget(cache: ProgramCache, everything: bool, models: Sequence[str]) -> list[LoadTrial]:
-    forgotten: list[LoadTrial] = []
-    for key, trial in cache.load_trials.entries():
-        if everything or trial.model in models:
-            cache.load_trials.forget(key)
-            if trial.crash:
-                forgotten.append(trial)
-    return forgotten
 
 
 def _is_of(entry: CacheEntry, model: str) -> bool:

@@ -120,18 +120,19 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
         options.model_config_name,
         options.strict,
     )
-    made = [model for definition in definitions for model in _made(definition)]
+    made: list[MadeModel] = []
+    for definition in definitions:
+        if PREPROCESS in definition.config.parameters:
+            made += image_models(definition.config, class_names(definition.config, definition.files))
     print(text + "".join(map(_printed, made)), end="")
     if options.save is not None:
         for model in made:
-            _save(model, options.save / model.name)
+            (options.save / model.name).mkdir(parents=True)
+            for path, content in model.files.items():
+                file = options.save / model.name / path
+                file.parent.mkdir(exist_ok=True)
+                file.write_bytes(content)
         print(f"# Written to {options.save}. Take '{PREPROCESS}' out of the model's parameters where these are served.")
-
-
-def _made(definition: ModelDefinition) -> tuple[MadeModel, ...]:
-    if PREPROCESS not in definition.config.parameters:
-        return ()
-    return image_models(definition.config, class_names(definition.config, definition.files))
 
 
 def _printed(model: MadeModel) -> str:
@@ -142,14 +143,6 @@ def _printed(model: MadeModel) -> str:
         + (f" ({text.count(chr(10))} lines)\n" if path.name == LABELS_FILENAME else f"\n{text}")
         for path, text in texts.items()
     )
-
-
-def _save(model: MadeModel, folder: Path) -> None:
-    """Raises: OSError, also where the folder is there."""
-    folder.mkdir(parents=True)
-    for path, content in model.files.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_bytes(content)
 
 
 def _effective_config(

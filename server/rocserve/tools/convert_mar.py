@@ -7,7 +7,6 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -89,7 +88,10 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(program, file)
     if needs_inputs and _LABELS in archive.namelist():
-        labels = _labels(json.loads(archive.read(_LABELS)))
+        names = json.loads(archive.read(_LABELS))
+        # Of "0": "cat" or, as ImageNet's, "0": ["n02123045", "tabby"].
+        ordered = [names[str(number)] for number in range(len(names))]
+        labels = [label if isinstance(label, str) else label[-1] for label in ordered]
         (folder / "labels.txt").write_text("\n".join(labels) + "\n")
         output = f'name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {len(labels)} ] label_filename: "labels.txt"'
         lines.append(f"output {{ {output} }}")
@@ -117,12 +119,6 @@ def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) ->
     if handler == _IMAGE_CLASSIFIER:
         lines.append('parameters { key: "preprocess" value { string_value: "imagenet" } }')
     return lines
-
-
-def _labels(names: dict[str, Any]) -> Sequence[str]:
-    """Of "0": "cat" or, as ImageNet's, "0": ["n02123045", "tabby"]; by number."""
-    ordered = [names[str(number)] for number in range(len(names))]
-    return [label if isinstance(label, str) else label[-1] for label in ordered]
 
 
 VERB = Verb(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from rich.console import Console
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.binding.program_text import (
     ELEMENT_BYTES,
-    PrintedInstruction,
     allocated_bytes,
     fused_operators,
     plain_operator,
@@ -31,7 +31,6 @@ from rocserve.tools.verb import Verb
 
 _COPIED_LITERAL = "hip::hip_copy_literal"
 """A constant, brought to the GPU once."""
-_TO_GPU, _FROM_GPU = "hip::copy_to_gpu", "hip::copy_from_gpu"
 _HOUSEKEEPING = ("check_context", "load", "hip::hip_allocate_memory", "hip::allocate_memory", _COPIED_LITERAL)
 """Of a compiled program: what computes nothing."""
 
@@ -83,6 +82,10 @@ def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) 
     used = Counter(one.symbol for one in computing if one.symbol)
     made_of = {name: fused_operators(name, known_operators) for name in used}
     counts = Counter(one.title for one in computing)
+    to_gpu, from_gpu = (
+        [one.bytes for one in instructions if one.operator == copy]
+        for copy in ("hip::copy_to_gpu", "hip::copy_from_gpu")
+    )
     return ProgramSummary(
         operators=tuple(OperatorCount(name, count) for name, count in counts.most_common()),
         instructions=len(computing),
@@ -90,8 +93,8 @@ def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) 
         constant_bytes=sum(one.bytes for one in instructions if one.operator in ("@literal", _COPIED_LITERAL)),
         scratch_bytes=allocated_bytes(instructions),
         result_bytes=sum(one.bytes for one in computing),
-        to_gpu=_copies_by(instructions, _TO_GPU),
-        from_gpu=_copies_by(instructions, _FROM_GPU),
+        to_gpu=Copies(len(to_gpu), sum(to_gpu)),
+        from_gpu=Copies(len(from_gpu), sum(from_gpu)),
     )
 
 
@@ -101,11 +104,6 @@ def plain_counts(summary: ProgramSummary) -> Counter[str]:
     for operator in summary.operators:
         counts[plain_operator(operator.name)] += operator.count
     return counts
-
-
-def _copies_by(instructions: Sequence[PrintedInstruction], operator: str) -> Copies:
-    found = [one for one in instructions if one.operator == operator]
-    return Copies(len(found), sum(one.bytes for one in found))
 
 
 _INSPECT_SECONDS = 600.0
@@ -163,7 +161,12 @@ def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
         if file.suffix == ".mxr":
             mxr = read_mxr(file)
             program = _program_facts(context, file.name, file.name, file)
-            return Inspection(*of_all, (program,), mxr=mxr, refusal=_refusal(context, file))
+            refusal = ""
+            try:
+                check_mxr(file, context.environment, context.options.target)
+            except ServeError as error:
+                refusal = error.text
+            return Inspection(*of_all, (program,), mxr=mxr, refusal=refusal)
         plan = context.plan()
         progress.steps(len(plan.recipes))
         programs = []
@@ -197,14 +200,6 @@ def _program_facts(
     )
 
 
-def _refusal(context: ToolContext, file: Path) -> str:
-    try:
-        check_mxr(file, context.environment, context.options.target)
-    except ServeError as error:
-        return error.text
-    return ""
-
-
 def _inspected(context: ToolContext, job: InspectJob) -> InspectResult:
     return context.runner.run(job, InspectResult, timeout_seconds=_INSPECT_SECONDS, limit_name="the time for it")
 
@@ -213,15 +208,10 @@ def _facts(tensors: Sequence[ProgramTensor], names: Sequence[str]) -> tuple[Tens
     facts = []
     for number, tensor in enumerate(tensors):
         name = tensor.name or (names[number] if number < len(names) else f"output_{number}")
-        facts.append(TensorFacts(name, tensor.datatype, tuple(tensor.shape), _tensor_bytes(tensor)))
+        sizes = (dim.most if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
+        nbytes = math.prod(sizes, start=ELEMENT_BYTES.get(tensor.datatype, 0))
+        facts.append(TensorFacts(name, tensor.datatype, tuple(tensor.shape), nbytes))
     return tuple(facts)
-
-
-def _tensor_bytes(tensor: ProgramTensor) -> int:
-    total = ELEMENT_BYTES.get(tensor.datatype, 0)
-    for dim in tensor.shape:
-        total *= dim.most if isinstance(dim, DimensionRange) else dim
-    return total
 
 
 _SHOWN_OPERATORS = 40
@@ -235,7 +225,7 @@ class InspectOptions:
 
 
 def inspect(model: ToolModel, options: InspectOptions, out: Console, log: logging.Logger) -> None:
-    """Raises: ServeError: MIGraphX cannot be had here, or cannot read or compile the model."""
+    """Raises: ServeError: as `inspect_model`."""
     inspection = inspect_model(model, log)
     if options.json:
         say(out, to_json(inspection).decode())

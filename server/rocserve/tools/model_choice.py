@@ -157,7 +157,13 @@ def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
         raise invalid_argument(
             "does not exist; expected a model's folder, or a .onnx, .pb, .graphdef, .mxr, .pt2 or .pt file"
         )
-    return _apply(model, options)
+    parameters = options.parameters()
+    if options.calibration_data is not None:
+        model, parameters["calibration_data"] = _with_calibration_data(model, options.calibration_data)
+    if "precision" in parameters:
+        model = model.with_precision(parameters["precision"])
+    model = model.with_parameters(**parameters)
+    return with_batch_sizes(model, options.batch_sizes) if options.batch_sizes else model
 
 
 def _from_folder(folder: Path, options: ModelOptions, registry: BackendRegistry) -> ToolModel:
@@ -215,16 +221,6 @@ def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) 
 
 def _takes_arrays(backend: BackendSpec) -> bool:
     return MIGRAPHX in backend.engines or EAGER in backend.engines
-
-
-def _apply(model: ToolModel, options: ModelOptions) -> ToolModel:
-    parameters = options.parameters()
-    if options.calibration_data is not None:
-        model, parameters["calibration_data"] = _with_calibration_data(model, options.calibration_data)
-    if "precision" in parameters:
-        model = model.with_precision(parameters["precision"])
-    model = model.with_parameters(**parameters)
-    return with_batch_sizes(model, options.batch_sizes) if options.batch_sizes else model
 
 
 def with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:

@@ -148,7 +148,14 @@ def examine_software() -> Iterator[Finding]:
             text = "not installed" + (f" (for {purpose})" if purpose else "")
             yield _SOFTWARE(module, State.ABSENT, text, f"{module}: {remedy}")
         elif module == "onnxruntime":
-            yield _onnxruntime(_version(distributions))
+            version = _version(distributions)
+            try:
+                providers = importlib.import_module(module).get_available_providers()
+            except Exception as error:
+                advice = "install it anew; two distributions of onnxruntime in one environment overwrite each other"
+                yield _SOFTWARE(module, State.BROKEN, f"{version}: {type(error).__name__}: {error}", advice)
+            else:
+                yield _SOFTWARE(module, State.FACT, f"{version}, providers: {', '.join(providers)}")
         else:
             yield _SOFTWARE(module, State.FACT, _version(distributions))
     from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
@@ -165,15 +172,6 @@ def examine_software() -> Iterator[Finding]:
 def _numbers(version: str) -> tuple[int, ...]:
     """The first two."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-
-
-def _onnxruntime(version: str) -> Finding:
-    try:
-        providers = importlib.import_module("onnxruntime").get_available_providers()
-    except Exception as error:
-        advice = "install it anew; two distributions of onnxruntime in one environment overwrite each other"
-        return _SOFTWARE("onnxruntime", State.BROKEN, f"{version}: {type(error).__name__}: {error}", advice)
-    return _SOFTWARE("onnxruntime", State.FACT, f"{version}, providers: {', '.join(providers)}")
 
 
 def _version(distributions: tuple[str, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
@@ -39,15 +38,13 @@ from rocserve.tools.verb import Verb, tool_log
 _ENGINE = partial(Finding, "engines")
 
 
+@dataclass(frozen=True, slots=True)
 class EngineExamination:
-    def __init__(
-        self, settings: EngineSettings, timeout_seconds: float, report: Callable[[str], None], log: logging.Logger
-    ) -> None:
-        """`timeout_seconds`: of each trial. `report` takes what goes on, a line each."""
-        self._settings = settings
-        self._timeout_seconds = timeout_seconds
-        self._report = report
-        self._log = log
+    settings: EngineSettings
+    timeout_seconds: float
+    """Of each trial."""
+    report: Callable[[str], None]
+    """Takes what goes on, a line each."""
 
     def findings(self) -> Iterator[Finding]:
         if is_installed("onnxruntime"):
@@ -67,10 +64,10 @@ class EngineExamination:
 
     def _migraphx(self) -> Iterator[Finding]:
         try:
-            found = find_installation(self._settings)
+            found = find_installation(self.settings)
         except ServeError as error:
             # What is named is meant to be there.
-            state = State.BROKEN if self._settings.migraphx_root else State.ABSENT
+            state = State.BROKEN if self.settings.migraphx_root else State.ABSENT
             yield _ENGINE("MIGraphX", state, error.text, f"MIGraphX (for AMD GPUs): {INSTALL_LINES}")
             return
         places = [found.library or "no C library"]
@@ -79,10 +76,10 @@ class EngineExamination:
         if found.loader:
             places.append("started with its own C library")
         yield _ENGINE("MIGraphX is in", State.FACT, f"{', '.join(places)} (found by {found.origin})")
-        runner = JobRunner(migraphx_jobs(found), self._report, self._log)
+        runner = JobRunner(migraphx_jobs(found), self.report, tool_log())
         try:
             library = runner.run(
-                LibraryJob(), LibraryResult, timeout_seconds=self._timeout_seconds, limit_name="--timeout-secs"
+                LibraryJob(), LibraryResult, timeout_seconds=self.timeout_seconds, limit_name="--timeout-secs"
             )
         except ServeError as error:
             yield _ENGINE("MIGraphX", State.BROKEN, error.text, "MIGraphX is there, but cannot be loaded")
@@ -110,9 +107,9 @@ class EngineExamination:
         device: int | None = None,
         python: Sequence[str] = (sys.executable,),
     ) -> Finding:
-        self._report(f"{name}: trying a tiny model")
+        self.report(f"{name}: trying a tiny model")
         try:
-            seconds = try_engine(model, module, parameters, self._settings, self._timeout_seconds, device, python)
+            seconds = try_engine(model, module, parameters, self.settings, self.timeout_seconds, device, python)
         except ServeError as error:
             return _ENGINE(name, State.BROKEN, error.text, f"{name} does not work; see its line above")
         return _ENGINE(name, State.WORKS, f"a tiny model, right answer, {seconds:.2f} s with its process")
@@ -161,7 +158,7 @@ def run_doctor(options: DoctorOptions) -> int:
     """Print what is found; the exit status, 1 when something that is installed does not work."""
     out, settings = console_on(), options.engines
     with ToolProgress() as progress:
-        engines = EngineExamination(settings, options.timeout_secs, progress.report, tool_log())
+        engines = EngineExamination(settings, options.timeout_secs, progress.report)
         # Before the software is looked at: cv2, once imported, changes $LD_LIBRARY_PATH.
         tried = [*engines.findings()]
         findings = [*examine_machine(Host()), *examine_software(), *_cache(settings), *tried]

@@ -197,23 +197,22 @@ def download(
                     f"'{file.name}' needs {wanted / 1e6:.0f} MB in '{path.parent}', and {free / 1e6:.0f} MB are free"
                     f" there; make room for {(wanted - free) / 1e6:.0f} MB more"
                 )
-            _try_each_address(file, part, progress, patience or Patience())
+            failures: list[str] = []
+            for address in file.addresses:
+                try:
+                    _Download(file, address, part, progress, patience or Patience()).run()
+                    break
+                except SourceFailed as failure:
+                    failures.append(f"  {address}: {failure}")
+                    progress.note(f"{address}: {failure}")
+            else:
+                hint = "--untrained builds the same network with random weights, --source=URL names a mirror"
+                lines = (f"'{file.name}' could not be downloaded:", *failures, f"without a network: {hint}")
+                raise GetError("\n".join(lines))
             keep_as(target, path, part)
         finally:
             if part.tell() == 0:
                 path.unlink(missing_ok=True)
-
-
-def _try_each_address(file: RemoteFile, part: BufferedRandom, progress: DownloadProgress, patience: Patience) -> None:
-    failures = []
-    for address in file.addresses:
-        try:
-            return _Download(file, address, part, progress, patience).run()
-        except SourceFailed as failure:
-            failures.append(f"  {address}: {failure}")
-            progress.note(f"{address}: {failure}")
-    hint = "without a network: --untrained builds the same network with random weights, --source=URL names a mirror"
-    raise GetError("\n".join((f"'{file.name}' could not be downloaded:", *failures, hint)))
 
 
 @dataclass(frozen=True, slots=True)

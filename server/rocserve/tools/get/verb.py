@@ -117,8 +117,11 @@ def model_file(folder: Path) -> Path:
 def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Console, patience: Patience | None) -> None:
     target = model_file(folder)
     if target.exists() and not force and not is_untrained(target):
-        if not remote.converter and (target.stat().st_size != remote.size or _sha256(target) != remote.sha256):
-            raise GetError(f"'{target}' is there and is another file than '{remote.name}'; --force replaces it")
+        if not remote.converter:
+            with target.open("rb") as file:
+                is_right = hashlib.file_digest(file, "sha256").hexdigest() == remote.sha256
+            if not is_right:
+                raise GetError(f"'{target}' is there and is another file than '{remote.name}'; --force replaces it")
         say(out, f"{name}: '{target}' is there already" + ("" if remote.converter else ", and right"))
         return
     part = _part(folder)
@@ -182,11 +185,6 @@ def _part(folder: Path, kind: str = "") -> Path:
     except OSError as error:
         raise GetError(f"cannot create '{folder}': {error.strerror or error}") from error
     return folder / f"{_MODEL_FILE}.{kind}part"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _complain(errors: Console, text: str) -> None:

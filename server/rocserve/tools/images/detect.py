@@ -86,7 +86,9 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
     for finding in findings:
         if finding.error:
             continue
-        path = next(path for path in _names(folder, finding.image.stem) if path.resolve() not in taken)
+        endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+        paths = (folder / f"{finding.image.stem}{ending}.png" for ending in endings)
+        path = next(path for path in paths if path.resolve() not in taken)
         try:
             drawn = draw_detections(*enlarge(read_picture(finding.image), finding.found))
             drawn.save(path)
@@ -95,12 +97,6 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
         else:
             taken.add(path.resolve())
             yield path
-
-
-def _names(folder: Path, stem: str) -> Iterator[Path]:
-    yield folder / f"{stem}.png"
-    for number in itertools.count(2):
-        yield folder / f"{stem}-{number}.png"
 
 
 def findings_table(findings: Sequence[Finding[Detection]], most: int) -> Table:

@@ -59,7 +59,7 @@ def difference(pairs: Iterable[tuple[Array, Array]]) -> Difference:
         best = (np.concatenate([rows.argmax(axis=1) for rows in side]) for side in (results, references))
         top1 = float(np.mean(np.equal(*best)))
     given, expected = (np.concatenate([rows.ravel() for rows in side]) for side in (results, references))
-    return Difference(*_distances(given, expected), _cosine(given, expected), top1)
+    return Difference(*_figures(given, expected), top1)
 
 
 def worst(differences: Sequence[Difference]) -> Difference:
@@ -74,26 +74,25 @@ def worst(differences: Sequence[Difference]) -> Difference:
     )
 
 
-def _distances(given: Array, expected: Array) -> tuple[float, float, float]:
+def _figures(given: Array, expected: Array) -> tuple[float, float, float, float]:
+    """The first four of a Difference."""
+    norms = float(np.linalg.norm(given) * np.linalg.norm(expected))
+    if np.array_equal(given, expected, equal_nan=True):
+        cosine = 1.0
+    elif not np.isfinite(norms):
+        cosine = float("nan")
+    else:
+        cosine = float(np.dot(given, expected)) / norms if norms else 0.0
     # Equal infinities and NaNs are no difference; what only one side has is an infinite one.
     same = (given == expected) | (np.isnan(given) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, np.abs(given - expected))
     distance = np.where(np.isnan(distance), np.inf, distance)
     if not distance.size:
-        return 0.0, 0.0, 0.0
+        return 0.0, 0.0, 0.0, cosine
     norm, scale = float(np.linalg.norm(distance)), float(np.linalg.norm(expected[np.isfinite(expected)]))
     relative = norm / scale if scale else (0.0 if norm == 0 else float("inf"))
-    return float(distance.max()), float(distance.mean()), relative
-
-
-def _cosine(given: Array, expected: Array) -> float:
-    if np.array_equal(given, expected, equal_nan=True):
-        return 1.0
-    norms = float(np.linalg.norm(given) * np.linalg.norm(expected))
-    if not np.isfinite(norms):
-        return float("nan")
-    return float(np.dot(given, expected)) / norms if norms else 0.0
+    return float(distance.max()), float(distance.mean()), relative, cosine
 
 
 Inputs = Mapping[int, tuple[MeasuredInput, ...]]

@@ -76,15 +76,23 @@ def quantise(options: QuantiseOptions, out: Console) -> None:
     for package in (torch.__name__, "torchao"):
         logging.getLogger(package).setLevel(logging.ERROR)
     from rocserve.backends.pytorch.program import open_exported
-    from rocserve.tools.quantise.methods import layers
+    from rocserve.tools.quantise import methods
 
     exported = _read(options.model)
     original = open_exported(exported)
     runs = read_inputs(original.signature, options)
-    count = len(layers(exported.graph))
-    quantised = _quantised(options, exported, runs)
+    count = len(methods.layers(exported.graph))
+    if options.method == "dynamic":
+        module = methods.quantise_dynamic(exported)
+    elif options.method == "static":
+        module = methods.quantise_static(exported, runs)
+    else:
+        assert options.train is not None, "the command line sees to it"
+        module = methods.quantise_trained(exported, methods.training_function(options.train))
+    quantised = methods.export_again(module, exported, runs[0])
     # Dynamically quantised layers are no layers of the graph any more; the others' weights are dequantised there.
-    left = [node for node in layers(quantised.graph) if "dequantize" not in str(getattr(node.args[1], "target", ""))]
+    weighted = methods.layers(quantised.graph)
+    left = [node for node in weighted if "dequantize" not in str(getattr(node.args[1], "target", ""))]
     done = count - len(left)
     if not done:
         raise invalid_argument(
@@ -141,21 +149,6 @@ def _read(path: Path) -> ExportedProgram:
     if kind is not FileKind.EXPORTED:
         raise invalid_argument(f"{path.name} is {kind.value}; only programs of torch.export can be quantised")
     return read_exported(path)
-
-
-def _quantised(
-    options: QuantiseOptions, program: ExportedProgram, runs: Sequence[Mapping[str, Array]]
-) -> ExportedProgram:
-    from rocserve.tools.quantise import methods
-
-    if options.method == "dynamic":
-        module = methods.quantise_dynamic(program)
-    elif options.method == "static":
-        module = methods.quantise_static(program, runs)
-    else:
-        assert options.train is not None, "the command line sees to it"
-        module = methods.quantise_trained(program, methods.training_function(options.train))
-    return methods.export_again(module, program, runs[0])
 
 
 def _write(program: ExportedProgram, signature: ProgramSignature, path: Path) -> None:
