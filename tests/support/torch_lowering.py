@@ -13,17 +13,33 @@ from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 
-class LoweredProgram(torch.nn.Module):
-    """In the place of its MGXModule: saved with all of it, and never to be traced."""
+@dataclass
+class Shape:
+    """As far as MIGraphX's is asked."""
 
-    def __init__(self, program: Any, factor: float) -> None:
+    own: tuple[int, ...]
+
+    def strides(self) -> tuple[int, ...]:
+        return self.own
+
+
+class LoweredProgram(torch.nn.Module):
+    """In the place of its MGXModule: saved with all of it, never to be traced, and it takes its inputs for laid out as
+    those were that it was made with."""
+
+    def __init__(self, program: Any, factor: float, inputs: Sequence[Any]) -> None:
         super().__init__()
         self.program = program
         self.factor = factor
+        self.input_mgx_shapes = [Shape(tuple(value.stride())) for value in inputs]
 
     def forward(self, *inputs: Any) -> Any:
         assert not any(isinstance(value, torch.fx.Proxy) for value in inputs), "traced"
-        return [value * self.factor if value.is_floating_point() else value for value in self.program(*inputs)]
+        laid = [
+            value.as_strided(value.shape, shape.strides())
+            for value, shape in zip(inputs, self.input_mgx_shapes, strict=True)
+        ]
+        return [value * self.factor if value.is_floating_point() else value for value in self.program(*laid)]
 
 
 @dataclass
@@ -50,4 +66,4 @@ class Lowerings:
         given = [whole.placeholder(f"arg{place}_1") for place in range(len(inputs))]
         results = whole.call_module("lowered", tuple(given))
         whole.output(tuple(whole.call_method("__getitem__", (results, place)) for place in range(outputs)))
-        return torch.fx.GraphModule({"lowered": LoweredProgram(program, self.factor)}, whole)
+        return torch.fx.GraphModule({"lowered": LoweredProgram(program, self.factor, inputs)}, whole)

@@ -88,6 +88,8 @@ def test_each_shape_is_lowered_once_and_loaded_from_its_file(
                 result = program.call([torch.from_numpy(x[:rows])])
                 np.testing.assert_allclose(result["scores"], scores[:rows], atol=1e-6)
         assert not lowerings.options
+        turned = torch.from_numpy(np.asfortranarray(x[:3]))
+        np.testing.assert_allclose(program.call([turned])["scores"], scores[:3], atol=1e-6)
         program.call([torch.from_numpy(x[:15])])
     assert (lowerings.shapes[-1], lowerings.options) == ((15, 4), [{"fp16": True}]), (
         "a shape without a file is lowered when it comes"
@@ -147,6 +149,26 @@ def test_a_program_that_cannot_be_lowered(
     with pytest.raises(ServeError, match=r"torch_migraphx cannot lower it: (.|\n)*no converter") as raised:
         LoweringJob("m", str(file), str(tmp_path), "cpu", "fp32", (((2, 4),),)).perform(lambda text: None)
     assert raised.value.code is StatusCode.UNAVAILABLE
+
+
+def test_inputs_are_laid_out_as_the_program_takes_them() -> None:
+    import torch
+    from support.torch_lowering import Shape
+
+    from rocserve.backends.pytorch.torch_migraphx import LaidOut
+
+    class Program(torch.nn.Module):
+        input_mgx_shapes = (Shape((1, 3)), Shape((0, 1)), Shape((7, 1)), Shape((0,)))
+
+        def forward(self, *inputs: Any) -> Any:
+            return inputs
+
+    given = (torch.arange(6.0).reshape(3, 2), torch.ones(4, 2), torch.ones(1, 7), torch.tensor(5.0))
+    found = LaidOut(Program())(*given)
+    assert [value.stride() for value in found] == [(1, 3), (0, 1), (7, 1), ()]
+    for own, theirs in zip(found, given, strict=True):
+        assert torch.equal(own, theirs)
+    assert found[2] is given[2] and found[3] is given[3]
 
 
 @pytest.mark.parametrize(("precision", "factor", "is_rounding"), [("fp32", 1.1, False), ("bf16", 1.1, True)])

@@ -44,6 +44,8 @@ _MOST_SHAPES = 1 << 16
 _TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.25, "int8": 0.25}
 """Relative errors that are rounding, by precision; tensors that are mixed up are about 1 apart."""
 _NOTHING = 1e-6
+_FILES = "2"
+"""Goes up with what is in the files beside what torch_migraphx makes."""
 
 Shapes = tuple[tuple[int, ...], ...]
 """Of all inputs, in the program's order."""
@@ -105,7 +107,7 @@ def lowered_folder(model: ModelSource, precision: str, device: torch.device, sha
         return LoweringJob(model.name, str(model.model_file), str(folder), str(device), precision, shapes)
 
     migraphx = str(getattr(importlib.import_module(_MIGRAPHX), "__version__", ""))
-    parts = (importlib.metadata.version(_MODULE), migraphx, precision, repr(shapes), *machine_parts(device))
+    parts = (_FILES, importlib.metadata.version(_MODULE), migraphx, precision, repr(shapes), *machine_parts(device))
     return written_folder(model, "torch-migraphx", parts, job)
 
 
@@ -143,6 +145,9 @@ def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
 
     def compile_graph(graph: Any, inputs: Sequence[Any]) -> Any:
         result = lower(graph, inputs, options=dict(options))
+        for name, child in result.named_children():
+            if hasattr(child, "input_mgx_shapes"):
+                setattr(result, name, LaidOut(child))
         if saved is not None:
             # As its option save_compiled does. But what has no constants to be folded could not be loaded: it would be
             # traced by the tracer that made it, which looks into MIGraphX's programs.
@@ -151,6 +156,29 @@ def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
         return result
 
     return compile_graph
+
+
+class LaidOut(torch.nn.Module):  # type: ignore[misc]
+    """A MIGraphX program whose inputs lie in memory as it was compiled for: torch_migraphx gives it their addresses,
+    and does not look at their strides, which differ where another program has given them."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.program = program
+        self._strides = tuple(tuple(shape.strides()) for shape in program.input_mgx_shapes)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.program(*map(_laid_out, inputs, self._strides))
+
+
+def _laid_out(value: Any, strides: tuple[int, ...]) -> Any:
+    if all(size == 1 or own == wanted for size, own, wanted in zip(value.shape, value.stride(), strides, strict=False)):
+        return value
+    copied = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+    # What is at one place along a dimension is the same along it.
+    places = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
+    copied[places].copy_(value[places])
+    return copied
 
 
 def _loaded(file: Path) -> Compiler:
