@@ -126,8 +126,7 @@ def worker_config(
 
 def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> WrittenConfig:
     """The ensemble `name` of a worker and of the endpoint that gets what it gives, joined by the tensors' names; where
-    those differ, by their order, which is all that that server knows. Raises: ServeError: INVALID_ARGUMENT; they do not
-    fit."""
+    those differ, by their order, all that that server knows. Raises: ServeError: INVALID_ARGUMENT; they do not fit."""
     message = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
     message.max_batch_size = min(first.max_batch_size, following.max_batch_size)
     # A member that batches, in an ensemble that does not: its batch is a dimension like any other.

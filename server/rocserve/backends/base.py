@@ -161,8 +161,7 @@ class ModelSource:
 @dataclass(slots=True)
 class Batch:
     """The inputs of one execution: the requests' tensors one after the other along the first dimension; with
-    max_batch_size 0 exactly one request, in shapes of its own. Not frozen: its room is another one at each
-    execution."""
+    max_batch_size 0 exactly one request, in shapes of its own. Not frozen: its room changes with each."""
 
     inputs: Mapping[str, Tensor]
     """Views on shared memory, valid until `execute` returns."""
@@ -254,8 +253,7 @@ _POLL_SECONDS = 0.0001
 
 
 class ThreadedExecution:
-    """An execution of a model that lets go of the GIL as it runs: by a thread, so that another batch is gathered
-    meanwhile."""
+    """An execution of a model that lets go of the GIL as it runs: by a thread, while another batch is gathered."""
 
     def __init__(self, model: LoadedModel, thread: ThreadPoolExecutor) -> None:
         """`thread`: of all executions of the model, whose batches run one after the other."""

@@ -33,8 +33,7 @@ def default_batch_sizes(largest: int) -> tuple[int, ...]:
 
 def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_sizes'") -> tuple[int, ...]:
     """The sizes that `text` lists, e.g. "1, 4, 8": ascending, each once. `named`: what errors call it. Raises:
-    ServeError: INVALID_ARGUMENT; it is no such list, or a size is not within 1 to `largest`, the model's
-    max_batch_size."""
+    ServeError: INVALID_ARGUMENT; it is no such list, or a size is not within 1 to `largest` (max_batch_size)."""
     if largest <= 0:
         raise invalid_argument(
             f'{named} is "{text}", but max_batch_size is 0, so the model has no batch dimension; set max_batch_size'

@@ -10,8 +10,7 @@ from rocserve.core.errors import invalid_argument
 
 def path_within(base: Path, name: str, roots: Sequence[Path], what: str) -> Path:
     """What `name` names within the folder `base`, and links anywhere within `roots`; it need not exist. `what`: how
-    errors call it. Raises: ServeError: INVALID_ARGUMENT; the name is empty, absolute or has `..`, or leads out of
-    `roots`."""
+    errors call it. Raises: ServeError: INVALID_ARGUMENT; the name is empty, absolute, has `..`, or leads out."""
     pure = PurePosixPath(name)
     if not name or "\0" in name or pure.is_absolute() or ".." in pure.parts:
         raise invalid_argument(f"{what} '{name}' must be a path within its folder, without '..' and not absolute")

@@ -121,8 +121,7 @@ class Host:
         return min(self._memories(), key=lambda memory: memory.free_bytes, default=None)
 
     def memory_limit(self) -> int | None:
-        """The least that the machine has and each control group around this process may take; None where it is not
-        known."""
+        """The least that the machine has and each control group around this process may take; None = not known."""
         return min((memory.total_bytes for memory in self._memories()), default=None)
 
     def free_gpu_memory(self, gpu: Gpu) -> FreeMemory | None:

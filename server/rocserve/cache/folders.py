@@ -109,8 +109,7 @@ def leads_to(path: Path, file: BinaryIO) -> bool:
 
 
 def cache_directory(settings: EngineSettings) -> Path:
-    """The setting, else `rocserve` in $XDG_CACHE_HOME or ~/.cache; of a user without a home, among the temporary
-    files."""
+    """The setting, else `rocserve` in $XDG_CACHE_HOME or ~/.cache; without a home among the temporary files."""
     if settings.cache_directory:
         return _expanded(settings.cache_directory).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -212,8 +211,7 @@ class FolderCache:
     """Folders by their names, in one place."""
 
     def __init__(self, place: Path, limit_bytes: int, warn: Callable[[str], None]) -> None:
-        """Of folders that take more than `limit_bytes` those used least lately go. `warn`: takes a sentence about each
-        fault."""
+        """Of folders that take more than `limit_bytes` those used least lately go. `warn` takes each fault."""
         self.place = place
         self._limit_bytes = limit_bytes
         self._warn = warn

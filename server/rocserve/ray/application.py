@@ -60,8 +60,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, words: Sequence[str]) -> Self:
-        """Start `rocserve serve` with these words, and wait until it is ready. Raises: ServerFailed: it ended
-        instead."""
+        """Start `rocserve serve` with these words, and wait until it is ready. Raises: ServerFailed: it ended."""
         # Ports that no one gets who does not ask for these: bound, and nobody listens on them here.
         reserved = [socket.socket() for _ in range(3)]
         for held in reserved:

@@ -81,8 +81,7 @@ def prepare_images(
     files: Sequence[Path], pipeline: Path, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Sequence[np.ndarray[Any, Any]]:
     """The pipeline's result for each image, for the input `input_name`: arrays of `shape`, without a batch dimension.
-    Raises: ServeError: INVALID_ARGUMENT; the pipeline is wrong or gives another shape, or an image cannot be
-    decoded."""
+    Raises: ServeError: INVALID_ARGUMENT; the pipeline is wrong or gives another shape, or an image is damaged."""
     # Here and not above: OpenCV takes its time to import, and only images need it.
     from rocserve.backends.rocal.backend import OutputContradiction, load
 

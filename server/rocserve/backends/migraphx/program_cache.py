@@ -142,8 +142,7 @@ class ProgramAbout:
 
 @dataclass(frozen=True, slots=True)
 class CachedProgram:
-    """A program that can be loaded. It is not removed as long as this object lives in any process, or until
-    `release`."""
+    """A program that can be loaded. It is not removed as long as this lives in any process, or until `release`."""
 
     key: str
     path: Path
@@ -193,8 +192,7 @@ class ProgramCache:
         warn: Callable[[str], None] = ignore_message,
     ) -> None:
         """Programs take `limit_bytes` together: those used least lately go first. `spare_directory`: None = a folder of
-        this user's among the temporary files. Raises: ServeError: UNAVAILABLE, others than this user may write to the
-        folder."""
+        this user's among the temporary files. Raises: ServeError: UNAVAILABLE, others may write to the folder."""
         self.directory = directory
         self.limit_bytes = limit_bytes
         self._warn = warn

@@ -83,8 +83,7 @@ class PipelineEngine:
         self, encoded: SourceImage, arguments: Mapping[str, Any] = MappingProxyType({})
     ) -> list[np.ndarray[Any, Any]]:
         """The outputs for one image, each in its datatype and layout (the arrays need not be contiguous), with the
-        values of the pipeline's inputs. Raises: ImageError: it cannot be decoded. PixelsError: an operation cannot be
-        done with it."""
+        values of the pipeline's inputs. Raises: ImageError: it cannot be decoded. PixelsError: nor worked on."""
         flags = {name: bool(value) for name, value in arguments.items()}
         decoded = self._decoder.decode(encoded)
         images = {DECODED: Image.whole(decoded.pixels)}

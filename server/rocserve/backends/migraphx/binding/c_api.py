@@ -81,8 +81,7 @@ class Library:
     def call(self, name: str, *arguments: Any) -> None:
         """Standard error is only taken during calls that are made once, which wait for each other: so the last output
         of a process that dies of a run (a GPU driver's, say) reaches the log. Other calls that fail are made again to
-        have MIGraphX's words; should one succeed then, that is its result. Raises: MigraphxError: in MIGraphX's own
-        words."""
+        have MIGraphX's words; should one succeed then, that is its result. Raises: MigraphxError: MIGraphX's words."""
         function = self.function(name)
         passed = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
         if name not in MADE_ONCE and function(*passed) == 0:

@@ -43,8 +43,7 @@ PARAMETERS = frozenset(
         "precision",
     }
 )
-"""The names that mean the same in `parameters` and in the accelerator's. An accelerator has no `target`: it is one for
-GPUs."""
+"""The names that mean the same in `parameters` and in the accelerator's. An accelerator, for GPUs, has no `target`."""
 
 MAX_DYNAMIC_BATCH = "migraphx_max_dynamic_batch"
 """AMD's name for the largest batch size that is compiled ahead."""
@@ -271,8 +270,7 @@ def serving_options(config: ModelConfig) -> ServingOptions:
 
 
 def check_parameters(config: ModelConfig) -> None:
-    """Refuse parameters that are wrong on any machine and for any model file; loads nothing. Raises: ServeError:
-    INVALID_ARGUMENT."""
+    """Refuse parameters that are wrong on any machine and for any model file. Raises: ServeError: INVALID_ARGUMENT."""
     serving_options(config)
     for kind in {group.kind for group in config.instance_groups if not group.passive} or {InstanceKind.AUTO}:
         compile_options(config, kind, tuple(Target))

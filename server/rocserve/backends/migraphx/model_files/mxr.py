@@ -155,8 +155,7 @@ def read_mxr(path: Path) -> MxrFile:
 
 def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> MxrFile:
     """The file's header, where it fits `environment`, that of programs for `target` here. Raises: ServeError:
-    INVALID_ARGUMENT; it is damaged or of another machine's making; a file that `sibling_model` finds can be compiled in
-    its place."""
+    INVALID_ARGUMENT; it is damaged or of another machine's making; what `sibling_model` finds can take its place."""
     program = read_mxr(path)
     installed, here = environment.migraphx_version, environment.gpu_architecture.partition(":")[0]
     foreign = [each for each in program.architectures if each != here and not each.endswith("generic")]

@@ -82,8 +82,7 @@ class CompileContext:
         return {name: value for name, value in facts.items() if value}
 
     def open_program(self, path: Path) -> Program:
-        """A program that a child has tried before. Raises: ServeError: UNAVAILABLE, MIGraphX refuses it in this
-        process."""
+        """A program that a child has tried before. Raises: ServeError: UNAVAILABLE, MIGraphX refuses it here."""
         try:
             return self.binding.load(path)
         except MigraphxError as error:

@@ -262,8 +262,7 @@ class ProgramRunner:
 
     def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
         """The outputs `wanted`, on memory of their own or in the arrays of `room` (see Batch). Raises: ServeError:
-        INVALID_ARGUMENT, an input is not of a shape that there is a program for. MigraphxError: MIGraphX could not run
-        it."""
+        INVALID_ARGUMENT, an input is not of a shape that there is a program for. MigraphxError: it cannot be run."""
         programs, layout = self._programs, self._layout
         rows = self._row_count(inputs)
         if self._varies:

@@ -74,8 +74,7 @@ def export_array(array: np.ndarray[Any, Any], bfloat16: bool) -> Any:
 
 def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     """The array on the memory of a capsule, or of an object with `__dlpack__`, and whether it is the bits of BF16.
-    Raises: TritonModelException: it is no such object, is out of the CPU's reach, not contiguous or of another
-    datatype."""
+    Raises: TritonModelException: it is no such object, out of the CPU's reach, not contiguous or of no datatype."""
     capsule = tensor
     if type(tensor).__name__ != "PyCapsule":
         if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
@@ -335,8 +334,7 @@ def wrap_tensor(tensor: core.Tensor) -> Tensor:
 
 
 def wrap_device_tensor(name: str, value: Any) -> Tensor:
-    """PyTorch's tensor on a GPU. Raises: TritonModelException: it is of no datatype of the protocol's, or not
-    contiguous."""
+    """PyTorch's tensor on a GPU. Raises: TritonModelException: it has no datatype of KServe's, or is not contiguous."""
     from rocserve.backends.pytorch.datatypes import datatype_of
 
     try:

@@ -51,8 +51,7 @@ class Binding:
 
 
 def import_binding() -> Binding:
-    """Raises: ServeError: UNAVAILABLE, amd.rocal is not installed, cannot be loaded, or lacks a function that is
-    needed."""
+    """Raises: ServeError: UNAVAILABLE, amd.rocal is not installed, cannot be loaded, or lacks a function."""
     try:
         pipeline, functions, types, native = (
             importlib.import_module(name) for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", _NATIVE)

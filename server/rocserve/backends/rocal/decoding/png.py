@@ -139,8 +139,7 @@ def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
 
 
 def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) -> Pixels:
-    """The pixels as UINT8, height x width x channels, within the limits. Raises: ImageError: its pixel data is
-    damaged."""
+    """The pixels as UINT8, height x width x channels, within the limits. Raises: ImageError: its data is damaged."""
     as_grey = color_format is ColorFormat.U8 and file.header.color_model is ColorModel.GREY
     # Only what makes the picture reaches libpng: no text or profile that swells, no gamma, no second frame.
     encoded = np.frombuffer(b"".join((SIGNATURE, *file.picture)), dtype=np.uint8)

@@ -153,8 +153,7 @@ class Call:
     arguments: Values
 
     def run(self, *images: Image, as_float: bool) -> Image:
-        """Raises: PixelsError: the images do not fit each other, the result would be too large, or see
-        Operation.run."""
+        """Raises: PixelsError: the images do not fit, the result would be too large, or see Operation.run."""
         try:
             result = self.extent(*(image.extent for image in images))
             result.check()
