@@ -132,77 +132,6 @@ class GraphSettings:
         return types.NCHW if self.is_grey else types.NHWC
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A rocAL pipeline, ready to be fed."""
-
-    pipeline: Any
-    handle: Any
-    source: Tensor
-    """Of the images that are fed."""
-    batch_size: int
-
-
-def build_graph(settings: GraphSettings, batch_size: int, flags: Flags) -> Graph:
-    """Raises: ServeError: UNAVAILABLE, rocAL refuses the pipeline; with its reason."""
-    binding = settings.binding
-    try:
-        # A worker sees one GPU only, so that it is always the first.
-        pipeline = binding.pipeline.Pipeline(
-            batch_size=batch_size,
-            num_threads=_THREADS,
-            device_id=0,
-            prefetch_queue_depth=_PREFETCH_DEPTH,
-            rocal_cpu=not settings.on_gpu,
-        )
-    except Exception as error:
-        device = "an AMD GPU" if settings.on_gpu else "the CPU"
-        raise unavailable(
-            f"rocAL cannot make a pipeline on {device}: {error}; it wrote the reason to the log. If it does not load"
-            " the extension vx_rpp, LD_LIBRARY_PATH must name ROCm's libraries, usually /opt/rocm/lib, when the server"
-            " starts"
-        ) from error
-    handle = pipeline.get_handle()
-    with pipeline:
-        types = binding.types
-        formats = {ColorFormat.RGB24: types.RGB, ColorFormat.BGR24: types.BGR, ColorFormat.U8: types.GRAY}
-        tensor, _ = binding.functions.external_source(
-            # Batches are fed by hand; what would be asked for them is never asked.
-            source=(),
-            color_format=formats[settings.color_format],
-            mode=types.EXTSOURCE_RAW_UNCOMPRESSED,
-            max_width=settings.max_width,
-            max_height=settings.max_height,
-        )
-        source = _made(binding, handle, tensor, "its source of images")
-        values = dict(zip(settings.inputs, flags, strict=True))
-        images: dict[int, Tensor] = {DECODED: source}
-        outputs: list[Tensor] = []
-        for planned in settings.plan.steps:
-            step = planned.step
-            sources, grey = [images[each] for each in step.sources], settings.is_grey
-            as_source = settings.source_layout, types.UINT8
-            if planned.is_read:
-                # The next operation works on bytes, whatever is handed out here.
-                node = Node(binding, handle, *as_source, sources, planned.source, grey, batch_size)
-                images[step.index] = _add(node, step, values)
-            if planned.output is not None:
-                wanted = output_type(settings, planned)
-                node = Node(binding, handle, *wanted, sources, planned.source, grey, batch_size)
-                shared = planned.is_read and wanted == as_source
-                outputs.append(images[step.index] if shared else _add(node, step, values))
-        pipeline.set_outputs(*outputs)
-    try:
-        pipeline.build()
-        fault = binding.fault(handle)
-    except SystemExit:
-        # Pipeline.build leaves the program, with status 0, where rocAL finds the graph wrong.
-        fault = binding.fault(handle) or ""
-    if fault is not None:
-        raise _refused(binding, handle, "the pipeline as a whole")
-    return Graph(pipeline, handle, source, batch_size)
-
-
 def output_type(settings: GraphSettings, step: PlannedStep) -> tuple[Any, Any]:
     """The layout and the datatype in which rocAL gives an output; the rest of the conversion is done here.
 
@@ -218,6 +147,11 @@ def output_type(settings: GraphSettings, step: PlannedStep) -> tuple[Any, Any]:
     return asked if as_asked else settings.source_layout, types.FLOAT if as_float else types.UINT8
 
 
+def _refused(binding: Binding, handle: Any, what: str) -> ServeError:
+    reason = binding.fault(handle) or "rocAL gives no reason"
+    return unavailable(f"rocAL (version {binding.version}) refuses {what}: {reason}")
+
+
 def _add(node: Node, step: Step, values: Mapping[str, bool]) -> Tensor:
     call = step.call_with(values)
     form = call.operation.amd
@@ -228,20 +162,10 @@ def _add(node: Node, step: Step, values: Mapping[str, bool]) -> Tensor:
             tensor = node.call(form.function or call.operation.name, call.values)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise unavailable(f"rocAL (version {node.binding.version}) refuses {step.where}: {error}") from error
-    return _made(node.binding, node.handle, tensor, step.where)
-
-
-def _made(binding: Binding, handle: Any, tensor: Tensor, what: str) -> Tensor:
-    """rocAL gives None in place of a node that it refuses."""
+    # rocAL gives None in place of a node that it refuses.
     if tensor is None:
-        raise _refused(binding, handle, what)
+        raise _refused(node.binding, node.handle, step.where)
     return tensor
-
-
-def _refused(binding: Binding, handle: Any, what: str) -> ServeError:
-    return unavailable(
-        f"rocAL (version {binding.version}) refuses {what}: {binding.fault(handle) or 'rocAL gives no reason'}"
-    )
 
 
 class Canvas:
@@ -350,23 +274,81 @@ class BrokenPipelineError(RuntimeError):
     """A rocAL pipeline that can run nothing any more; the text is rocAL's reason."""
 
 
+def _built(settings: GraphSettings, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
+    """A rocAL pipeline, ready to be fed, and its source of images. Raises: ServeError: as PipelineRunner."""
+    binding = settings.binding
+    try:
+        # A worker sees one GPU only, so that it is always the first.
+        pipeline = binding.pipeline.Pipeline(
+            batch_size=batch_size,
+            num_threads=_THREADS,
+            device_id=0,
+            prefetch_queue_depth=_PREFETCH_DEPTH,
+            rocal_cpu=not settings.on_gpu,
+        )
+    except Exception as error:
+        device = "an AMD GPU" if settings.on_gpu else "the CPU"
+        raise unavailable(
+            f"rocAL cannot make a pipeline on {device}: {error}; it wrote the reason to the log. If it does not load"
+            " the extension vx_rpp, LD_LIBRARY_PATH must name ROCm's libraries, usually /opt/rocm/lib, when the server"
+            " starts"
+        ) from error
+    handle = pipeline.get_handle()
+    with pipeline:
+        types = binding.types
+        formats = {ColorFormat.RGB24: types.RGB, ColorFormat.BGR24: types.BGR, ColorFormat.U8: types.GRAY}
+        tensor, _ = binding.functions.external_source(
+            # Batches are fed by hand; what would be asked for them is never asked.
+            source=(),
+            color_format=formats[settings.color_format],
+            mode=types.EXTSOURCE_RAW_UNCOMPRESSED,
+            max_width=settings.max_width,
+            max_height=settings.max_height,
+        )
+        if tensor is None:
+            raise _refused(binding, handle, "its source of images")
+        values = dict(zip(settings.inputs, flags, strict=True))
+        images: dict[int, Tensor] = {DECODED: tensor}
+        outputs: list[Tensor] = []
+        for planned in settings.plan.steps:
+            step = planned.step
+            sources, grey = [images[each] for each in step.sources], settings.is_grey
+            as_source = settings.source_layout, types.UINT8
+            if planned.is_read:
+                # The next operation works on bytes, whatever is handed out here.
+                node = Node(binding, handle, *as_source, sources, planned.source, grey, batch_size)
+                images[step.index] = _add(node, step, values)
+            if planned.output is not None:
+                wanted = output_type(settings, planned)
+                node = Node(binding, handle, *wanted, sources, planned.source, grey, batch_size)
+                shared = planned.is_read and wanted == as_source
+                outputs.append(images[step.index] if shared else _add(node, step, values))
+        pipeline.set_outputs(*outputs)
+    try:
+        pipeline.build()
+        fault = binding.fault(handle)
+    except SystemExit:
+        # Pipeline.build leaves the program, with status 0, where rocAL finds the graph wrong.
+        fault = binding.fault(handle) or ""
+    if fault is not None:
+        raise _refused(binding, handle, "the pipeline as a whole")
+    return pipeline, tensor
+
+
 class PipelineRunner:
     """One rocAL pipeline, which has a fixed batch size. One thread at a time."""
 
-    def __init__(self, settings: GraphSettings, graph: Graph, canvas: Canvas) -> None:
-        self._settings = settings
-        self._graph = graph
-        self._readers = [OutputReader(settings, step, graph.batch_size) for step in settings.plan.image_outputs]
-        self._canvas = canvas
+    def __init__(self, settings: GraphSettings, batch_size: int, flags: Flags, canvas: Canvas) -> None:
+        """Raises: ServeError: UNAVAILABLE, rocAL refuses the pipeline; with its reason."""
+        self._settings, self._canvas, self.batch_size = settings, canvas, batch_size
+        self._pipeline, self._source = _built(settings, batch_size, flags)
+        self._handle = self._pipeline.get_handle()
+        self._readers = [OutputReader(settings, step, batch_size) for step in settings.plan.image_outputs]
         # rocAL takes no feed without labels, and keeps their address.
-        self._labels = np.zeros(graph.batch_size, dtype=np.int32)
-        self._regions = np.zeros((graph.batch_size, 4), dtype=np.uint32)
+        self._labels = np.zeros(batch_size, dtype=np.int32)
+        self._regions = np.zeros((batch_size, 4), dtype=np.uint32)
         """x, y, width, height of the images loaded last."""
         self._started = False
-
-    @property
-    def batch_size(self) -> int:
-        return self._graph.batch_size
 
     def run(self, count: int) -> Sequence[OutputReader]:
         """The outputs that are images, for the canvas's first `count` images. Raises: BrokenPipelineError: rocAL
@@ -377,7 +359,7 @@ class PipelineRunner:
                 # Waits for the first batch, and keeps it. Every later call lets go of a batch, see below.
                 self._advance()
                 self._started = True
-            tensors = self._settings.binding.native.getOutputTensors(self._graph.handle)
+            tensors = self._settings.binding.native.getOutputTensors(self._handle)
             if len(tensors) != len(self._readers):
                 raise BrokenPipelineError(f"expected {len(self._readers)} output tensors, got {len(tensors)}")
             try:
@@ -391,7 +373,7 @@ class PipelineRunner:
             # rocAL's loader does not look whether there is an image when it is woken. Woken too early, it takes what
             # lies on its stack for one, at best the image before, and all later images move by one place, to other
             # requests.
-            self._graph.source.copy_roi(self._regions)
+            self._source.copy_roi(self._regions)
             sizes = [(height, width) for _, _, width, height in self._regions.tolist()]
             if sizes != self._canvas.sizes_of(count, self.batch_size):
                 raise BrokenPipelineError("it worked on other images than it was given")
@@ -399,7 +381,7 @@ class PipelineRunner:
 
     def _feed(self, count: int) -> None:
         """Hands over the canvas's first `count` images, always a whole batch: rocAL would wait for the rest forever."""
-        batch_size = self._graph.batch_size
+        batch_size = self.batch_size
         binding = self._settings.binding
         regions = []
         for height, width in self._canvas.sizes_of(count, batch_size):
@@ -407,7 +389,7 @@ class PipelineRunner:
             region.x, region.y, region.w, region.h = 0, 0, width, height
             regions.append(region)
         binding.native.externalSourceFeedInput(
-            self._graph.handle,
+            self._handle,
             [],
             self._labels,
             self._canvas.buffers(count, batch_size),
@@ -420,14 +402,14 @@ class PipelineRunner:
             # Not the end of the data: after that rocAL would run no further batch.
             False,
         )
-        fault = binding.fault(self._graph.handle)
+        fault = binding.fault(self._handle)
         if fault is not None:
             raise BrokenPipelineError(fault)
 
     def _advance(self) -> None:
         binding = self._settings.binding
-        if self._graph.pipeline.rocal_run() != binding.types.OK:
-            raise BrokenPipelineError(binding.fault(self._graph.handle) or "its processing thread ended")
+        if self._pipeline.rocal_run() != binding.types.OK:
+            raise BrokenPipelineError(binding.fault(self._handle) or "its processing thread ended")
 
 
 _LOG = logging.getLogger(__name__)
@@ -491,8 +473,7 @@ class RocalEngine:
         """For each combination of flags, by their batch sizes; none where no output is an image."""
         for flags in variants(setup.pipeline) if plan.image_outputs else ():
             with limited_to(_LONGEST_BUILD_SECONDS):
-                graphs = [build_graph(settings, size, flags) for size in sizes]
-            self._runners[flags] = [PipelineRunner(settings, graph, self._canvas) for graph in graphs]
+                self._runners[flags] = [PipelineRunner(settings, size, flags, self._canvas) for size in sizes]
             self._run_each_once(self._runners[flags])
         _LOG.info(
             "model '%s' runs on amd.rocal %s, %s, with batches of %s",
