@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
@@ -197,32 +198,20 @@ class InferenceStream:
         self.handlers.streams.discard(self)
 
 
+@dataclass(slots=True, eq=False)
 class _StreamResponder:
     """Answers one request of a stream."""
 
-    takes_one = False
-
-    __slots__ = (
-        "_callback",
-        "_stream",
-        "_ticket",
-        "_ticket_ended",
-        "head",
-        "held_bytes",
-        "is_accepted",
-        "request_id",
-    )
-
-    def __init__(self, stream: InferenceStream, ticket: Ticket) -> None:
-        self._stream = stream
-        self._ticket = ticket
-        self._ticket_ended = False
-        self._callback: Callable[[], None] | None = None
-        self.held_bytes = 0
-        self.head: RequestHead | None = None
-        self.request_id = ""
-        self.is_accepted = False
-        """An error before is the request's own, one after is an answer of the model."""
+    _stream: InferenceStream
+    _ticket: Ticket
+    takes_one: bool = field(default=False, init=False)
+    held_bytes: int = field(default=0, init=False)
+    head: RequestHead | None = field(default=None, init=False)
+    request_id: str = field(default="", init=False)
+    is_accepted: bool = field(default=False, init=False)
+    """An error before is the request's own, one after is an answer of the model."""
+    _ticket_ended: bool = field(default=False, init=False)
+    _callback: Callable[[], None] | None = field(default=None, init=False)
 
     def origin(self) -> RequestOrigin:
         return _origin(self._stream.call)

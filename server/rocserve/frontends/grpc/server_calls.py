@@ -215,20 +215,6 @@ class ServerUnaryCall(ServerCall):
 class ServerStreamCall(ServerCall):
     """Sends one answer at a time, as gRPC demands; the others wait in a backlog, which is bounded."""
 
-    __slots__ = (
-        "_backlog",
-        "_backlog_bytes",
-        "_finished",
-        "_input_open",
-        "_metadata_sent",
-        "_reading",
-        "_receiver",
-        "_sending",
-        "_sending_bytes",
-        "_status",
-        "_unanswered",
-    )
-
     is_stream = True
 
     def __init__(self, transport: GrpcServer, event: Event) -> None:

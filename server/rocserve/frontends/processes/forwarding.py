@@ -1,4 +1,5 @@
-"""Forwarding of all calls but inference: a front end's clients ask it, and the server answers.
+"""Forwarding of all calls but inference: a front end's clients ask it, and the server answers. This is the front end's
+side; the server's is in `server_end.py`.
 
 A front end of gRPC sends the server all that a call's client sent, and where that is; the server hands it to the same
 routes that it would serve itself, and sends back what they say. One of HTTP makes a message of what its client
@@ -8,8 +9,7 @@ asks, as the server would, decides whether the client may, and forwards no more 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from rocserve.frontends.grpc.transport import (
     Metadata,
     Route,
     StreamCall,
-    StreamReceiver,
     StreamRoute,
     UnaryCall,
     UnaryRoute,
@@ -28,7 +27,6 @@ from rocserve.frontends.grpc.transport import (
 )
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.link_end import FrontLinkEnd
-from rocserve.observability.failures import RequestFailures
 from rocserve.plane.heap import HeapFull
 from rocserve.services.access import PROTOCOLS
 from rocserve.workers.entries import ENTRY
@@ -52,7 +50,7 @@ class _Waiting(NamedTuple):
 
 @dataclass(eq=False)
 class Forwarding:
-    """A front end's side. On its loop's thread."""
+    """On the front end's loop's thread."""
 
     _memory: RequestMemory
     _link: FrontLinkEnd
@@ -146,103 +144,3 @@ class _ForwardedStream:
 
     def on_cancel(self) -> None:
         self._forwarding.cancel(self._number)
-
-
-class ForwardedCalls:
-    """The server's side: the calls of one front end. On the plane's thread."""
-
-    def __init__(
-        self,
-        routes: Mapping[str, Route],
-        answer: Callable[[int, int, int, bytes], None],
-        on_end: Callable[[int], None],
-        log: logging.Logger,
-    ) -> None:
-        """`answer`: takes an entry's kind, number and count, and its content. `on_end`: takes the place of a CALL that
-        is over; called from any thread."""
-        self._routes = routes
-        self._answer = answer
-        self.on_end = on_end
-        self._failures = RequestFailures(log)
-        self._open: dict[int, _Call] = {}
-
-    def cancel(self, number: int) -> None:
-        """Its client has gone."""
-        call = self._open.pop(number, None)
-        if call is not None:  # Else it has been answered meanwhile.
-            call.cancelled()
-
-    def cancel_all(self) -> None:
-        """The front end has ended, and its clients know."""
-        calls, self._open = self._open, {}
-        for call in calls.values():
-            call.cancelled()
-
-    def answer(self, kind: int, number: int, content: bytes, count: int = 0) -> None:
-        """Of a call that is open: anything but a stream's message ends it."""
-        call = self._open.get(number) if kind == entries.CALL_MESSAGE else self._open.pop(number, None)
-        if call is not None:
-            self._answer(kind, number, count, content)
-
-    def begin(self, number: int, place: int, contents: Sequence[Buffer]) -> None:
-        """See CALL."""
-        method, origin, message = contents
-        call = self._open[number] = _Call(self, number, place, bytes(method).decode(), bytes(origin), message)
-        try:
-            route = self._routes[call.method]
-            if isinstance(route, UnaryRoute):
-                route.handler(call)
-            else:
-                call.receiver = route.handler(call)
-                if call.receiver is not None:
-                    call.receiver.on_message(bytes(message))
-        except Exception as error:
-            call.reply_error(self._failures.error_of(call.method, error))
-
-
-class _Call:
-    """Implements transport.UnaryCall and transport.StreamCall."""
-
-    deadline: float | None = None
-    """The front end sees to it."""
-
-    def __init__(
-        self, calls: ForwardedCalls, number: int, place: int, method: str, origin: bytes, message: Buffer
-    ) -> None:
-        """`message`: lies at the place, which is given back when nobody holds this any more."""
-        self._calls = calls
-        self._number = number
-        self._place = place
-        self.method = method
-        metadata, self.peer = json.loads(origin)
-        self.metadata: Metadata = [
-            (key, value.encode("latin-1") if key.endswith("-bin") else value) for key, value in metadata
-        ]
-        self.message = message
-        self.receiver: StreamReceiver | None = None
-        """Of a stream."""
-
-    def __del__(self) -> None:
-        self._calls.on_end(self._place)
-
-    def reply(self, message: bytes) -> None:
-        self._calls.answer(entries.CALL_REPLY, self._number, message)
-
-    def reply_error(self, error: ServeError) -> None:
-        self.finish(error.code, error.text)
-
-    def send(self, message: bytes) -> None:
-        self._calls.answer(entries.CALL_MESSAGE, self._number, message)
-
-    def finish(self, code: StatusCode, text: str) -> None:
-        self._calls.answer(entries.CALL_END, self._number, text.encode(), int(code))
-
-    def request_next(self) -> None:
-        """There is none."""
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """What a client has begun goes on without it."""
-
-    def cancelled(self) -> None:
-        if self.receiver is not None:
-            self.receiver.on_cancel()

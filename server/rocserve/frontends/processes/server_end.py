@@ -21,11 +21,11 @@ from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestH
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.grpc.transport import Route
+from rocserve.frontends.grpc.transport import Metadata, Route, StreamReceiver, UnaryRoute
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.entries import AnswerHead, input_places, read_head
-from rocserve.frontends.processes.forwarding import ForwardedCalls
 from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, numbers, read
+from rocserve.observability.failures import RequestFailures
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
 from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, HeapShare, SharedHeap, Slot, fill
@@ -71,7 +71,7 @@ class FrontLink:
         """
         self.protocol = protocol
         self._connection = connection
-        self._plane = plane
+        self.plane = plane
         self._service = service
         self._on_listening = on_listening
         self._on_gone = on_gone
@@ -98,7 +98,9 @@ class FrontLink:
         self._end = FrontLinkEnd(ends, self._heap, plane)
         self.give_back = self._end.give_back
         """A place in the front's heap that nobody reads any more. From any thread."""
-        self._calls = ForwardedCalls(routes, self._post_answer, self._end_call, log)
+        self._routes = routes
+        self._failures = RequestFailures(log)
+        self._calls: dict[int, ForwardedCall] = {}
         self._heads: dict[int, _Head] = {}
         self._shares: dict[int, HeapShare] = {}
         """By the numbers that the front knows the heaps by."""
@@ -116,8 +118,8 @@ class FrontLink:
 
     def open(self) -> None:
         """Begin to listen. From any thread."""
-        self._plane.register(self._connection.fileno(), self._on_readable)
-        self._plane.add_source(self)
+        self.plane.register(self._connection.fileno(), self._on_readable)
+        self.plane.add_source(self)
 
     def _on_readable(self) -> None:
         if not self._is_attached:
@@ -183,9 +185,11 @@ class FrontLink:
             self.give_back(a)
             self._service.refuse(ServeError(StatusCode(count), text.decode(errors="replace")), request_id.decode)
         elif kind == entries.CALL:
-            self._calls.begin(number, a, read(self._requests_heap.view(a, b), c))
+            self._begin_call(number, a, read(self._requests_heap.view(a, b), c))
         elif kind == entries.CALL_LEFT:
-            self._calls.cancel(number)
+            call = self._calls.pop(number, None)
+            if call is not None:  # Else it has been answered meanwhile.
+                call.cancelled()
         elif kind == entries.LISTENING:
             self._on_listening(0, "")
         elif kind == entries.NOT_LISTENING:
@@ -386,20 +390,35 @@ class FrontLink:
         if self._is_open:
             self._end.post(ENTRY.pack(kind, flags, 0, token, 0, 0, 0))
 
-    def _end_call(self, place: int) -> None:
-        """From any thread: nothing else need come that wakes the plane's."""
-        self.give_back(place)
-        self._plane.wake()
+    # All calls but inference
 
-    def _post_answer(self, kind: int, number: int, count: int, content: bytes) -> None:
-        if not self._is_open:
+    def _begin_call(self, number: int, place: int, contents: Sequence[Buffer]) -> None:
+        """See CALL."""
+        method, origin, message = contents
+        call = self._calls[number] = ForwardedCall(self, number, place, bytes(method).decode(), bytes(origin), message)
+        try:
+            route = self._routes[call.method]
+            if isinstance(route, UnaryRoute):
+                route.handler(call)
+            else:
+                call.receiver = route.handler(call)
+                if call.receiver is not None:
+                    call.receiver.on_message(bytes(message))
+        except Exception as error:
+            call.reply_error(self._failures.error_of(call.method, error))
+
+    def answer_call(self, kind: int, number: int, content: bytes, count: int = 0) -> None:
+        """Of one that is open: anything but a stream's message ends it."""
+        call = self._calls.get(number) if kind == entries.CALL_MESSAGE else self._calls.pop(number, None)
+        if call is None or not self._is_open:
             return
         pieces, nbytes = framed((content,))
         try:
             place = self._end.place_in_turn(pieces, nbytes)
         except HeapFull as error:
-            self._post_answer(entries.CALL_END, number, int(error.code), error.text.encode())
-            return
+            kind, count = entries.CALL_END, int(error.code)
+            pieces, nbytes = framed((error.text.encode(),))
+            place = self._end.place_in_turn(pieces, nbytes)
         self._end.post(ENTRY.pack(kind, 0, count, number, place, nbytes, 1))
 
     # The end
@@ -412,14 +431,16 @@ class FrontLink:
         """Whether it was listening until now."""
         was_open, self._is_open = self._is_open, False
         if was_open:
-            self._plane.unregister(self._connection.fileno())
-            self._plane.remove_source(self)
+            self.plane.unregister(self._connection.fileno())
+            self.plane.remove_source(self)
         return was_open
 
     def close(self) -> None:
         """The front has ended: nobody waits for its requests any more."""
         self._stop_listening()
-        self._calls.cancel_all()
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.cancelled()
         responders, self._open = self._open, {}
         for responder in responders.values():
             responder.left()
@@ -503,3 +524,51 @@ class RemoteResponder(LinkedResponder):
         callbacks, self._callbacks = self._callbacks or (), None
         for callback in callbacks:
             callback()
+
+
+class ForwardedCall:
+    """A call of a front, which the server's own routes take: implements UnaryCall and StreamCall."""
+
+    deadline: float | None = None
+    """The front end sees to it."""
+
+    def __init__(self, link: FrontLink, number: int, place: int, method: str, origin: bytes, message: Buffer) -> None:
+        """`message`: lies at the place, which is given back when nobody holds this any more."""
+        self._link = link
+        self._number = number
+        self._place = place
+        self.method = method
+        metadata, self.peer = json.loads(origin)
+        self.metadata: Metadata = [
+            (key, value.encode("latin-1") if key.endswith("-bin") else value) for key, value in metadata
+        ]
+        self.message = message
+        self.receiver: StreamReceiver | None = None
+        """Of a stream."""
+
+    def __del__(self) -> None:
+        # From any thread: nothing else need come that wakes the plane's.
+        self._link.give_back(self._place)
+        self._link.plane.wake()
+
+    def reply(self, message: bytes) -> None:
+        self._link.answer_call(entries.CALL_REPLY, self._number, message)
+
+    def reply_error(self, error: ServeError) -> None:
+        self.finish(error.code, error.text)
+
+    def send(self, message: bytes) -> None:
+        self._link.answer_call(entries.CALL_MESSAGE, self._number, message)
+
+    def finish(self, code: StatusCode, text: str) -> None:
+        self._link.answer_call(entries.CALL_END, self._number, text.encode(), int(code))
+
+    def request_next(self) -> None:
+        """There is none."""
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """What a client has begun goes on without it."""
+
+    def cancelled(self) -> None:
+        if self.receiver is not None:
+            self.receiver.on_cancel()

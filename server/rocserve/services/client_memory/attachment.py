@@ -89,10 +89,9 @@ class ClientMemory:
             for name, reference in wanted.items():
                 parts[name] = self._regions.borrow(reference), reference
         except ServeError:
-            self._give_back(parts)
+            self.give_back(parts)
             raise
-        answering = RegionResponder(responder, parts, seen, partial(self._give_back, parts), config, self.work_off)
-        return answering, copying
+        return RegionResponder(responder, self, parts, seen, config), copying
 
     def _fetch(self, entry: InputHead, reference: RegionReference, left: int, copying: list[Steps] | None) -> Buffer:
         """`left`: how many bytes of the request may yet be fetched. `copying`: takes the steps that fetch them; None =
@@ -114,7 +113,7 @@ class ClientMemory:
         copying.append(self._regions.checked(reference).read_into(data, reference.offset))
         return data
 
-    def _give_back(self, parts: Mapping[str, WantedPart]) -> None:
+    def give_back(self, parts: Mapping[str, WantedPart]) -> None:
         for region, _ in parts.values():
             self._regions.give_back(region)
 
@@ -125,23 +124,17 @@ class RegionResponder(EndingResponder):
     def __init__(
         self,
         responder: Responder,
+        memory: ClientMemory,
         parts: Mapping[str, WantedPart],
         seen: Sequence[SeenPart],
-        give_back: Callable[[], None],
         config: ModelConfig,
-        work_off: Callable[[Steps], object],
     ) -> None:
-        """
-        Args:
-            parts: by output.
-            seen: what the model is given where it lies.
-            give_back: the parts, before the last answer: a client that has it may unregister its regions at once.
-            work_off: takes the steps of large answers.
-        """
-        super().__init__(responder, give_back)
+        """`parts`: by output; they are given back before the last answer, as a client that has it may unregister its
+        regions at once. `seen`: what the model is given where it lies."""
+        super().__init__(responder, partial(memory.give_back, parts))
         self._parts = parts
         self._seen = seen
-        self._work_off = work_off
+        self._work_off = memory.work_off
         self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
 
     def send(self, answer: Answer, final: bool = True) -> None:
