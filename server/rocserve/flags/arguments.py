@@ -39,18 +39,18 @@ class FieldFlag:
         return f"{text} (default {shown.lower() if isinstance(value, bool) else shown})"
 
 
-def flags_of(defaults: Any, prefix: str = "", group: str = "") -> Iterator[FieldFlag]:
+def flags_of(defaults: Any, prefix: str = "", group: str = "", begin: str = "") -> Iterator[FieldFlag]:
     """Those of a dataclass, with those of its parts. `defaults`: holds what the fields are where no flag is given."""
     for field in dataclasses.fields(defaults):
         found = field.metadata.get(METADATA)
         value = getattr(defaults, field.name)
         if isinstance(found, Flag):
-            names = (found.name or field.name.replace("_", "-"), *found.aliases)
+            names = (found.name or begin + field.name.replace("_", "-"), *found.aliases)
             yield FieldFlag(names, prefix + field.name, value, found, found.group or group)
             for other in found.others:
                 yield FieldFlag((other.name,), prefix + field.name, (), other, found.group or group)
         elif found is not None:
-            yield from flags_of(value, f"{prefix}{field.name}.", found)
+            yield from flags_of(value, f"{prefix}{field.name}.", found.group, found.names)
 
 
 def add_flags(parser: argparse.ArgumentParser, defaults: Any, group: str = "") -> None:
@@ -61,15 +61,13 @@ def add_flags(parser: argparse.ArgumentParser, defaults: Any, group: str = "") -
         if place not in containers:
             exclusive = one.flag.exclusive
             containers[place] = parser.add_mutually_exclusive_group() if exclusive else parser.add_argument_group(place)
-        (_add_switch if one.flag.kind is SWITCH else _add_flag)(containers[place], one)
-
-
-def _add_switch(container: argparse._ActionsContainer, one: FieldFlag) -> None:
-    names = [f"--{name}" for name in one.names]
-    container.add_argument(*names, dest=one.target, action="store_const", const=True, help=one.help)
-    for value, text in ((True, "true"), (False, "false")):
-        words = [f"{name}={text}" for name in names]
-        container.add_argument(*words, dest=one.target, action="store_const", const=value, help=argparse.SUPPRESS)
+        if one.flag.kind is SWITCH:
+            for value, ending, text in ((True, "", one.help), (True, "=true", None), (False, "=false", None)):
+                words = [f"--{name}{ending}" for name in one.names]
+                hidden = text or argparse.SUPPRESS
+                containers[place].add_argument(*words, dest=one.target, action="store_const", const=value, help=hidden)
+        else:
+            _add_flag(containers[place], one)
 
 
 def _add_flag(container: argparse._ActionsContainer, one: FieldFlag) -> None:
@@ -96,24 +94,21 @@ def _add_flag(container: argparse._ActionsContainer, one: FieldFlag) -> None:
     )
 
 
-def filled(defaults: T, arguments: argparse.Namespace) -> T:
+def filled(defaults: T, arguments: argparse.Namespace, prefix: str = "") -> T:
     """The dataclass with what was given in place of its defaults. Raises: ValueError: it makes no sense."""
-    made: T = _filled(defaults, vars(arguments), "")
-    return made
-
-
-def _filled(defaults: Any, given: dict[str, Any], prefix: str) -> Any:
+    plain: Any = defaults
     changes = {}
-    for field in dataclasses.fields(defaults):
+    for field in dataclasses.fields(plain):
         found = field.metadata.get(METADATA)
         if isinstance(found, Flag):
-            value = given.get(prefix + field.name)
+            value = getattr(arguments, prefix + field.name, None)
             if value is not None:
                 value = tuple(value) if isinstance(value, list) else value
                 changes[field.name] = found.make(value) if found.make else value
         elif found is not None:
-            changes[field.name] = _filled(getattr(defaults, field.name), given, f"{prefix}{field.name}.")
-    return dataclasses.replace(defaults, **changes)
+            changes[field.name] = filled(getattr(plain, field.name), arguments, f"{prefix}{field.name}.")
+    made: T = dataclasses.replace(plain, **changes)
+    return made
 
 
 def for_argparse(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -18,12 +18,11 @@ from rocserve.settings import (
     ControlMode,
     GrpcSettings,
     HttpSettings,
-    RepositorySettings,
     RestrictedProtocols,
     ServerSettings,
 )
 from rocserve.settings.flag import boolean
-from rocserve.settings.repository import repository
+from rocserve.settings.repository import repository as place_of
 
 
 class FlagError(Exception):
@@ -33,28 +32,21 @@ class FlagError(Exception):
 def check_tls(settings: ServerSettings) -> None:
     """Raises: FlagError."""
     ports = [part for part in (settings.grpc, settings.http, settings.metrics) if part.allow]
-    _check_certificates(
-        settings.grpc,
-        is_used=any(port.use_ssl or port.use_ssl_mutual for port in ports),
-        checks_clients=any(port.use_ssl_mutual for port in ports),
-    )
-    if not settings.allow_mixed_tls:
-        _check_mixture("gRPC", "grpc", settings.grpc, "HTTP", "http", settings.http)
-        _check_mixture("HTTP", "http", settings.http, "gRPC", "grpc", settings.grpc)
-
-
-def _check_certificates(grpc: GrpcSettings, is_used: bool, checks_clients: bool) -> None:
+    grpc = settings.grpc
     files = {"server-cert": grpc.server_cert, "server-key": grpc.server_key, "root-cert": grpc.root_cert}
     for name, path in files.items():
         if path is not None and not path.is_file():
             raise FlagError(f"--grpc-{name}={path}: there is no such file")
-    if is_used and not (grpc.server_cert and grpc.server_key):
+    if any(port.use_ssl or port.use_ssl_mutual for port in ports) and not (grpc.server_cert and grpc.server_key):
         raise FlagError("TLS needs --grpc-server-cert and --grpc-server-key, which are for all ports")
-    if checks_clients and not grpc.root_cert:
+    if any(port.use_ssl_mutual for port in ports) and not grpc.root_cert:
         raise FlagError(
             "--grpc-use-ssl-mutual, --http-use-ssl-mutual and --metrics-use-ssl-mutual need --grpc-root-cert to check"
             " clients' certificates against"
         )
+    if not settings.allow_mixed_tls:
+        _check_mixture("gRPC", "grpc", settings.grpc, "HTTP", "http", settings.http)
+        _check_mixture("HTTP", "http", settings.http, "gRPC", "grpc", settings.grpc)
 
 
 def _check_mixture(
@@ -68,20 +60,17 @@ def _check_mixture(
     """Who locks one port takes the other, which serves the same, easily for locked."""
     if not (locked_port.allow and locked_port.use_ssl_mutual) or not port.allow or port.use_ssl_mutual:
         return
-    if not _is_loopback(port.address):
+    try:
+        is_loopback = ipaddress.ip_address(port.address).is_loopback
+    except ValueError:
+        is_loopback = port.address == "localhost"
+    if not is_loopback:
         raise FlagError(
             f"--{locked_flag}-use-ssl-mutual admits to {locked} only clients that show a certificate, but {other} at"
             f" {port.address}:{port.port} would serve the same to anybody. Choose: --{flag}-use-ssl-mutual (with the"
             f" same certificates), --{flag}-address=127.0.0.1, --allow-{flag}=false, or --allow-mixed-tls where that"
             " is meant"
         )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 UNSERVED = {
@@ -133,7 +122,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        type=for_argparse(repository),
+        type=for_argparse(place_of),
         metavar="WHAT",
         help="a model's file (.onnx, .mxr, .pb, .graphdef, .pt2, .pt, pipeline .json, model.py), the folder that holds"
         " it, a model folder, or a repository of models, also by its URL (s3://, gs://, as://, hf://, https://)",
@@ -177,26 +166,20 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
         if named:
             raise FlagError(f"'{what}' and --model-repository both say what to serve; leave one of them out")
         named = (what if isinstance(what, RemotePlace) or what.is_dir() else what.absolute().parent,)
-    return replace(
-        settings,
-        what=what if isinstance(what, Path) else None,
-        repository=_repository_settings(settings, named),
-    )
-
-
-def _repository_settings(settings: ServerSettings, named: Sequence[Path | RemotePlace]) -> RepositorySettings:
-    """With copies in the places of the repositories that are elsewhere, and with what follows from other flags."""
-    cache = cache_directory(settings.engines)
-    places = [replace(one, home=one.home_in(cache)) if isinstance(one, RemotePlace) else one for one in named]
-    given = settings.repository
-    is_explicit = given.control_mode is ControlMode.EXPLICIT
-    return replace(
-        given,
+    cache, own = cache_directory(settings.engines), settings.repository
+    # Copies are in the places of the repositories that are elsewhere.
+    places: list[Path | RemotePlace] = [
+        replace(one, home=one.home_in(cache)) if isinstance(one, RemotePlace) else one for one in named
+    ]
+    is_explicit = own.control_mode is ControlMode.EXPLICIT
+    repository = replace(
+        own,
         roots=tuple(one.root if isinstance(one, RemotePlace) else one for one in places),
         remotes=tuple(one for one in places if isinstance(one, RemotePlace)),
-        allow_endpoints=is_explicit if given.allow_endpoints is None else given.allow_endpoints,
+        allow_endpoints=is_explicit if own.allow_endpoints is None else own.allow_endpoints,
         ends_on_failure=settings.exit_on_error,
     )
+    return replace(settings, what=what if isinstance(what, Path) else None, repository=repository)
 
 
 def _check(settings: ServerSettings) -> None:
@@ -208,7 +191,12 @@ def _check(settings: ServerSettings) -> None:
     _check_what(settings)
     if settings.exit_on_error:
         copies = {place.root for place in repository.remotes}
-        _check_repositories([folder for folder in repository.roots if folder not in copies])
+        for folder in repository.roots:
+            if folder not in copies and not folder.is_dir():
+                raise FlagError(
+                    f"--model-repository={folder}: there is no such folder; with --exit-on-error=false the server waits"
+                    " for it"
+                )
     for folder in repository.worker_load_folders:
         if not folder.is_dir():
             raise FlagError(f"--allow-worker-load={folder}: there is no such folder")
@@ -251,15 +239,6 @@ def _check_what(settings: ServerSettings) -> None:
         raise FlagError(f"{flag} is for one model; '{what}' is a repository, whose models say it in their folders")
     if single is not None and repository.control_mode is ControlMode.EXPLICIT:
         raise FlagError(f"'{what}' is one model, and is served; --model-control-mode=explicit is for repositories")
-
-
-def _check_repositories(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        if not folder.is_dir():
-            raise FlagError(
-                f"--model-repository={folder}: there is no such folder; with --exit-on-error=false the server waits"
-                " for it"
-            )
 
 
 def _check_restricted(flag: str, kind: str, groups: Sequence[RestrictedProtocols]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 METADATA = "flag"
-"""Where a field's metadata have its Flag, or the title of a part's group."""
+"""Where a field's metadata have its Flag or Part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Flag:
     kind: Kind
     help: str
     name: str = ""
-    """Without its dashes; "" = the field's, with dashes in it."""
+    """Without its dashes; "" = the field's, with dashes in it, behind what all of the part begin with."""
     repeatable: bool = False
     aliases: tuple[str, ...] = ()
     group: str = ""
@@ -51,6 +51,16 @@ class Flag:
     """Those of a dataclass that are exclude each other."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A field that is a dataclass with flags of its own."""
+
+    group: str = ""
+    """Of the help; "" = among the other options."""
+    names: str = ""
+    """What the flags begin with that are named by their fields."""
+
+
 def flag(default: T, kind: Kind, help_text: str, **more: Any) -> T:
     """A field of a dataclass, and its flag; `more` goes to Flag."""
     return field(default=default, metadata={METADATA: Flag(kind, help_text, **more)})
@@ -61,9 +71,9 @@ def positional(default: T, kind: Kind, help_text: str, **more: Any) -> T:
     return flag(default, kind, help_text, is_positional=True, **more)
 
 
-def part(default: Callable[[], T], group: str = "") -> T:
-    """A field that is a dataclass with flags of its own. `group`: of the help; "" = among the other options."""
-    return field(default_factory=default, metadata={METADATA: group})
+def part(default: Callable[[], T], *of_part: str) -> T:
+    """`of_part`: see Part."""
+    return field(default_factory=default, metadata={METADATA: Part(*of_part)})
 
 
 def boolean(text: str) -> bool:

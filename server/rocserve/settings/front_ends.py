@@ -111,18 +111,13 @@ def connection(default: T, kind: Kind, help_text: str, name: str = "") -> T:
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
     allow: bool = flag(True, BOOLEAN, "serve HTTP/REST", name="allow-http")
-    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on", name="http-address")
-    port: int = flag(8000, PORT, "the port to listen on; 0 = any free one", name="http-port")
+    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
+    port: int = flag(8000, PORT, "the port to listen on; 0 = any free one")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-http-port")
     thread_count: int = flag(
-        8,
-        POSITIVE,
-        "without effect, accepted because tritonserver has it: one event loop serves HTTP",
-        name="http-thread-count",
+        8, POSITIVE, "without effect, accepted because tritonserver has it: one event loop serves HTTP"
     )
-    max_input_size: int = flag(
-        64 << 20, POSITIVE, "bytes of a request's body, decompressed", name="http-max-input-size"
-    )
+    max_input_size: int = flag(64 << 20, POSITIVE, "bytes of a request's body, decompressed")
     request_timeout_seconds: float = flag(
         0.0,
         SECONDS,
@@ -135,23 +130,22 @@ class HttpSettings:
     restricted: tuple[RestrictedProtocols, ...] = flag(
         (), _RESTRICTED, _RESTRICTED_HELP, repeatable=True, name="http-restricted-api"
     )
-    header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP, name="http-header-forward-pattern")
-    allow_ui: bool = flag(True, BOOLEAN, "serve the page at / and what it asks")
+    header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP)
+    allow_ui: bool = flag(True, BOOLEAN, "serve the page at / and what it asks", name="allow-ui")
     cors_origins: tuple[str, ...] = flag(
         (),
         Kind("ORIGIN,...", origins),
         "whose pages' scripts may ask, e.g. https://app.example.com, or * (default none but the server's own)",
-        name="http-cors-origins",
     )
-    use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP, name="http-use-ssl")
-    use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP, name="http-use-ssl-mutual")
+    use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP)
+    use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP)
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcSettings:
     allow: bool = flag(True, BOOLEAN, "serve gRPC", name="allow-grpc")
-    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on", name="grpc-address")
-    port: int = flag(8001, PORT, "the port to listen on; 0 = any free one", name="grpc-port")
+    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
+    port: int = flag(8001, PORT, "the port to listen on; 0 = any free one")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-grpc-port")
     response_compression_level: str = flag(
         "none",
@@ -159,9 +153,7 @@ class GrpcSettings:
         "how hard to compress responses",
         name="grpc-infer-response-compression-level",
     )
-    max_message_bytes: int = flag(
-        (1 << 31) - 1, MESSAGE_BYTES, "the largest message, either way", name="grpc-max-message-bytes"
-    )
+    max_message_bytes: int = flag((1 << 31) - 1, MESSAGE_BYTES, "the largest message, either way")
     message_timeout_seconds: float = flag(
         60.0,
         SECONDS,
@@ -171,18 +163,12 @@ class GrpcSettings:
     restricted: tuple[RestrictedProtocols, ...] = flag(
         (), _RESTRICTED, _RESTRICTED_HELP, repeatable=True, name="grpc-restricted-protocol"
     )
-    header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP, name="grpc-header-forward-pattern")
-    use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP, name="grpc-use-ssl")
-    use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP, name="grpc-use-ssl-mutual")
-    server_cert: Path | None = tls(
-        None, FILE_OR_NONE, "the server's certificate chain, of all ports, PEM", name="grpc-server-cert"
-    )
-    server_key: Path | None = tls(
-        None, FILE_OR_NONE, "the server's private key, of all ports, PEM", name="grpc-server-key"
-    )
-    root_cert: Path | None = tls(
-        None, FILE_OR_NONE, "what clients' certificates are checked against, PEM", name="grpc-root-cert"
-    )
+    header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP)
+    use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP)
+    use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP)
+    server_cert: Path | None = tls(None, FILE_OR_NONE, "the server's certificate chain, of all ports, PEM")
+    server_key: Path | None = tls(None, FILE_OR_NONE, "the server's private key, of all ports, PEM")
+    root_cert: Path | None = tls(None, FILE_OR_NONE, "what clients' certificates are checked against, PEM")
     keepalive_time_ms: int = connection(
         7_200_000, POSITIVE_MILLISECONDS, "pause in the traffic at which the server pings", name="grpc-keepalive-time"
     )
@@ -192,14 +178,9 @@ class GrpcSettings:
         "wait for the answer to a ping before the connection is ended",
         name="grpc-keepalive-timeout",
     )
-    keepalive_permit_without_calls: bool = connection(
-        False, BOOLEAN, "ping connections without calls too", name="grpc-keepalive-permit-without-calls"
-    )
+    keepalive_permit_without_calls: bool = connection(False, BOOLEAN, "ping connections without calls too")
     http2_max_pings_without_data: int = connection(
-        2,
-        COUNT,
-        "pings that the server sends without data between them; 0 = no limit",
-        name="grpc-http2-max-pings-without-data",
+        2, COUNT, "pings that the server sends without data between them; 0 = no limit"
     )
     http2_min_recv_ping_interval_without_data_ms: int = connection(
         300_000,
@@ -208,10 +189,7 @@ class GrpcSettings:
         name="grpc-http2-min-recv-ping-interval-without-data",
     )
     http2_max_ping_strikes: int = connection(
-        2,
-        COUNT,
-        "pings that come too soon before the connection is ended; 0 = no limit",
-        name="grpc-http2-max-ping-strikes",
+        2, COUNT, "pings that come too soon before the connection is ended; 0 = no limit"
     )
     max_connection_age_ms: int = connection(
         0, MILLISECONDS, "--max-connection-age-secs for gRPC alone; 0 = as that flag", name="grpc-max-connection-age"
@@ -233,11 +211,9 @@ class GrpcSettings:
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
     allow: bool = flag(True, BOOLEAN, "serve metrics over HTTP, at /metrics", name="allow-metrics")
-    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on", name="metrics-address")
-    port: int = flag(8002, PORT, "the port to listen on; 0 = any free one", name="metrics-port")
-    interval_ms: int = flag(
-        2000, POSITIVE_MILLISECONDS, "how often the gauges of GPUs and CPUs are read", name="metrics-interval-ms"
-    )
+    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
+    port: int = flag(8002, PORT, "the port to listen on; 0 = any free one")
+    interval_ms: int = flag(2000, POSITIVE_MILLISECONDS, "how often the gauges of GPUs and CPUs are read")
     gpu: bool = flag(True, BOOLEAN, "metrics of GPUs", name="allow-gpu-metrics")
     cpu: bool = flag(True, BOOLEAN, "metrics of the processors and of memory", name="allow-cpu-metrics")
     config: tuple[tuple[str, str], ...] = flag(
@@ -246,10 +222,9 @@ class MetricsSettings:
         "how latencies are reported: counter_latencies, summary_latencies or histogram_latencies=true|false,"
         " summary_quantiles=0.5:0.05,...; repeatable",
         repeatable=True,
-        name="metrics-config",
     )
-    use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP, name="metrics-use-ssl")
-    use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP, name="metrics-use-ssl-mutual")
+    use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP)
+    use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP)
 
 
 def _older_trace_flag(name: str, mode: str, setting: str) -> Flag:
@@ -281,9 +256,9 @@ class TraceSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    info: bool = flag(True, BOOLEAN, "write information", name="log-info")
-    warning: bool = flag(True, BOOLEAN, "write warnings", name="log-warning")
-    error: bool = flag(True, BOOLEAN, "write errors", name="log-error")
-    verbose: int = flag(0, COUNT, "write details from 1 on", name="log-verbose")
-    format: str = flag("default", one_of(("default", "ISO8601")), "how a line begins", name="log-format")
-    file: Path | None = flag(None, FILE_OR_NONE, "write to this file, not to standard error", name="log-file")
+    info: bool = flag(True, BOOLEAN, "write information")
+    warning: bool = flag(True, BOOLEAN, "write warnings")
+    error: bool = flag(True, BOOLEAN, "write errors")
+    verbose: int = flag(0, COUNT, "write details from 1 on")
+    format: str = flag("default", one_of(("default", "ISO8601")), "how a line begins")
+    file: Path | None = flag(None, FILE_OR_NONE, "write to this file, not to standard error")

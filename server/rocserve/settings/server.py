@@ -171,7 +171,6 @@ class WorkerSettings:
         text("USER[:GROUP]"),
         "whom models' processes run as; same: the server's own user (default: nobody where the server is root and the"
         " model's files allow it, else the server's own)",
-        name="worker-user",
     )
     environment: tuple[tuple[str, str], ...] = flag(
         (),
@@ -179,26 +178,19 @@ class WorkerSettings:
         "variables of the server's environment that models get beside those that engines need; repeatable",
         repeatable=True,
         make=lambda values: tuple(chain(*values)),
-        name="worker-environment",
     )
     """Model ("" = all), name."""
-    memory_bytes: int = flag(
-        0, AMOUNT, "memory that a model's process may have, with all that it starts; 0: any", name="worker-memory-bytes"
-    )
-    tasks: int = flag(
-        0, AMOUNT, "processes and threads that a model's process may have, itself included; 0: any", name="worker-tasks"
-    )
+    memory_bytes: int = flag(0, AMOUNT, "memory that a model's process may have, with all that it starts; 0: any")
+    tasks: int = flag(0, AMOUNT, "processes and threads that a model's process may have, itself included; 0: any")
     file_bytes: int = flag(
-        0,
-        AMOUNT,
-        "the largest file that a model's process may write, its outputs' memory included; 0: any",
-        name="worker-file-bytes",
+        0, AMOUNT, "the largest file that a model's process may write, its outputs' memory included; 0: any"
     )
     shared_workers: int = flag(
         0,
         AMOUNT,
         "how many processes the small models that may share one have together (docs/guides/many-models.md); 0: each"
         " has its own",
+        name="shared-workers",
     )
     control_groups: bool = flag(
         True,
@@ -207,12 +199,7 @@ class WorkerSettings:
         " the server checks their processes",
         name="worker-cgroups",
     )
-    core_dumps: bool = flag(
-        False,
-        BOOLEAN,
-        "let crashing models leave core dumps, as far as the system's limits do",
-        name="worker-core-dumps",
-    )
+    core_dumps: bool = flag(False, BOOLEAN, "let crashing models leave core dumps, as far as the system's limits do")
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,12 +349,12 @@ class ServerSettings:
     )
     limits: TimeLimits = part(TimeLimits, "server")
     engines: EngineSettings = part(engine_settings, "engines")
-    workers: WorkerSettings = part(WorkerSettings, "workers")
-    http: HttpSettings = part(HttpSettings, "HTTP")
-    grpc: GrpcSettings = part(GrpcSettings, "gRPC")
-    metrics: MetricsSettings = part(MetricsSettings, "metrics")
+    workers: WorkerSettings = part(WorkerSettings, "workers", "worker-")
+    http: HttpSettings = part(HttpSettings, "HTTP", "http-")
+    grpc: GrpcSettings = part(GrpcSettings, "gRPC", "grpc-")
+    metrics: MetricsSettings = part(MetricsSettings, "metrics", "metrics-")
     trace: TraceSettings = part(TraceSettings, "traces")
-    log: LogSettings = part(LogSettings, "log")
+    log: LogSettings = part(LogSettings, "log", "log-")
     allow_mixed_tls: bool = tls(
         False,
         BOOLEAN,
