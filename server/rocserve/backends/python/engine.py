@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -163,38 +163,25 @@ class _WrongAnswer(Exception):
     """What `execute` returned may not be; the text alone goes to the client, as in Triton."""
 
 
+@dataclass(eq=False)
 class PythonModel:
     """An instance of a model's TritonPythonModel."""
 
-    def __init__(
-        self,
-        model_class: type[Any],
-        request_class: type[InferenceRequest],
-        signature: Signature,
-        place: ModelPlace,
-        caller: Caller,
-        tensors: DeviceTensors | None = None,
-    ) -> None:
-        """`request_class`: what the model knows as pb_utils.InferenceRequest. `tensors`: of its GPU, where its inputs
-        may be on that."""
-        self._class = model_class
-        self._request_class = request_class
-        self._signature = signature
-        self._place = place
-        self._caller = caller
-        self._tensors = caller.tensors = tensors
-        self.properties = {DEVICE_PROPERTY: tensors.name} if tensors else {}
-        self._loop = EventLoop()
-        self._model: Any = None
-        self._decoupled = False
-        self._iterative = False
-        self._outputs: tuple[str, ...] = ()
-        self._batching = False
-        self._abandoned = AbandonedRequests(place.name, False)
+    _class: type[Any]
+    _request_class: type[InferenceRequest]
+    """What the model knows as pb_utils.InferenceRequest."""
+    signature: Signature
+    _place: ModelPlace
+    _caller: Caller
+    _tensors: DeviceTensors | None
+    """Of its GPU, where its inputs may be on that."""
+    _loop: EventLoop = field(default_factory=EventLoop, init=False)
+    _model: Any = field(default=None, init=False)
 
-    @property
-    def signature(self) -> Signature:
-        return self._signature
+    def __post_init__(self) -> None:
+        self._caller.tensors = self._tensors
+        self.properties = {DEVICE_PROPERTY: self._tensors.name} if self._tensors else {}
+        self._abandoned = AbandonedRequests(self._place.name, False)
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
         """Make the instance and call its `initialize`, where it has one. Raises: ServeError: INTERNAL; the model's code

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import cast
 
 import cv2
@@ -253,22 +252,15 @@ _WARM_UP_SIDE = 64
 """Pixels of the image that is run before the first request."""
 
 
+@dataclass(eq=False)
 class RocalModel:
     """A pipeline over the images of a batch, by either engine."""
 
-    def __init__(
-        self,
-        engine: BatchEngine,
-        setup: EngineSetup,
-        interface: Interface,
-        properties: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """`properties`: see backends.base.model_properties."""
-        self.properties = properties
-        self._engine = engine
-        self._setup = setup
-        self._pipeline = setup.pipeline
-        self._interface = interface
+    _engine: BatchEngine
+    _setup: EngineSetup
+    _interface: Interface
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """See backends.base.model_properties."""
 
     @property
     def signature(self) -> Signature:
@@ -280,12 +272,12 @@ class RocalModel:
             if failures:
                 raise next(iter(failures.values()))
         if not samples:
-            extent, is_raw = self._interface.image.extent, self._pipeline.decoder.input is InputKind.RAW
+            extent, is_raw = self._interface.image.extent, self._setup.pipeline.decoder.input is InputKind.RAW
             shape = (extent.height or _WARM_UP_SIDE, extent.width or _WARM_UP_SIDE, self._setup.color_format.channels)
             pixels = np.zeros(shape, dtype=np.uint8)
             image = pixels if is_raw else cast(SourceImage, cv2.imencode(".jpg", pixels)[1])
             try:
-                self._engine.run_one(image, {name: np.zeros(1, dtype=bool) for name in self._pipeline.inputs})
+                self._engine.run_one(image, {name: np.zeros(1, dtype=bool) for name in self._setup.pipeline.inputs})
             except (ImageError, PixelsError) as error:
                 # Clients' images may be of another size.
                 _LOG.info("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, error)
@@ -296,7 +288,7 @@ class RocalModel:
         interface, wanted = self._interface, batch.requested_outputs
         image = interface.image
         images = images_of(batch.inputs[image.spec.name], image)
-        arguments = flags_of(batch.inputs, self._pipeline.inputs, len(images))
+        arguments = flags_of(batch.inputs, self._setup.pipeline.inputs, len(images))
         if interface.holds_several:
             arrays = {
                 output.name: np.empty((len(images), *output.shape), dtype=output.format.datatype.numpy_dtype)
@@ -344,7 +336,7 @@ class RocalModel:
         which = "the image in" if index is None else f"image {index} of"
         what = f"{which} input '{self._interface.image.spec.name}'"
         if isinstance(error, ImageError):
-            is_raw = self._pipeline.decoder.input is InputKind.RAW
+            is_raw = self._setup.pipeline.decoder.input is InputKind.RAW
             return invalid_argument(f"{what} cannot be {'used' if is_raw else 'decoded'}: {error}")
         if isinstance(error, PixelsError):
             return invalid_argument(f"{what} cannot be processed: {error}")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from rocserve.backends.base import Batch, BatchResult, ModelSource
 from rocserve.backends.migraphx.binding.interface import Binding, DimensionRange, MigraphxError, Program, shape_text
@@ -127,29 +126,17 @@ def usable_targets(binding: Binding, has_gpu: bool) -> Sequence[Target]:
     return targets
 
 
+@dataclass(eq=False)
 class MigraphxModel:
     """Programs that serve one version of a model on one device. For one thread; see LoadedModel."""
 
-    def __init__(
-        self,
-        context: CompileContext,
-        signature: Signature,
-        runner: ProgramRunner,
-        facts: Mapping[str, str] = MappingProxyType({}),
-        background: BackgroundSizes | None = None,
-    ) -> None:
-        """`facts`: of its program, for the metadata."""
-        self._context = context
-        self._signature = signature
-        self._outputs = tuple(spec.name for spec in signature.outputs)
-        self._runner = runner
-        self._facts = facts
-        self._background = background
-        self._last_facts: Mapping[str, str] = {}
-
-    @property
-    def signature(self) -> Signature:
-        return self._signature
+    _context: CompileContext
+    signature: Signature
+    _runner: ProgramRunner
+    _facts: Mapping[str, str] = field(default_factory=dict)
+    """Of its program, for the metadata."""
+    _background: BackgroundSizes | None = None
+    _last_facts: Mapping[str, str] = field(default_factory=dict, init=False)
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -175,7 +162,8 @@ class MigraphxModel:
         """Raises: ServeError: INVALID_ARGUMENT where the inputs are not of a shape that is served, INTERNAL in
         MIGraphX's own words where it cannot run them."""
         try:
-            return BatchResult(self._runner.run(batch.arrays, batch.requested_outputs or self._outputs, batch.room))
+            wanted = batch.requested_outputs or tuple(spec.name for spec in self.signature.outputs)
+            return BatchResult(self._runner.run(batch.arrays, wanted, batch.room))
         except MigraphxError as error:
             raise internal(f"migraphx error: {error}") from None
 
@@ -197,6 +185,7 @@ class MigraphxModel:
 THREAD_NAME = "batch sizes"
 
 
+@dataclass(eq=False)
 class BackgroundSizes:
     """Has one batch size after the other compiled and put into service; one that fails leaves the others be.
 
@@ -204,23 +193,17 @@ class BackgroundSizes:
     the other one answers batches.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        prepare: Callable[[int, Callable[[str], None]], None],
-        cancel: Callable[[], None],
-        report: Callable[[str], None],
-        log: logging.Logger,
-    ) -> None:
-        """`prepare` compiles a size, loads it and puts it into service, and reports by its second argument. `cancel`,
-        from any thread, ends a `prepare` under way and those to come. `report` gives the server the state, as text; ""
-        = done."""
-        self._sizes = sizes
-        self._prepare = prepare
-        self._cancel = cancel
-        self._report = report
-        self._log = log
-        self._stopping = threading.Event()
+    _sizes: Sequence[int]
+    _prepare: Callable[[int, Callable[[str], None]], None]
+    """Compiles a size, loads it and puts it into service, and reports by its second argument."""
+    _cancel: Callable[[], None]
+    """Ends a `prepare` that is under way, with whatever exception, and those to come. From any thread."""
+    _report: Callable[[str], None]
+    """Tells the server the state; "" = done."""
+    _log: logging.Logger
+    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
@@ -56,25 +56,18 @@ class Caller:
         return await future
 
 
+@dataclass(eq=False, slots=True)
 class _Call:
     """A call on its way. Its tensors on the model's GPU stay there if the called model is there too; the server knows,
     and where it is not they are sent again by the CPU's memory."""
 
-    def __init__(
-        self,
-        calls: ModelCalls,
-        tensors: DeviceTensors | None,
-        call: ModelCall,
-        inputs: Sequence[Tensor],
-        on_response: OnResponse,
-    ) -> None:
-        self._calls = calls
-        self._tensors = tensors
-        self._call = call
-        self._inputs = inputs
-        self._on_response = on_response
-        self._kept: list[SharedTensor] = []
-        """What references lead to, until the last answer."""
+    _calls: ModelCalls
+    _tensors: DeviceTensors | None
+    _call: ModelCall
+    _inputs: Sequence[Tensor]
+    _on_response: OnResponse
+    _kept: list[SharedTensor] = field(default_factory=list, init=False)
+    """What references lead to, until the last answer."""
 
     def start(self) -> None:
         """Raises: ServeError: it cannot be sent."""
