@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocserve.backends.migraphx.configuration.options import Target
@@ -29,27 +30,18 @@ def _give_up() -> None:
     raise _NoSlotFree
 
 
+@dataclass(frozen=True, slots=True)
 class ProgramCompiler:
     """Compiles the programs of one model. `program` may be called on several threads, and by many processes that share
     a cache."""
 
-    def __init__(
-        self,
-        runner: JobRunner,
-        cache: ProgramCache,
-        *,
-        model_name: str,
-        model_folder: Path,
-        semaphore: CompileSemaphore | None = None,
-        remedy: str = BEFOREHAND,
-    ) -> None:
-        """`semaphore`: None = that of this machine. `remedy`: what else helps against the time limit; "" = nothing."""
-        self._semaphore = semaphore or machine_semaphore()
-        self._runner = runner
-        self._cache = cache
-        self._model_name = model_name
-        self._model_folder = model_folder
-        self._remedy = remedy
+    runner: JobRunner
+    cache: ProgramCache
+    model_name: str = field(kw_only=True)
+    model_folder: Path = field(kw_only=True)
+    semaphore: CompileSemaphore = field(default_factory=machine_semaphore, kw_only=True)
+    remedy: str = field(default=BEFOREHAND, kw_only=True)
+    """What else helps against the time limit; "" = nothing."""
 
     def program(
         self,
@@ -66,20 +58,20 @@ class ProgramCompiler:
         variables = {}
         if recipe.options.target is Target.GPU:
             # What MIOpen reads, which MIGraphX uses for convolutions on a GPU.
-            variables["MIOPEN_USER_DB_PATH"] = str(self._cache.tuning_folder)
+            variables["MIOPEN_USER_DB_PATH"] = str(self.cache.tuning_folder)
             if recipe.options.miopen_tuning:
                 variables["MIOPEN_FIND_ENFORCE"] = _SEARCH
 
         def build(file: Path) -> ProgramAbout:
-            with self._semaphore.acquired(low_priority, _give_up), self._own_program(recipe) as own:
-                job = CompileJob(self._model_name, str(self._model_folder), recipe, str(file), own)
-                return self._runner.run(
+            with self.semaphore.acquired(low_priority, _give_up), self._own_program(recipe) as own:
+                job = CompileJob(self.model_name, str(self.model_folder), recipe, str(file), own)
+                return self.runner.run(
                     job,
                     ProgramAbout,
                     timeout_seconds=timeout_seconds,
                     low_priority=low_priority,
                     environment=variables,
-                    remedy=self._remedy,
+                    remedy=self.remedy,
                     report=report,
                 )
 
@@ -87,20 +79,20 @@ class ProgramCompiler:
         while True:
             wait_for_other = self._waiting(recipe, "for another process that compiles it", report)
             try:
-                return self._cache.find_or_build(recipe.key, build, wait_for_other)
+                return self.cache.find_or_build(recipe.key, build, wait_for_other)
             except _NoSlotFree:
                 wait_for_slot()
                 time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
     def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None] | None) -> Callable[[], None]:
-        title = f"{recipe.title} of model '{self._model_name}'"
+        title = f"{recipe.title} of model '{self.model_name}'"
         reported = False
 
         def wait() -> None:
             nonlocal reported
-            self._runner.check_called_off(f"waiting for {title}")
+            self.runner.check_called_off(f"waiting for {title}")
             if not reported:
-                (report or self._runner.report)(f"{title}: waiting {what}")
+                (report or self.runner.report)(f"{title}: waiting {what}")
                 reported = True
 
         return wait
@@ -111,8 +103,8 @@ class ProgramCompiler:
         if not recipe.rebatched:
             yield ""
             return
-        own_batch = read_program_file(recipe, self._model_folder).own_batch
-        found = self._cache.find(own_recipe(recipe, own_batch).key)
+        own_batch = read_program_file(recipe, self.model_folder).own_batch
+        found = self.cache.find(own_recipe(recipe, own_batch).key)
         try:
             yield "" if found is None else str(found.path)
         finally:

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime
@@ -238,7 +238,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     )
     takes_bf16 = any(spec.datatype is DataType.BF16 for spec in signature.inputs)
     placed = PlacedRun(session, signature, batches) if fixed and is_on_cpu(session) and not takes_bf16 else None
-    opened = OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), placed=placed)
+    opened = OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), _placed=placed)
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
         opened.bound_batches(model.instance_count, model.memory_bytes)
     return opened
@@ -289,42 +289,34 @@ def _sized(
     return OnnxModel(run, signature, model.config, facts, sizes)
 
 
+@dataclass(eq=False)
 class OnnxModel:
     """A model's sessions; safe to use on several threads at once. Running releases the GIL."""
 
-    reads_files = True
+    reads_files: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        run: Run,
-        signature: Signature,
-        config: ModelConfig,
-        properties: Mapping[str, str],
-        sizes: Sequence[int] = (),
-        placed: PlacedRun | None = None,
-    ) -> None:
-        """`properties`: for its metadata. `sizes`: the batch sizes that it runs at, each to be warmed up; empty = any.
-        `placed`: the way for large outputs, where there is one."""
-        self.properties = properties
-        self.executions: Sequence[Execution] = ()
-        self._run = run
-        self._placed = placed
-        self._signature = signature
-        self._config = config
-        self._sizes = tuple(sizes)
-        self._takes_text = any(spec.datatype is DataType.BYTES for spec in signature.inputs)
-        self._bfloat16 = frozenset(spec.name for spec in signature.outputs if spec.datatype is DataType.BF16)
+    _run: Run
+    signature: Signature
+    _config: ModelConfig
+    properties: Mapping[str, str]
+    """What its metadata says of it."""
+    _sizes: Sequence[int] = ()
+    """The batch sizes that it runs at, each to be warmed up; empty = any."""
+    _placed: PlacedRun | None = None
+    """The way for large outputs, where there is one."""
+    executions: Sequence[Execution] = field(default=(), init=False)
 
-    @property
-    def signature(self) -> Signature:
-        return self._signature
+    def __post_init__(self) -> None:
+        inputs, outputs = self.signature.inputs, self.signature.outputs
+        self._takes_text = any(spec.datatype is DataType.BYTES for spec in inputs)
+        self._bfloat16 = frozenset(spec.name for spec in outputs if spec.datatype is DataType.BF16)
 
     def bound_batches(self, at_once: int, memory_bytes: int) -> None:
         """Set the signature's max_batch_size to the rows that fit into memory, `at_once` batches at a time: see
         rows_that_fit. With zeros, as in `warm_up`."""
         with suppress(ServeError):
             rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows)), at_once, memory_bytes)
-            self._signature = replace(self._signature, max_batch_size=rows)
+            self.signature = replace(self.signature, max_batch_size=rows)
             if rows is not None and rows < BACKEND.default_max_batch_size:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
@@ -394,7 +386,7 @@ class OnnxModel:
             shapes = [(rows, *(abs(size) for size in source.reshape or source.dims))]
             for name in made.target_names:
                 inputs[name] = Tensor(name, made.datatype, made_shape(made, shapes), made_data(made, shapes))
-        for spec in self._signature.inputs:
+        for spec in self.signature.inputs:
             if spec.name in inputs:
                 continue
             # The model's shape, its open dimensions as configured, else 1.
@@ -410,7 +402,7 @@ class OnnxModel:
             if spec.datatype is DataType.BYTES:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)
-        return Batch(inputs, tuple(spec.name for spec in self._signature.outputs), (rows,))
+        return Batch(inputs, tuple(spec.name for spec in self.signature.outputs), (rows,))
 
 
 _OF_COMPILED_SHAPES = frozenset({"batch", "batch_sizes", "pad_batch"})

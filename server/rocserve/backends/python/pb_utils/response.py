@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rocserve.backends.python.pb_utils.errors import (
@@ -98,36 +99,20 @@ AbandonedHandler = Callable[[RequestResponder, bool], None]
 """Takes the responder of a request that nobody can answer any more, and whether it had a response."""
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class InferenceResponseSender:
     """Sends the responses to one request, from any thread, also after `execute` has returned."""
 
-    __slots__ = (
-        "__weakref__",
-        "_decoupled",
-        "_is_closed",
-        "_lock",
-        "_on_abandoned",
-        "_responder",
-        "_sent",
-        "_to_answer",
-    )
-
-    def __init__(
-        self,
-        responder: RequestResponder,
-        decoupled: bool,
-        to_answer: Callable[[InferenceResponse], Answer],
-        on_abandoned: AbandonedHandler,
-    ) -> None:
-        """`to_answer`: makes of a response what is sent. `on_abandoned` may be called from a garbage collection."""
-        self._responder = responder
-        self._decoupled = decoupled
-        self._to_answer = to_answer
-        self._on_abandoned = on_abandoned
-        self._lock = threading.Lock()
-        self._sent = 0
-        self._is_closed = False
-        """Whether the final answer has been given."""
+    _responder: RequestResponder
+    _decoupled: bool
+    _to_answer: Callable[[InferenceResponse], Answer]
+    """Makes of a response what is sent."""
+    _on_abandoned: AbandonedHandler
+    """May be called from a garbage collection."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _sent: int = field(default=0, init=False)
+    _is_closed: bool = field(default=False, init=False)
+    """Whether the final answer has been given."""
 
     def __del__(self) -> None:
         # A request that the model has dropped would leave its client waiting.
