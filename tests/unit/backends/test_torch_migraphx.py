@@ -226,3 +226,16 @@ def test_a_torch_migraphx_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ServeError, match=r"torch_migraphx cannot be imported with PyTorch 2\..*: import of ") as raised:
         import_lowering()
     assert raised.value.code is StatusCode.UNAVAILABLE
+
+
+def test_what_it_builds_at_its_import_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocserve.backends.pytorch.torch_migraphx import keep_what_it_builds
+
+    settings = EngineSettings(cache_directory=str(tmp_path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/named")
+    keep_what_it_builds(settings)
+    assert os.environ["TORCH_EXTENSIONS_DIR"] == "/named"
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    keep_what_it_builds(settings)
+    (folder,) = (tmp_path / "torch-extensions").iterdir()
+    assert os.environ["TORCH_EXTENSIONS_DIR"] == str(folder)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +35,18 @@ from rocserve.backends.pytorch.program import (
     outputs_of,
     read_exported,
 )
+from rocserve.cache.folders import cache_directory
 from rocserve.core.errors import unavailable
 from rocserve.jobs.messages import Report
+from rocserve.settings import EngineSettings
 
 _MODULE = "torch_migraphx"
 _MIGRAPHX = "migraphx"
 """Its Python module, and the name of the compiler that torch_migraphx registers."""
+_EXTENSIONS = "torch-extensions"
+"""In the cache's folder."""
+_EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
+"""PyTorch's; of the server's environment it takes the place of the cache."""
 _MOST_SHAPES = 1 << 16
 """PyTorch itself would run what is called with a ninth shape operator by operator, and say nothing."""
 
@@ -74,14 +83,25 @@ def load(model: ModelSource) -> LoadedModel:
             f"model '{model.name}': {asks} runs programs on AMD GPUs only, and the instance is on the CPU; give the"
             ' model instances of KIND_GPU, or use "eager" or "migraphx-onnx"'
         )
-    import_lowering()
+    keep_what_it_builds(model.settings)
     exported = read_exported(model.model_file, device)
     bound = bind(open_exported(exported).signature, model.config, _no_trial)
     shapes = shapes_ahead(bound, fixed_batch_sizes(model.config, bound))
     folder = lowered_folder(model, options.precision, device, shapes)
+    # After the child process, in which what it builds at its first import has a limit.
+    import_lowering()
     lowered = {own: folder / _file(place) for place, own in enumerate(shapes)}
     program = open_lowered(exported, options.precision, lowered)
     return TorchModel(model, program, options, device, {"program": "lowered by torch_migraphx"}, captures=False)
+
+
+def keep_what_it_builds(settings: EngineSettings) -> None:
+    """Have torch_migraphx's C++ part, which it builds at its first import, built in the cache, in this process and its
+    children: a worker may have no other place to write to."""
+    folder = cache_directory(settings) / _EXTENSIONS / f"{torch.__version__}-{sys.implementation.cache_tag}"
+    if _EXTENSIONS_VARIABLE not in os.environ:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ[_EXTENSIONS_VARIABLE] = str(folder)
 
 
 def import_lowering() -> None:
@@ -106,8 +126,10 @@ def lowered_folder(model: ModelSource, precision: str, device: torch.device, sha
     def job(folder: Path) -> LoweringJob:
         return LoweringJob(model.name, str(model.model_file), str(folder), str(device), precision, shapes)
 
-    migraphx = str(getattr(importlib.import_module(_MIGRAPHX), "__version__", ""))
-    parts = (_FILES, importlib.metadata.version(_MODULE), migraphx, precision, repr(shapes), *machine_parts(device))
+    version = ""
+    with suppress(ImportError):  # The child process says it.
+        version = str(getattr(importlib.import_module(_MIGRAPHX), "__version__", ""))
+    parts = (_FILES, importlib.metadata.version(_MODULE), version, precision, repr(shapes), *machine_parts(device))
     return written_folder(model, "torch-migraphx", parts, job)
 
 
