@@ -56,40 +56,35 @@ class Served:
     memory: RequestMemory
 
 
+@dataclass(eq=False)
 class FrontEnds:
     """All calls are made on the loop."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        command: Sequence[str],
-        served: Served,
-        plane: PlaneLoop,
-        log: logging.Logger,
-    ) -> None:
-        """`command`: the flags that the settings come from."""
-        self._settings = settings
-        self._command = command
-        self._served = served
-        self._plane = plane
-        self._log = log
+    _settings: ServerSettings
+    _command: Sequence[str]
+    """The flags that the settings come from."""
+    _served: Served
+    _plane: PlaneLoop
+    _log: logging.Logger
+
+    def __post_init__(self) -> None:
         self.ports: dict[str, int] = {}
         """Of the parts that listen, by their settings' names."""
         self._metrics: HttpListener | None = None
         self._http: HttpListener | None = None
         self._guest: GuestLoop | None = None
         """HTTP's loop."""
-        self._health = HealthHandlers(served.tables, served.readiness)
+        self._health = HealthHandlers(self._served.tables, self._served.readiness)
         self._handlers: InferenceHandlers | None = None
         self._transport: GrpcServer | None = None
-        cpus, asked = usable_cpus(), settings.front_ends
+        cpus, asked = usable_cpus(), self._settings.front_ends
         self._count = default_front_ends(cpus) if asked is None else asked
         """Of the processes that serve each protocol; 0 = the server's own does."""
         self._why_so_many = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
         self._processes: dict[str, FrontEndProcesses] = {}
         """By protocol."""
         self._common: FrontEndParts | None = None
-        self._routes = MethodRoutes(asyncio.get_running_loop(), plane, served.memory, log)
+        self._routes = MethodRoutes(asyncio.get_running_loop(), self._plane, self._served.memory, self._log)
 
     async def start(self) -> Sequence[Exception]:
         """Listen on all ports; returns why some cannot be served, and then has stopped what had been started."""
@@ -227,12 +222,7 @@ class FrontEnds:
 
             parts = HttpParts(served.inference, methods, find_model, served.memory, LargeBodies(), settings)
             self._http, port = await self._guest.run(start_http(self._settings, where, parts, log))
-        self.ports["http"] = port
-        return (
-            self._who_serves("HTTP"),
-            f"HTTP: {access.describe()}",
-            f"Started HTTPService at {settings.address}:{port}",
-        )
+        return self._started("HTTP", "HTTPService", access, settings.address, port)
 
     async def _start_grpc(self) -> Sequence[str]:
         settings = self._settings.grpc
@@ -261,16 +251,17 @@ class FrontEnds:
             )
             port = transport.start()
             self._handlers, self._transport = handlers, transport
-        self.ports["grpc"] = port
-        return (
-            self._who_serves("gRPC"),
-            f"gRPC: {access.describe()}",
-            f"Started GRPCInferenceService at {settings.address}:{port}",
-        )
+        return self._started("gRPC", "GRPCInferenceService", access, settings.address, port)
 
-    def _who_serves(self, protocol: str) -> str:
+    def _started(self, protocol: str, name: str, access: Access, address: str, port: int) -> Sequence[str]:
+        """Lines for the log."""
+        self.ports[protocol.lower()] = port
         who = f"{self._count} processes" if self._count else "this process"
-        return f"{protocol} is served by {who}, {self._why_so_many}"
+        return (
+            f"{protocol} is served by {who}, {self._why_so_many}",
+            f"{protocol}: {access.describe()}",
+            f"Started {name} at {address}:{port}",
+        )
 
     async def _start_processes(self, where: ListenAddress, routes: Mapping[str, Route], log: logging.Logger) -> int:
         from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses

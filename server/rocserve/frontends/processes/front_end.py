@@ -9,7 +9,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
@@ -47,39 +47,31 @@ class _Head:
     """Where their inputs are put; 0 = into the front's own heap."""
 
 
+@dataclass(eq=False)
 class RemoteInference:
-    """What a front's handlers ask of an InferenceService; a source of the front's loop. On the loop's thread."""
+    """What a front's handlers ask of an InferenceService; a source of the front's loop, to be added to that. On the
+    loop's thread."""
 
-    wake_descriptor: int | None = None
+    _connection: socket.socket
+    plane: PlaneLoop
+    paths: PrivatePaths
+    """Takes those of the server out of errors."""
+    _log: logging.Logger
+    _on_message: Callable[[int, int, int, bytes], None]
+    """Takes the kind, the number, the count and the content of entries that are not of inference."""
+    _on_gone: Callable[[], None]
+    """The server has ended."""
+    wake_descriptor: int | None = field(default=None, init=False)
     longest_sleep_seconds = math.inf
     looks = 1
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        plane: PlaneLoop,
-        paths: PrivatePaths,
-        log: logging.Logger,
-        on_message: Callable[[int, int, int, bytes], None],
-        on_gone: Callable[[], None],
-    ) -> None:
-        """Waits for what the server shares; then to be added to the loop's sources.
-
-        Args:
-            paths: takes those of the server out of errors.
-            on_message: takes the kind, the number, the count and the content of entries that are not of inference.
-            on_gone: the server has ended.
-        """
+    def __post_init__(self) -> None:
+        """Waits for what the server shares."""
+        connection, plane = self._connection, self.plane
         data, descriptors = receive_with_descriptors(connection, len(ATTACH), _DESCRIPTORS)
         if data != ATTACH or len(descriptors) != _DESCRIPTORS:
             raise EOFError("the server is gone")
         own, servers, requests, answers, server_sleeps = descriptors
-        self.paths = paths
-        self.plane = plane
-        self._connection = connection
-        self._log = log
-        self._on_message = on_message
-        self._on_gone = on_gone
         self._heap = Heap.of_file(requests)
         self._answers_heap = HeapReader(answers)
         ends = LinkEnd(own, entries.RINGS, servers, entries.RINGS)

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,38 +78,32 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+@dataclass(eq=False)
 class WayToServer:
     """What front ends of all protocols have: their link, and what they say of themselves."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        memory: RequestMemory,
-        log: logging.Logger,
-        link: socket.socket,
-        edition: int,
-    ) -> None:
-        """
-        Args:
-            edition: the file of a number (u64) that is another with each serving table. It is written before a load is
-                answered: while it is the same, what the server has answered of its models holds.
+    settings: ServerSettings
+    memory: RequestMemory
+    log: logging.Logger
+    link: InitVar[socket.socket]
+    edition_file: InitVar[int]
+    """Of a number (u64) that is another with each serving table. It is written before a load is answered: while it is
+    the same, what the server has answered of its models holds."""
 
-        Raises:
-            EOFError, ConnectionError: the server is gone.
-        """
-        self.memory = memory
-        self.log = log
+    def __post_init__(self, link: socket.socket, edition_file: int) -> None:
+        """Raises: EOFError, ConnectionError: the server is gone."""
+        settings, memory, log = self.settings, self.memory, self.log
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
         self.plane = plane = PlaneLoop(log.getChild("plane"), spin)
         """Runs on the process's one thread."""
         self.loop = GuestLoop(plane)
-        self.edition = anonymous_file.map_to_read(edition).cast("Q")
-        os.close(edition)
+        self.edition = anonymous_file.map_to_read(edition_file).cast("Q")
+        os.close(edition_file)
         self._listener: GrpcFrontEnd | HttpFrontEnd | None = None
         """Once it listens."""
         self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
-        self.inference = RemoteInference(link, plane, paths, log, self._on_message, on_gone=lambda: os._exit(0))
+        self.inference = RemoteInference(link, plane, paths, log, self._on_message, lambda: os._exit(0))
         self.forwarding = Forwarding(memory, self.inference.end)
         plane.add_source(self.inference)
 

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
@@ -43,39 +43,28 @@ _FOR_THE_FRONT = 5
 that it sleeps."""
 
 
+@dataclass(eq=False)
 class FrontLink:
     """One front's; a source of the plane's loop. On the plane's thread, but for what says otherwise."""
 
-    wake_descriptor: int | None = None
+    _connection: socket.socket
+    protocol: str
+    """What its clients speak, as in RequestOrigin."""
+    plane: PlaneLoop
+    _service: InferenceService
+    _routes: Mapping[str, Route]
+    """Of all calls but inference."""
+    _on_listening: Callable[[int, str], object]
+    """Takes 0 and no text, or the system's error and the reason why the front cannot listen."""
+    _on_gone: Callable[[str], object]
+    """Called once when the front's end is closed, or talks nonsense."""
+    _log: logging.Logger
+    wake_descriptor: int | None = field(default=None, init=False)
     longest_sleep_seconds = math.inf
     looks = 1
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        protocol: str,
-        plane: PlaneLoop,
-        service: InferenceService,
-        routes: Mapping[str, Route],
-        on_listening: Callable[[int, str], object],
-        on_gone: Callable[[str], object],
-        log: logging.Logger,
-    ) -> None:
-        """Makes what both ends share and puts the front's part on the socket. From any thread.
-
-        Args:
-            protocol: what its clients speak, as in RequestOrigin.
-            routes: of all calls but inference.
-            on_listening: takes 0 and no text, or the system's error and the reason why the front cannot listen.
-            on_gone: called once when the front's end is closed, or talks nonsense.
-        """
-        self.protocol = protocol
-        self._connection = connection
-        self.plane = plane
-        self._service = service
-        self._on_listening = on_listening
-        self._on_gone = on_gone
-        self._log = log
+    def __post_init__(self) -> None:
+        """Makes what both ends share and puts the front's part on the socket. From any thread."""
         own, fronts = (link.create_file("rocserve:front", entries.RINGS) for _ in range(2))
         requests = heap.create_file("rocserve:requests", entries.HEAP_BYTES)
         self._heap = Heap("rocserve:answers", entries.HEAP_BYTES)
@@ -85,21 +74,20 @@ class FrontLink:
             reading(own),
             requests,
             self._heap.open_for_reading(),
-            reading(plane.sleeps),
+            reading(self.plane.sleeps),
         ]
         assert len(files) == _FOR_THE_FRONT
-        send_with_descriptors(connection, ATTACH, files)
+        send_with_descriptors(self._connection, ATTACH, files)
         self._requests_heap = HeapReader(reading(requests))
         reader = reading(fronts)
         ends = LinkEnd(own, entries.RINGS, reader, entries.RINGS)
         for descriptor in (*files, own, reader):
             os.close(descriptor)
         self._inbox = ends.readers[entries.REQUESTS]
-        self._end = FrontLinkEnd(ends, self._heap, plane)
+        self._end = FrontLinkEnd(ends, self._heap, self.plane)
         self.give_back = self._end.give_back
         """A place in the front's heap that nobody reads any more. From any thread."""
-        self._routes = routes
-        self._failures = RequestFailures(log)
+        self._failures = RequestFailures(self._log)
         self._calls: dict[int, ForwardedCall] = {}
         self._heads: dict[int, _Head] = {}
         self._shares: dict[int, HeapShare] = {}
@@ -395,7 +383,10 @@ class FrontLink:
     def _begin_call(self, number: int, place: int, contents: Sequence[Buffer]) -> None:
         """See CALL."""
         method, origin, message = contents
-        call = self._calls[number] = ForwardedCall(self, number, place, bytes(method).decode(), bytes(origin), message)
+        texts, peer = json.loads(bytes(origin))
+        metadata = [(key, text.encode("latin-1") if key.endswith("-bin") else text) for key, text in texts]
+        call = ForwardedCall(self, number, place, bytes(method).decode(), peer, metadata, message)
+        self._calls[number] = call
         try:
             route = self._routes[call.method]
             if isinstance(route, UnaryRoute):
@@ -526,25 +517,22 @@ class RemoteResponder(LinkedResponder):
             callback()
 
 
+@dataclass(eq=False)
 class ForwardedCall:
     """A call of a front, which the server's own routes take: implements UnaryCall and StreamCall."""
 
+    _link: FrontLink
+    _number: int
+    _place: int
+    method: str
+    peer: str
+    metadata: Metadata
+    message: Buffer
+    """Lies at the place, which is given back when nobody holds this any more."""
+    receiver: StreamReceiver | None = None
+    """Of a stream."""
     deadline: float | None = None
     """The front end sees to it."""
-
-    def __init__(self, link: FrontLink, number: int, place: int, method: str, origin: bytes, message: Buffer) -> None:
-        """`message`: lies at the place, which is given back when nobody holds this any more."""
-        self._link = link
-        self._number = number
-        self._place = place
-        self.method = method
-        metadata, self.peer = json.loads(origin)
-        self.metadata: Metadata = [
-            (key, value.encode("latin-1") if key.endswith("-bin") else value) for key, value in metadata
-        ]
-        self.message = message
-        self.receiver: StreamReceiver | None = None
-        """Of a stream."""
 
     def __del__(self) -> None:
         # From any thread: nothing else need come that wakes the plane's.
