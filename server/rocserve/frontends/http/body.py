@@ -42,20 +42,16 @@ def request_encoding(header: str) -> str:
     raise HttpError(501, "Unsupported compression type", headers={"Accept-Encoding": "gzip, deflate"})
 
 
-@dataclass(frozen=True, slots=True)
-class StatedLength:
-    """HEADER_LENGTH as a client has sent it, and its number."""
+StatedLength = tuple[str, int]
+"""HEADER_LENGTH as a client has sent it, and its number."""
 
-    header: str
-    number: int
 
-    @classmethod
-    def of(cls, header: str) -> StatedLength:
-        """Raises: HttpError: it is no number."""
-        found = _INTEGER.match(header)
-        if found is None:
-            raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
-        return cls(header, int(found[1]))
+def stated_length(header: str) -> StatedLength:
+    """Raises: HttpError: it is no number."""
+    found = _INTEGER.match(header)
+    if found is None:
+        raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
+    return header, int(found[1])
 
 
 def response_encoding(accepted: str | None) -> str:
@@ -133,11 +129,9 @@ class BodyReader:
         without JSON is. `stated`: by the client; None = all are. Raises: ServeError: there are too many bytes."""
         length, limit = body_length, self.max_input_size
         if stated is not None:
-            length = stated.number
+            header, length = stated
             if not 0 <= length <= body_length:
-                raise invalid_argument(
-                    f"inference header size should be in range (0, {body_length}), got: {stated.header}"
-                )
+                raise invalid_argument(f"inference header size should be in range (0, {body_length}), got: {header}")
         if length > limit:
             raise _json_too_large(length, limit)
         if not length and body_length > limit:

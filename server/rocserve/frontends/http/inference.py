@@ -25,6 +25,7 @@ from rocserve.frontends.http.body import (
     compressed,
     request_encoding,
     response_encoding,
+    stated_length,
 )
 from rocserve.frontends.http.infer_request import (
     InferRequestReader,
@@ -226,7 +227,7 @@ class InferHead:
         encoding, length = headers.get("content-encoding"), headers.get(_HEADER_LENGTH_KEY)
         self.timeout = request_timeout(headers, settings.request_timeout_seconds)
         self.encoding = request_encoding(encoding) if encoding else IDENTITY
-        self.json_length = None if length is None else StatedLength.of(length)
+        self.json_length = None if length is None else stated_length(length)
         self.limit = settings.max_input_size if length is None else LARGEST_BODY
         self.boundary = None if length is not None else form_boundary(headers.get("content-type", ""))
         self.answer_encoding = response_encoding(headers.get("accept-encoding"))
@@ -258,7 +259,7 @@ class InferCall(HttpResponder):
     def begin(self) -> None:
         """Raises: HttpError."""
         request, head = self.request, self._head
-        length = len(request.data) if head.json_length is None else head.json_length.number
+        length = len(request.data) if head.json_length is None else head.json_length[1]
         if not request.is_whole or head.encoding != IDENTITY or length > LARGE_JSON:
             request.run(self._receive())
             return
