@@ -7,6 +7,7 @@ import bisect
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.core import custom_metrics
@@ -16,28 +17,24 @@ GATHER_SECONDS = 0.2
 """How long changes are gathered before they are sent."""
 
 
+@dataclass(eq=False, repr=False)
 class Metric:
     """One time series. Made by MetricFamily.Metric, which gives the same one for equal labels."""
 
-    def __init__(
-        self,
-        family: str,
-        kind: MetricKind,
-        description: str,
-        labels: dict[str, str],
-        bounds: tuple[float, ...],
-        on_change: Callable[[], None],
-    ) -> None:
-        self._head = (family, kind, description, labels)
-        self._kind = kind
-        self._bounds = bounds
-        self._on_change = on_change
-        self._lock = threading.Lock()
-        self._value = 0.0
-        self._added = 0.0
-        self._is_set = False
+    _family: str
+    _kind: MetricKind
+    _description: str
+    _labels: dict[str, str]
+    _bounds: tuple[float, ...]
+    _on_change: Callable[[], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _value: float = field(default=0.0, init=False)
+    _added: float = field(default=0.0, init=False)
+    _is_set: bool = field(default=False, init=False)
+    _changed: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
         self._counts = self._no_counts()
-        self._changed = True
 
     def increment(self, value: float) -> None:
         """Raises: TritonModelException: the metric is a histogram, or a counter is to go down."""
@@ -77,13 +74,13 @@ class Metric:
 
     def take_change(self) -> MetricChange | None:
         """What has become of it since the last call; None = nothing."""
-        family, kind, description, labels = self._head
         with self._lock:
             if not self._changed:
                 return None
             value = self._value if self._is_set else self._added
             counts = tuple(self._counts)
-            change = MetricChange(family, kind, description, labels, value, self._is_set, self._bounds, counts)
+            head = (self._family, self._kind, self._description, self._labels)
+            change = MetricChange(*head, value, self._is_set, self._bounds, counts)
             self._added = 0.0
             self._is_set = self._changed = False
             self._counts = self._no_counts()

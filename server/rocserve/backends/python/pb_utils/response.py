@@ -99,7 +99,7 @@ AbandonedHandler = Callable[[RequestResponder, bool], None]
 """Takes the responder of a request that nobody can answer any more, and whether it had a response."""
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class InferenceResponseSender:
     """Sends the responses to one request, from any thread, also after `execute` has returned."""
 
