@@ -24,13 +24,22 @@ class TritonPythonModel:
         """Raises: ValueError: a parameter is missing or wrong."""
         config = json.loads(args["model_config"])
         parameters = Parameters(config["parameters"])
-        self._input_size = parameters.size("input_size") if parameters.has("input_size") else None
+        self._input_size: tuple[int, int] | None = None
+        if "input_size" in parameters.texts:
+            sides = parameters.counts("input_size")
+            if len(sides) != 2:
+                text = parameters.text("input_size")
+                raise ValueError(f"parameter 'input_size' must be a height and a width, not '{text}'")
+            self._input_size = sides[0], sides[1]
         self._geometries = () if self._input_size else parameters.geometries()
-        self._resize = Resize(parameters.choice("resize", [resize.value for resize in Resize]))
+        resize, allowed = parameters.text("resize"), [resize.value for resize in Resize]
+        if resize not in allowed:
+            raise ValueError(f"parameter 'resize' must be one of {', '.join(allowed)}, not '{resize}'")
+        self._resize = Resize(resize)
         self._thresholds = Thresholds(
-            score=parameters.number("score_threshold"),
-            iou=parameters.number("iou_threshold"),
-            max_boxes=parameters.count("max_boxes"),
+            score=parameters.only("score_threshold", parameters.numbers("score_threshold")),
+            iou=parameters.only("iou_threshold", parameters.numbers("iou_threshold")),
+            max_boxes=parameters.only("max_boxes", parameters.counts("max_boxes")),
         )
         filename = pb_utils.get_output_config_by_name(config, "CLASSES").get("label_filename")
         if not filename:
@@ -69,7 +78,7 @@ class Parameters:
     """The texts in config.pbtxt's parameters."""
 
     def __init__(self, entries: dict[str, dict[str, str]]) -> None:
-        self._texts = {key: entry["string_value"] for key, entry in entries.items()}
+        self.texts = {key: entry["string_value"] for key, entry in entries.items()}
 
     def geometries(self) -> tuple[HeadGeometry, ...]:
         """From `strides`, one for each head; `anchors`, as many for each; `xy_scale`, one for each head."""
@@ -85,36 +94,8 @@ class Parameters:
             for stride, of_head, scale in zip(strides, anchors, scales, strict=True)
         )
 
-    def has(self, key: str) -> bool:
-        return key in self._texts
-
-    def size(self, key: str) -> tuple[int, int]:
-        """Height and width."""
-        sides = self.counts(key)
-        if len(sides) != 2:
-            raise ValueError(f"parameter '{key}' must be a height and a width, not '{self._text(key)}'")
-        return sides[0], sides[1]
-
-    def choice(self, key: str, allowed: list[str]) -> str:
-        text = self._text(key)
-        if text not in allowed:
-            raise ValueError(f"parameter '{key}' must be one of {', '.join(allowed)}, not '{text}'")
-        return text
-
-    def number(self, key: str) -> float:
-        return self._only(key, self.numbers(key))
-
-    def count(self, key: str) -> int:
-        return self._only(key, self.counts(key))
-
-    def counts(self, key: str) -> list[int]:
-        numbers = self.numbers(key)
-        if not all(number >= 1 and number.is_integer() for number in numbers):
-            raise ValueError(f"parameter '{key}' must be whole numbers of at least 1, not '{self._text(key)}'")
-        return [int(number) for number in numbers]
-
     def numbers(self, key: str) -> list[float]:
-        text = self._text(key)
+        text = self.text(key)
         try:
             numbers = [float(number) for number in text.split(",")]
         except ValueError:
@@ -123,15 +104,22 @@ class Parameters:
             raise ValueError(f"parameter '{key}' must be numbers with commas between them, not '{text}'")
         return numbers
 
-    def _only(self, key: str, numbers: list[Number]) -> Number:
+    def counts(self, key: str) -> list[int]:
+        numbers = self.numbers(key)
+        if not all(number >= 1 and number.is_integer() for number in numbers):
+            raise ValueError(f"parameter '{key}' must be whole numbers of at least 1, not '{self.text(key)}'")
+        return [int(number) for number in numbers]
+
+    def only(self, key: str, numbers: list[Number]) -> Number:
+        """The one of the key's numbers."""
         if len(numbers) != 1:
-            raise ValueError(f"parameter '{key}' must be one number, not '{self._text(key)}'")
+            raise ValueError(f"parameter '{key}' must be one number, not '{self.text(key)}'")
         return numbers[0]
 
-    def _text(self, key: str) -> str:
-        if key not in self._texts:
+    def text(self, key: str) -> str:
+        if key not in self.texts:
             raise ValueError(f"parameter '{key}' is missing in config.pbtxt")
-        return self._texts[key]
+        return self.texts[key]
 
 
 def _input(request: Any, name: str) -> np.ndarray[Any, Any]:
