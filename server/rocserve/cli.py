@@ -72,7 +72,14 @@ def _run(words: Sequence[str], post: Post | None = None) -> int:
     name = next((word for word in words if word in _VERBS), "")
     verb: Verb | None = None
     if name == "serve":
-        _describe_serve(of_verbs[name])
+        from rocserve.flags import add_serve_flags
+
+        of_verbs[name].usage = "rocserve serve [WHAT] [FLAG ...]"
+        of_verbs[name].description = (
+            "Serve a model's file, the folder that holds it, a model folder, or a repository of models, until SIGTERM"
+            " or SIGINT. The flags are tritonserver's."
+        )
+        add_serve_flags(of_verbs[name])
     elif name:
         _quieten_grpc()
         verb = import_module(_VERBS[name][0]).VERB
@@ -98,17 +105,6 @@ def _describe(parser: argparse.ArgumentParser, verb: Verb) -> None:
     parsers = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, (text, action) in verb.actions.items():
         _describe(parsers.add_parser(name, help=text, allow_abbrev=False), action)
-
-
-def _describe_serve(parser: argparse.ArgumentParser) -> None:
-    from rocserve.flags import add_serve_flags
-
-    parser.usage = "rocserve serve [WHAT] [FLAG ...]"
-    parser.description = (
-        "Serve a model's file, the folder that holds it, a model folder, or a repository of models, until SIGTERM or"
-        " SIGINT. The flags are tritonserver's."
-    )
-    add_serve_flags(parser)
 
 
 def _run_verb(verb: Verb, given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

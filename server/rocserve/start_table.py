@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from shlex import quote
 from typing import TextIO
 from urllib.parse import quote as quote_url
@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.printable import printable
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTable
 from rocserve.core.validation import format_shape
@@ -50,9 +50,11 @@ def print_table(rows: Iterable[IndexEntry], table: ServingTable, file: TextIO) -
 def print_sample(version: ServedVersion, table: ServingTable, http: str, grpc: str, file: TextIO) -> None:
     """How to ask a model, by the protocols that have an address."""
     config = version.config
-    if not can_be_sampled(config):
-        return
-    takes_files = _takes_images(config, table)
+    if config.decoupled or config.sequence_batching is not None:
+        return  # One request without further words gets no one answer.
+    members = [table.models.get(step.member) for step in config.ensemble_steps]
+    backends = (config.backend, *(each.latest.config.backend for each in members if each and each.latest))
+    takes_files = len(config.inputs) == 1 and _IMAGES in backends
     line = shell_line(config, http, takes_files=takes_files) if http else ""
     lines = python_lines(config, grpc, takes_files=takes_files) if grpc else ()
     if line:
@@ -61,37 +63,24 @@ def print_sample(version: ServedVersion, table: ServingTable, http: str, grpc: s
         print("\n".join(("Ask it from Python:", "", *lines, "")), file=file)
 
 
-def _takes_images(config: ModelConfig, table: ServingTable) -> bool:
-    if len(config.inputs) != 1:
-        return False
-    members = [table.models.get(step.member) for step in config.ensemble_steps]
-    return _IMAGES in (config.backend, *(each.latest.config.backend for each in members if each and each.latest))
-
-
 def _cells(row: IndexEntry, version: ServedVersion | None, between: str) -> tuple[str, ...]:
     if version is None:
         return (row.name, row.version, "", "", "", row.state)
     config = version.config
     place = dict.fromkeys(version.properties.get(word, "") for word in ("engine", "devices"))
     runs_on = "the server" if config.is_ensemble else ", ".join(filter(None, place))
-    inputs, outputs = (between.join(_tensors(config, tensors)) for tensors in (config.inputs, config.outputs))
-    return (row.name, row.version, runs_on, inputs, outputs, row.state)
-
-
-def _tensors(config: ModelConfig, tensors: Iterable[InputConfig | OutputConfig]) -> Iterator[str]:
     lead = (-1,) if config.max_batch_size > 0 else ()
-    return (f"{one.name} {one.datatype.value} {format_shape((*lead, *one.dims))}" for one in tensors)
+    inputs, outputs = (
+        between.join(f"{one.name} {one.datatype.value} {format_shape((*lead, *one.dims))}" for one in tensors)
+        for tensors in (config.inputs, config.outputs)
+    )
+    return (row.name, row.version, runs_on, inputs, outputs, row.state)
 
 
 _MOST_WRITTEN = 16
 """Elements of a tensor that are written in the line itself; more are made by the shell."""
 _WITHOUT_JSON = frozenset({DataType.FP16, DataType.BF16})
 _PHOTO = "photo.jpg"
-
-
-def can_be_sampled(config: ModelConfig) -> bool:
-    """Whether one request without further words gets one answer."""
-    return not config.decoupled and config.sequence_batching is None
 
 
 def shell_line(config: ModelConfig, address: str, *, takes_files: bool) -> str:

@@ -66,7 +66,7 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGHUP, *_ENDING):
             # Where one is ignored from the start (nohup) it stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, _pass_over)
+                signal.signal(number, lambda *_: None)  # The wake-up pipe reports it.
         end, failures = "", 0
         while True:
             self._serves = False
@@ -74,7 +74,11 @@ class Supervisor:
             server = os.fork()
             if not server:
                 own.close()
-                return self._be_server(peer, end)
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for descriptor in (self._woken, self._waker, self._parent_pipe_writer):
+                    os.close(descriptor)
+                return self._serve(Post(peer, self._parent_pipe, self._left, self._descriptors, end))
             peer.close()
             status = self._attend(server, own)
             # What ends the first by itself, a flag or a model at the start, would end all that follow.
@@ -84,14 +88,6 @@ class Supervisor:
             failures = 0 if self._serves else failures + 1
             if failures and not self._rest(min(_FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)):
                 return 0
-
-    def _be_server(self, connection: socket.socket, end: str) -> int:
-        """In the new process."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (self._woken, self._waker, self._parent_pipe_writer):
-            os.close(descriptor)
-        return self._serve(Post(connection, self._parent_pipe, self._left, self._descriptors, end))
 
     def _attend(self, server: int, connection: socket.socket) -> int:
         """Until this server has ended: its exit status, negative = the signal that killed it."""
@@ -160,7 +156,3 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _pass_over(number: int, frame: object) -> None:
-    """The wake-up pipe reports it."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from rocserve.protocol.model_config_pb2 import ModelConfig
 
 MOST_CONFIG_BYTES = 1 << 20
 """Of a configuration's text: ensembles of hundreds of steps take a tenth of it, and reading it takes seconds."""
@@ -40,9 +40,15 @@ def check_bounds(message: ModelConfig) -> None:
     name = message.name
     _check_number(f"model '{name}' has", len(message.input), "inputs", MOST_TENSORS)
     _check_number(f"model '{name}' has", len(message.output), "outputs", MOST_TENSORS)
-    for what, tensors in (("input", message.input), ("output", message.output)):
-        for tensor in tensors:
-            _check_tensor(f"{what} '{tensor.name}' of model '{name}' has", tensor)
+    tensors = [(f"input '{each.name}'", each.dims, each.reshape, each.data_type) for each in message.input]
+    tensors += [(f"output '{each.name}'", each.dims, each.reshape, each.data_type) for each in message.output]
+    for what, own, reshape, data_type in tensors:
+        who = f"{what} of model '{name}' has"
+        for dims in (own, reshape.shape):
+            _check_number(who, len(dims), "dims", MOST_DIMS)
+            if (size := _nbytes(dims, data_type)) > MOST_TENSOR_BYTES:
+                listed = ",".join(map(str, dims))
+                raise _passed(who, f"dims [{listed}], which are {size}", "bytes", MOST_TENSOR_BYTES)
     _check_warmup(message)
     for state in message.sequence_batching.state:
         who = f"state '{state.input_name}' of model '{name}' has"
@@ -61,15 +67,6 @@ def check_config_size(nbytes: int, source: str) -> None:
 def check_step_count(message: ModelConfig) -> None:
     """Of an ensemble, before its steps are looked at. Raises: ServeError, as `check_bounds`."""
     _check_number(f"ensemble '{message.name}' has", len(message.ensemble_scheduling.step), "steps", MOST_STEPS)
-
-
-def _check_tensor(who: str, tensor: ModelInput | ModelOutput) -> None:
-    for dims in (tensor.dims, tensor.reshape.shape):
-        _check_number(who, len(dims), "dims", MOST_DIMS)
-        size = _nbytes(dims, tensor.data_type)
-        if size > MOST_TENSOR_BYTES:
-            listed = ",".join(map(str, dims))
-            raise _passed(who, f"dims [{listed}], which are {size}", "bytes", MOST_TENSOR_BYTES)
 
 
 def _check_warmup(message: ModelConfig) -> None:

@@ -52,7 +52,12 @@ def normalise(
     for index, group in enumerate(message.instance_group):
         group.name = group.name or f"{message.name}_{index}"
         if group.count < 1:
-            group.count = _default_count(message, group, backend)
+            group.count = 1
+            if backend is not None and group.kind == ModelInstanceGroup.KIND_CPU:
+                # The engine is the backend's first, unless the configuration names another.
+                wanted = message.parameters["engine"].string_value if "engine" in message.parameters else ""
+                engine = next((engine for engine in backend.engines if engine.name == wanted), backend.engines[0])
+                group.count = _CPU_INSTANCES if engine.thread_safe else 1
 
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
@@ -125,15 +130,6 @@ def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
         message.ClearField("output")
     _fill_tensors(message, signature)
     return tuple(warnings)
-
-
-def _default_count(message: ModelConfig, group: ModelInstanceGroup, backend: BackendSpec | None) -> int:
-    """On the CPU the engine is the backend's first, unless the configuration names another."""
-    if backend is None or group.kind != ModelInstanceGroup.KIND_CPU:
-        return 1
-    wanted = message.parameters["engine"].string_value if "engine" in message.parameters else ""
-    engine = next((engine for engine in backend.engines if engine.name == wanted), backend.engines[0])
-    return _CPU_INSTANCES if engine.thread_safe else 1
 
 
 def _fill_tensors(message: ModelConfig, signature: Signature) -> None:

@@ -133,7 +133,11 @@ def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None
     """Check a complete ensemble against its complete members; whether it is decoupled, as a member of it is. `members`:
     by what the steps find them by; None, or no entry, for one that is not available. Raises: ServeError:
     INVALID_ARGUMENT with the first fault, in Triton's words."""
-    check_members_available(config, members)
+    missing = sorted({step.model_name for step in config.ensemble_steps if members.get(step.member) is None})
+    if missing:
+        raise invalid_argument(
+            f"ensemble {config.name} contains models that are not available or ambiguous: {', '.join(missing)}"
+        )
     tensors: dict[str, _Tensor] = {}
     ends: tuple[InputConfig | OutputConfig, ...] = (*config.inputs, *config.outputs)
     for tensor in ends:
@@ -178,15 +182,6 @@ def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
             streams.update(dict.fromkeys(step.output_map.values(), stream))
         waiting = [entry for entry in waiting if entry not in ready]
     return any(streams.values())
-
-
-def check_members_available(config: PlainConfig, members: Mapping[str, PlainConfig | None]) -> None:
-    """Raises: ServeError INVALID_ARGUMENT that names the members that are missing."""
-    missing = sorted({step.model_name for step in config.ensemble_steps if members.get(step.member) is None})
-    if missing:
-        raise invalid_argument(
-            f"ensemble {config.name} contains models that are not available or ambiguous: {', '.join(missing)}"
-        )
 
 
 def check_no_cycle(name: str, ensembles: Mapping[str, PlainConfig]) -> None:

@@ -269,19 +269,14 @@ def _labels(config: PlainConfig, given: tuple[str, ...], classes: int) -> tuple[
             raise invalid_argument(f"model '{config.name}' has {classes} classes, and there are {len(given)} labels")
         return given
     if classes in _PUBLIC_LABELS:
-        return tuple(_PUBLIC_LABELS[classes]())
+        before, filename = _PUBLIC_LABELS[classes]
+        text = importlib.resources.files("rocserve.presets").joinpath("labels", filename).read_text("utf-8")
+        return (*before, *text.splitlines())
     return tuple(map(str, range(classes)))
 
 
-def _public(name: str) -> list[str]:
-    return importlib.resources.files("rocserve.presets").joinpath("labels", name).read_text("utf-8").splitlines()
-
-
-_PUBLIC_LABELS: Mapping[int, Callable[[], list[str]]] = {
-    80: lambda: _public("coco.txt"),
-    1000: lambda: _public("imagenet.txt"),
-    1001: lambda: ["background", *_public("imagenet.txt")],
-}
+_PUBLIC_LABELS = {80: ((), "coco.txt"), 1000: ((), "imagenet.txt"), 1001: (("background",), "imagenet.txt")}
+"""By the number of classes: what goes before, and the file that has the others."""
 
 
 def _add(tensors: Any, name: str, datatype: DataType | None, dims: Sequence[int]) -> Any:

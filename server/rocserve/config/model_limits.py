@@ -37,7 +37,14 @@ def time_limits(parameters: Mapping[str, str], defaults: TimeLimits) -> TimeLimi
 
 def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
     """Those of a model, by the fields of WorkerSettings. Raises: ServeError: INVALID_ARGUMENT, one is no number."""
-    return {field: _count(name, parameters[name]) for name, field in _WORKER_BOUNDS.items() if name in parameters}
+    bounds = {}
+    for name, field in _WORKER_BOUNDS.items():
+        if name in parameters:
+            text = parameters[name]
+            if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+                raise invalid_argument(f"parameter '{name}': expected a whole number, 0 for no bound, got '{text}'")
+            bounds[field] = int(text)
+    return bounds
 
 
 def idle_unload_seconds(parameters: Mapping[str, str]) -> float:
@@ -63,9 +70,3 @@ def _seconds(name: str, text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise invalid_argument(f"parameter '{name}': expected a number of seconds, 0 for no limit, got '{text}'")
     return seconds
-
-
-def _count(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise invalid_argument(f"parameter '{name}': expected a whole number, 0 for no bound, got '{text}'")
-    return int(text)

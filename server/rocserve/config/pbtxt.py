@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import text_format
 from google.protobuf.message import Message
@@ -57,19 +58,25 @@ def parse_text(text: str, message: Message, source: str) -> None:
 def unknown_value(message: Message) -> str:
     """What is wrong where an enumeration has a number that it does not know, which protobuf takes; "" = nothing."""
     for field, value in message.ListFields():
-        values = value if field.is_repeated else (value,)
         if field.enum_type is not None:
-            for number in values:
+            for number in value if field.is_repeated else (value,):
                 if number not in field.enum_type.values_by_number:
                     known = suggest(str(number), field.enum_type.values_by_name)
                     return f"unknown value {number} of {field.enum_type.name} in '{field.name}'{known}"
-        elif field.message_type is not None:
-            if field.message_type.GetOptions().map_entry:
-                values = value.values() if field.message_type.fields_by_name["value"].message_type else ()
-            for part in values:
+        else:
+            for part in messages_in(field, value):
                 if fault := unknown_value(part):
                     return fault
     return ""
+
+
+def messages_in(field: Any, value: Any) -> Iterable[Message]:
+    """The messages that a field of a message holds."""
+    if field.message_type is None:
+        return ()
+    if field.message_type.GetOptions().map_entry:
+        return value.values() if field.message_type.fields_by_name["value"].message_type is not None else ()
+    return value if field.is_repeated else (value,)
 
 
 def format_model_config(message: ModelConfig) -> str:

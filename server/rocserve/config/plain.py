@@ -121,11 +121,6 @@ def _control(message: ModelSequenceBatching.Control) -> SequenceControl:
     return SequenceControl(kind, DataType.INT32, no, yes)
 
 
-def _warmup_source(tensor: messages.ModelWarmup.Input) -> str:
-    choice = tensor.WhichOneof("input_data_type")
-    return {"zero_data": "zero", "random_data": "random"}.get(choice or "", f"file:{tensor.input_data_file}")
-
-
 _NAMES = {
     "batch_inputs": "batch_input",
     "batch_outputs": "batch_output",
@@ -179,7 +174,9 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
         name: _converter(plain.WarmupInput)(tensor) for name, tensor in sorted(sample.inputs.items())
     },
     (plain.WarmupSample, "count"): lambda sample: max(sample.count, 1),
-    (plain.WarmupInput, "source"): _warmup_source,
+    (plain.WarmupInput, "source"): lambda tensor: {"zero_data": "zero", "random_data": "random"}.get(
+        tensor.WhichOneof("input_data_type") or "", f"file:{tensor.input_data_file}"
+    ),
     (plain.SequenceBatching, "direct"): lambda batching: (
         None if batching.HasField("oldest") else _converter(plain.DirectStrategy)(batching.direct)
     ),

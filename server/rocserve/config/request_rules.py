@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rocserve.backends.base import BackendSpec
+from rocserve.config.pbtxt import messages_in
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -150,7 +151,12 @@ class ConfigRequest:
                 f"failed to load '{message.name}', models of backend '{backend.name}' are only loaded from the"
                 f" repository, {why}"
             )
-        own = self._own()
+        own = self.own
+        if self.brings_files:
+            # Its other fields are about the files in the repository. The agents check any files.
+            own = ModelConfig()
+            if self.own.HasField("model_repository_agents"):
+                own.model_repository_agents.CopyFrom(self.own.model_repository_agents)
         kept = _HELD_FIELDS if is_data else (*_HELD_FIELDS, *_MODEL_FILES)
         self._hold(message, own, kept)
         opened = frozenset() if backend is None else backend.request_parameters
@@ -159,15 +165,6 @@ class ConfigRequest:
                 message.parameters[name].CopyFrom(parameter)
         labels = None if self.brings_files else {output.label_filename for output in own.output}
         _Check(message.name, own, opened, labels, kept).check(message, "")
-
-    def _own(self) -> ModelConfig:
-        if not self.brings_files:
-            return self.own
-        # Its other fields are about the files in the repository. The agents check any files.
-        agents = ModelConfig()
-        if self.own.HasField("model_repository_agents"):
-            agents.model_repository_agents.CopyFrom(self.own.model_repository_agents)
-        return agents
 
     def _hold(self, message: ModelConfig, own: ModelConfig, names: Iterable[str]) -> None:
         given = {entry.name for entry, _ in message.ListFields()}
@@ -220,17 +217,8 @@ class _Check:
             elif rule is Rule.LABELS and self.labels is not None and value not in self.labels:
                 raise _refused(self.model, where, "clients could read that file")
             else:
-                for part in _messages(entry, value):
+                for part in messages_in(entry, value):
                     self.check(part, f"{where}.")
-
-
-def _messages(entry: Any, value: Any) -> Iterable[Any]:
-    """The messages that a field holds."""
-    if entry.message_type is None:
-        return ()
-    if entry.message_type.GetOptions().map_entry:
-        return value.values() if entry.message_type.fields_by_name["value"].message_type is not None else ()
-    return value if entry.is_repeated else (value,)
 
 
 def _refused(model: str, where: str, why: str) -> RequestRefused:

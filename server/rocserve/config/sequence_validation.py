@@ -45,7 +45,19 @@ def check_sequence_batching(message: ModelConfig) -> None:
                 f"unexpected data type for control {where}. Allowed data types are TYPE_UINT64, TYPE_INT64,"
                 " TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
             )
-    _check_strategy(batching, message)
+    if batching.oldest.max_candidate_sequences < 0:
+        raise invalid_argument(f"sequence batching max candidate sequences must not be negative for {message.name}")
+    for size in batching.oldest.preferred_batch_size:
+        if size <= 0:
+            raise invalid_argument(f"sequence batching preferred batch size must be positive for {message.name}")
+        if size > message.max_batch_size:
+            raise invalid_argument(
+                f"sequence batching preferred batch size must be <= max batch size for {message.name}"
+            )
+    if not 0.0 <= batching.direct.minimum_slot_utilization <= 1.0:
+        raise invalid_argument(
+            f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {message.name}"
+        )
     for state in batching.state:
         _check_state(state, message.name)
     _check_tensors_apart(message)
@@ -92,22 +104,6 @@ def _check_lists(control: _Control, model: str) -> None:
         )
     if len(getattr(control, given[0])) != 2:
         raise invalid_argument(f"sequence batching control '{given[0]}' must have exactly 2 entries {where}")
-
-
-def _check_strategy(batching: ModelSequenceBatching, message: ModelConfig) -> None:
-    if batching.oldest.max_candidate_sequences < 0:
-        raise invalid_argument(f"sequence batching max candidate sequences must not be negative for {message.name}")
-    for size in batching.oldest.preferred_batch_size:
-        if size <= 0:
-            raise invalid_argument(f"sequence batching preferred batch size must be positive for {message.name}")
-        if size > message.max_batch_size:
-            raise invalid_argument(
-                f"sequence batching preferred batch size must be <= max batch size for {message.name}"
-            )
-    if not 0.0 <= batching.direct.minimum_slot_utilization <= 1.0:
-        raise invalid_argument(
-            f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {message.name}"
-        )
 
 
 def _check_state(state: ModelSequenceBatching.State, model: str) -> None:

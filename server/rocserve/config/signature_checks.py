@@ -105,9 +105,16 @@ def _check_tensor(
             f"unable to load model '{message.name}', configuration expects datatype {type_name(datatype)} for {what}"
             f" '{tensor.name}', model provides {type_name(spec.datatype)}"
         )
-    if has_own_shape(tensor, message):
-        if isinstance(tensor, ModelInput):
-            check_ragged_input(tensor, spec, message)
+    if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch:
+        # The model takes the elements one behind the other.
+        prefix = f"unable to load model '{message.name}', configuration expects model provides input with shape [-1] "
+        ragged = f"for ragged input '{tensor.name}'"
+        if tensor.optional:
+            raise invalid_argument(f"{prefix}{ragged}, which is not supported for optional input")
+        if spec.shape != (_VARIABLE,):
+            raise invalid_argument(f"{prefix} {ragged}, model provides {format_shape(spec.shape)}")
+        return
+    if isinstance(tensor, ModelOutput) and any(tensor.name in entry.target_name for entry in message.batch_output):
         return
     fault = _shape_fault(tensor, spec, message)
     if fault:
@@ -172,22 +179,6 @@ def check_batch_tensors(message: ModelConfig) -> None:
 def batch_input_targets(message: ModelConfig) -> frozenset[str]:
     """The model's inputs that the server makes."""
     return frozenset(name for entry in message.batch_input for name in entry.target_name)
-
-
-def has_own_shape(tensor: ModelInput | ModelOutput, message: ModelConfig) -> bool:
-    """Whether the model's tensor has another shape than the configuration gives it."""
-    if isinstance(tensor, ModelInput):
-        return tensor.allow_ragged_batch
-    return any(tensor.name in entry.target_name for entry in message.batch_output)
-
-
-def check_ragged_input(tensor: ModelInput, spec: TensorSpec, message: ModelConfig) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT, the model does not take the elements one behind the other."""
-    prefix = f"unable to load model '{message.name}', configuration expects model provides input with shape [-1] "
-    if tensor.optional:
-        raise invalid_argument(f"{prefix}for ragged input '{tensor.name}', which is not supported for optional input")
-    if spec.shape != (_VARIABLE,):
-        raise invalid_argument(f"{prefix} for ragged input '{tensor.name}', model provides {format_shape(spec.shape)}")
 
 
 def check_batch_inputs_fit(message: ModelConfig, inputs: Mapping[str, TensorSpec]) -> None:

@@ -55,7 +55,22 @@ def check_readable(message: ModelConfig) -> None:
             f"a model cannot have the name '{printable(message.name)}': it must be one that a folder may have, of"
             " characters that can be printed"
         )
-    check_platform(message)
+    # That a backend exists is checked elsewhere.
+    is_ensemble = message.platform == ENSEMBLE_PLATFORM
+    if is_ensemble and message.backend:
+        raise invalid_argument(
+            f"Ensemble model '{message.name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
+        )
+    if message.HasField("ensemble_scheduling") and not is_ensemble:
+        raise invalid_argument(
+            f"ensemble scheduling cannot be set for model '{message.name}' whose platform is not {ENSEMBLE_PLATFORM}"
+        )
+    if is_ensemble and not message.HasField("ensemble_scheduling"):
+        raise invalid_argument(
+            f"ensemble scheduling must be set for ensemble {message.name} whose platform is {ENSEMBLE_PLATFORM}"
+        )
+    if not message.platform and not message.backend:
+        raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")
     if message.max_batch_size < 0:
         raise invalid_argument(f"'max_batch_size' must be non-negative value for {message.name}")
     if message.HasField("dynamic_batching"):
@@ -87,25 +102,6 @@ def check_loadable(message: ModelConfig) -> None:
     check_batch_tensors(message)
     check_bounds(message)
     _check_instance_groups(message)
-
-
-def check_platform(message: ModelConfig) -> None:
-    """`platform` and `backend` fit each other and the scheduling; that a backend exists is checked elsewhere."""
-    is_ensemble = message.platform == ENSEMBLE_PLATFORM
-    if is_ensemble and message.backend:
-        raise invalid_argument(
-            f"Ensemble model '{message.name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
-        )
-    if message.HasField("ensemble_scheduling") and not is_ensemble:
-        raise invalid_argument(
-            f"ensemble scheduling cannot be set for model '{message.name}' whose platform is not {ENSEMBLE_PLATFORM}"
-        )
-    if is_ensemble and not message.HasField("ensemble_scheduling"):
-        raise invalid_argument(
-            f"ensemble scheduling must be set for ensemble {message.name} whose platform is {ENSEMBLE_PLATFORM}"
-        )
-    if not message.platform and not message.backend:
-        raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")
 
 
 def _check_unique(what: str, names: Iterable[str], model: str) -> None:

@@ -200,10 +200,11 @@ async def load_on_engine(
             return await load(plan)
         except EngineFailed as failed:
             error = failed.error
-        if not _may_help(plan, error):
+        instead = "" if plan.fallback is None else plan.fallback.engine.name
+        # A file or a configuration that is wrong is so to the same engine elsewhere, too.
+        is_hopeless = instead == plan.engine.name and error.code is StatusCode.INVALID_ARGUMENT
+        if plan.fallback is None or is_hopeless:
             raise ServeError(error.code, f"engine {plan.engine.name}: {error.text}{before}") if before else error
-        assert plan.fallback is not None, "it may help"
-        instead = plan.fallback.engine.name
         try:
             next_plan = _plan(definition, plan.fallback, machine, plan.model_bytes)
         except ServeError as refusal:
@@ -214,14 +215,6 @@ async def load_on_engine(
         log.warning("%s: %s; engine %s%s takes its place", name, failure, instead, on_cpu)
         plan = replace(next_plan, reason=failure, replaces=plan.replaces or plan.engine.name)
         before = f"; before, {failure}"
-
-
-def _may_help(plan: EnginePlan, error: ServeError) -> bool:
-    """Whether what may take an engine's place may load what it could not. A file or a configuration that is wrong is
-    so to the same engine elsewhere, too."""
-    if plan.fallback is None:
-        return False
-    return plan.fallback.engine.name != plan.engine.name or error.code is not StatusCode.INVALID_ARGUMENT
 
 
 def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine, model_bytes: int) -> EnginePlan:

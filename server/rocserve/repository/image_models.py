@@ -65,22 +65,17 @@ class ImageModels:
             is_free_again = bool(blocked_by) and not self._table.defines_models(blocked_by)
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
                 if making is None or making.config is not config or is_free_again:
-                    self._make(key, model.content, config)
+                    making = self._makings.setdefault(key, _Making(config))
+                    making.config, making.blocked_by = config, ""
+                    if making.task is not None:
+                        making.task.cancel()
+                    work = self._take(key, model.content, making)
+                    making.task = self._context.background.start(work, f"image models of {key}")
             elif making is not None and (config is not None or model.content is None):
-                self._drop(key)
-
-    def _drop(self, key: str) -> None:
-        making = self._makings.pop(key)
-        if making.task is not None:
-            making.task.cancel()
-        self._table.drop(_folder(key))
-
-    def _make(self, key: str, content: ModelContent, config: ModelConfig) -> None:
-        making = self._makings.setdefault(key, _Making(config))
-        making.config, making.blocked_by = config, ""
-        if making.task is not None:
-            making.task.cancel()
-        making.task = self._context.background.start(self._take(key, content, making), f"image models of {key}")
+                del self._makings[key]
+                if making.task is not None:
+                    making.task.cancel()
+                self._table.drop(_folder(key))
 
     async def _take(self, key: str, content: ModelContent, making: _Making) -> None:
         try:

@@ -277,7 +277,7 @@ def worker_group(
         memory_bytes=bounds.get("memory_bytes", launcher.settings.memory_bytes),
         shares_process=bool(shared),
     )
-    interpreter = model_interpreter(definition)
+    interpreter, flat = model_interpreter(definition), definition.flat
     plans = list(plan.workers)
     if definition.config.cc_model_filenames:
         # Each has the file that is meant for its GPU.
@@ -292,7 +292,8 @@ def worker_group(
             loader=plan.loader,
             output_prefix=f"shared worker '{shared}': " if shared else f"{load.model_name}:{load.version}: ",
             bounds=bounds,
-            readable=_own_files(definition) or _folders(load),
+            # Of a model that lies among files of others its own; else all that is in its folder.
+            readable=tuple(map(str, flat.files(definition.folder))) if flat and flat.is_alone else _folders(load),
             writable=writable,
             model_name=load.model_name,
             shared_worker=shared,
@@ -360,12 +361,6 @@ def _obstacle_to_sharing(
         return "--worker-environment has variables for it alone"
     # Any client could bring down models that are served to others.
     return "clients have brought its files" if definition.repository is None else ""
-
-
-def _own_files(definition: ModelDefinition) -> tuple[str, ...]:
-    """Of a model that lies among files of others; else nothing, as all in its folder is its own."""
-    flat = definition.flat
-    return () if flat is None or not flat.is_alone else tuple(map(str, flat.files(definition.folder)))
 
 
 def _folders(load: Load) -> tuple[str, ...]:

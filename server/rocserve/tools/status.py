@@ -74,7 +74,16 @@ class StatusPoll:
         not answer, or refuses."""
         index = self._client.repository_index(timeout=_CALL_TIMEOUT_S)
         statistics = {(one.name, one.version): one for one in self._client.statistics(timeout=_CALL_TIMEOUT_S)}
-        self._update_engines(index)
+        ready = [(entry.name, entry.version) for entry in index if entry.state == "READY"]
+        self._engines = {key: self._engines[key] for key in ready if key in self._engines}
+        for key in ready:
+            if key not in self._engines:
+                try:
+                    properties = self._client.model_metadata(*key, timeout=_CALL_TIMEOUT_S).properties
+                except RocserveError:
+                    # It has just gone, or the server has: the next poll shows which. Others might wait as long.
+                    break
+                self._engines[key] = " ".join(properties[name] for name in _ENGINE_PROPERTIES if name in properties)
         elapsed = None if self._polled_at is None else now - self._polled_at
         entries = sorted(index, key=lambda entry: (entry.name, len(entry.version), entry.version))
         rows = [self._row(entry, statistics.get((entry.name, entry.version)), elapsed) for entry in entries]
@@ -98,19 +107,6 @@ class StatusPoll:
                 if count:
                     figures[name] = f"{total / count:.{decimals}f}"
         return StatusRow(*key, entry.state, printable(entry.reason), figures)
-
-    def _update_engines(self, index: Sequence[IndexEntry]) -> None:
-        ready = [(entry.name, entry.version) for entry in index if entry.state == "READY"]
-        self._engines = {key: self._engines[key] for key in ready if key in self._engines}
-        for key in ready:
-            if key in self._engines:
-                continue
-            try:
-                properties = self._client.model_metadata(*key, timeout=_CALL_TIMEOUT_S).properties
-            except RocserveError:
-                # It has just gone, or the server has: the next poll shows which. Others might wait as long.
-                break
-            self._engines[key] = " ".join(properties[name] for name in _ENGINE_PROPERTIES if name in properties)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,15 @@ def prepare(model: ToolModel, name: str, progress: ToolProgress, log: logging.Lo
     """The model in the engine of this name; what MIGraphX has to compile is compiled. `instances`: how many threads are
     to run an engine that is safe on several. Raises: ServeError: it cannot be had."""
     if is_pytorch(model):
-        if name != TORCH:
-            return _pytorch(model, name, instances)
-        return _torch(model, model.source.model_file)
+        if name == TORCH:
+            return _torch(model, model.source.model_file)
+        source, choice = model.source, _pytorch_choice(model, name)
+        config = model.with_parameters(engine=name).source.config
+        place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0][0]
+        # As many instances as are measured share the CPUs.
+        config = replace(config, instance_groups=(InstanceGroup("", place.kind, instances),))
+        grouped = replace(model, source=replace(source, config=config))
+        return _worker_candidate(name, grouped, choice.engine, place.kind, place.device)
     if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
         raise invalid_argument(f"{name} runs PyTorch's files, and {model.source.model_file.name} is none")
     if name == MIGRAPHX:
@@ -147,16 +153,6 @@ def is_pytorch(model: ToolModel) -> bool:
 def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
     asked = model if wanted == "auto" else model.with_parameters(engine=wanted)
     return asked.backend.engine_for(asked.source.config, ThisMachine(asked.source.settings))
-
-
-def _pytorch(model: ToolModel, name: str, instances: int) -> Candidate:
-    """As many instances as are measured share the CPUs."""
-    source, choice = model.source, _pytorch_choice(model, name)
-    config = model.with_parameters(engine=name).source.config
-    place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0][0]
-    config = replace(config, instance_groups=(InstanceGroup("", place.kind, instances),))
-    grouped = replace(model, source=replace(source, config=config))
-    return _worker_candidate(name, grouped, choice.engine, place.kind, place.device)
 
 
 def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
