@@ -124,10 +124,6 @@ class ModelCalls(Protocol):
         """
 
 
-def _for_nobody(changes: MetricChanges) -> None:
-    """Where no server shows them."""
-
-
 class RequestModel(Protocol):
     """A model of such a backend, in a worker. The calls of `execute` come one after the other, on one thread."""
 
@@ -158,5 +154,5 @@ class RequestModelSource:
     calls: ModelCalls
     instance_name: str
     """Triton's: <model>_<group>_<instance>, e.g. "add_sub_0_0"."""
-    send_metrics: Callable[[MetricChanges], None] = _for_nobody
+    send_metrics: Callable[[MetricChanges], None] = lambda changes: None
     """Takes what becomes of the metrics that the model defines; from any thread."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.migraphx.binding.interface import DimensionRange
-from rocserve.backends.migraphx.jobs.programs import ProbeJob, ProbeResult
+from rocserve.backends.migraphx.jobs.programs import InspectResult, ProbeJob
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.planning.plan import ProgramMemory, check_memory
@@ -67,7 +67,7 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
         trial = LoadTrial(model.name, path.name, context.environment.migraphx_version)
         limit = context.serving.compile_timeout_seconds
         try:
-            context.runner.run(ProbeJob(model.name, str(path)), ProbeResult, timeout_seconds=limit)
+            context.runner.run(ProbeJob(model.name, str(path)), InspectResult, timeout_seconds=limit)
         except JobError as error:
             # Another limit, or more memory, may change any other end.
             if error.kind is FailureKind.CRASHED:

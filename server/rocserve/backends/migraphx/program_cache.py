@@ -166,11 +166,7 @@ class CacheEntry(FolderEntry):
         return self.path.name
 
 
-def ignore_message(text: str) -> None:
-    """Where nobody reads warnings."""
-
-
-def open_cache(settings: EngineSettings, warn: Callable[[str], None] = ignore_message) -> ProgramCache:
+def open_cache(settings: EngineSettings, warn: Callable[[str], None] = lambda text: None) -> ProgramCache:
     """The cache that the settings name. `warn` takes a sentence on each fault of it. Raises: ServeError: UNAVAILABLE,
     others than this user may write to its folder."""
     return ProgramCache(cache_directory(settings), settings.cache_bytes, warn=warn)
@@ -189,7 +185,7 @@ class ProgramCache:
         limit_bytes: int,
         *,
         spare_directory: Path | None = None,
-        warn: Callable[[str], None] = ignore_message,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Programs take `limit_bytes` together: those used least lately go first. `spare_directory`: None = a folder of
         this user's among the temporary files. Raises: ServeError: UNAVAILABLE, others may write to the folder."""

@@ -9,7 +9,7 @@ import pytest
 from support import migraphx_models as networks
 from support.migraphx_compiling import MLP, Bench
 
-from rocserve.backends.migraphx.jobs.programs import ProbeJob, ProbeResult
+from rocserve.backends.migraphx.jobs.programs import InspectResult, ProbeJob
 from rocserve.core.errors import StatusCode
 from rocserve.jobs.messages import FailureKind, JobError
 
@@ -21,15 +21,15 @@ def bench(migraphx_root: Path, tmp_path: Path) -> Bench:
     return Bench(migraphx_root, tmp_path)
 
 
-Probe = Callable[[bytes], ProbeResult]
+Probe = Callable[[bytes], InspectResult]
 
 
 @pytest.fixture
 def probe(bench: Bench, tmp_path: Path) -> Probe:
-    def run(content: bytes) -> ProbeResult:
+    def run(content: bytes) -> InspectResult:
         file = tmp_path / "model.mxr"
         file.write_bytes(content)
-        return bench.runner.run(ProbeJob("x", str(file)), ProbeResult, timeout_seconds=60)
+        return bench.runner.run(ProbeJob("x", str(file)), InspectResult, timeout_seconds=60)
 
     return run
 
@@ -47,7 +47,7 @@ def failure(probe: Probe, content: bytes) -> JobError:
 
 def test_a_sound_program_tells_its_inputs_and_outputs(probe: Probe, program: bytes) -> None:
     result = probe(program)
-    assert [(tensor.name, tensor.datatype, tensor.shape) for tensor in result.inputs] == [("x", "float", (2, 16))]
+    assert [(tensor.name, tensor.datatype, tensor.shape) for tensor in result.parameters] == [("x", "float", (2, 16))]
     assert [(tensor.datatype, tensor.shape) for tensor in result.outputs] == [("float", (2, 10))]
 
 

@@ -143,13 +143,6 @@ def largest_shape(tensor: ProgramTensor) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeResult:
-    inputs: tuple[ProgramTensor, ...]
-    """By name."""
-    outputs: tuple[ProgramTensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeJob:
     """Try a .mxr that rocserve has not compiled itself."""
 
@@ -160,7 +153,7 @@ class ProbeJob:
     def title(self) -> str:
         return f"trying {Path(self.path).name} of model '{self.model_name}'"
 
-    def perform(self, binding: Binding, report: Report) -> ProbeResult:
+    def perform(self, binding: Binding, report: Report) -> InspectResult:
         """Raises: MigraphxError: MIGraphX refuses the file, or to run it. ServeError: it cannot be served."""
         name = Path(self.path).name
         report("loading it")
@@ -169,7 +162,7 @@ class ProbeJob:
             raise invalid_argument(f"{name} has no outputs")
         report("running it")
         program.run(Samples().inputs(program.parameters))
-        return ProbeResult(tuple(program.parameters.values()), program.outputs)
+        return InspectResult(tuple(program.parameters.values()), program.outputs)
 
 
 def try_saved(binding: Binding, program: Program, path: Path) -> None:
@@ -204,7 +197,7 @@ class InspectResult:
     parameters: tuple[ProgramTensor, ...]
     """By name."""
     outputs: tuple[ProgramTensor, ...]
-    text: str
+    text: str = ""
     """MIGraphX's print."""
 
 

@@ -15,11 +15,6 @@ from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.metrics import MetricBook
 from rocserve.backends.request_model import Answer, ModelCall
-from rocserve.core.custom_metrics import MetricChanges
-
-
-def _for_nobody(changes: MetricChanges) -> None:
-    """Metrics are sent by the model's own process only."""
 
 
 class _NoServer:
@@ -29,6 +24,7 @@ class _NoServer:
         raise TritonModelException("only the model's own process can call other models")
 
 
-_MODULE = make_module(Path(), Caller(_NoServer()), MetricBook(_for_nobody))
+# Metrics are sent by the model's own process only.
+_MODULE = make_module(Path(), Caller(_NoServer()), MetricBook(lambda changes: None))
 del _MODULE.get_model_dir  # Only the model's own process knows it.
 sys.modules[__name__] = _MODULE
