@@ -2,5 +2,5 @@
 
 The rest of the server meets this package in four places: `config/sources.py` reads configurations,
 `repository/version_loader.py` takes single items, `repository/model_repository.py` holds the endpoints, and
-`services/methods.py` lists the calls, whose URLs are in `frontends/http/routes.py`.
+`server.py` puts its calls beside the others, whose URLs are in `frontends/http/routes.py`.
 """

@@ -22,7 +22,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -304,20 +304,20 @@ class _Connection:
         return newer
 
 
+@dataclass(eq=False)
 class UnfinishedBytes:
     """For one thread."""
 
-    def __init__(
-        self, memory: RequestMemory, received: Callable[[], ReceivedBytes], now: float, log: logging.Logger
-    ) -> None:
-        self.connections: dict[str, _Connection] = {}
-        """Those that are counted. While there are none, `came_whole` need not be called."""
-        self._memory = memory
-        self._received: Callable[[], ReceivedBytes] | None = received
-        self._log = log
-        self._earlier: deque[tuple[float, ReceivedBytes]] = deque([(now, {})], 2)
+    _memory: RequestMemory
+    _received: Callable[[], ReceivedBytes] | None
+    _next: float
+    _log: logging.Logger
+    connections: dict[str, _Connection] = field(default_factory=dict, init=False)
+    """Those that are counted. While there are none, `came_whole` need not be called."""
+
+    def __post_init__(self) -> None:
+        self._earlier: deque[tuple[float, ReceivedBytes]] = deque([(self._next, {})], 2)
         """What had come at the last two checks. A call that is counted for the first time began after the first."""
-        self._next = now
 
     def is_due(self, now: float) -> bool:
         return self._received is not None and now >= self._next

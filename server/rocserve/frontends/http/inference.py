@@ -27,20 +27,18 @@ from rocserve.frontends.http.body import (
     response_encoding,
     stated_length,
 )
-from rocserve.frontends.http.infer_request import (
-    InferRequestReader,
-    InferText,
-    form_boundary,
-    form_parts,
-    id_of_refused,
-    parse_infer_text,
-)
-from rocserve.frontends.http.infer_response import (
+from rocserve.frontends.http.infer_bodies import (
     BINARY_ONLY,
     JSON_ONLY,
     AnswerLayout,
     AnswerLayouts,
+    InferRequestReader,
+    InferText,
     detached,
+    form_boundary,
+    form_parts,
+    id_of_refused,
+    parse_infer_text,
 )
 from rocserve.frontends.http.request import JSON, PLAIN, Request, Response, error_response
 from rocserve.plane.loop import TimerHandle

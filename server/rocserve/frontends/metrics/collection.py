@@ -258,15 +258,15 @@ class ProcessorGauges:
         return ticks[3] + ticks[4], sum(ticks)
 
 
+@dataclass(eq=False)
 class GpuGauges:
     """AMD's GPUs by the module amdsmi, where it is installed and finds some."""
 
-    def __init__(self, log: logging.Logger, import_module: Callable[[str], Any] = importlib.import_module) -> None:
-        self._log = log
-        self._import_module = import_module
-        self._library: Any = None
-        self._gpus: Sequence[tuple[str, Any]] | None = None
-        """Identity and handle; None = not searched for yet."""
+    _log: logging.Logger
+    _import_module: Callable[[str], Any] = importlib.import_module
+    _library: Any = field(default=None, init=False)
+    _gpus: Sequence[tuple[str, Any]] | None = field(default=None, init=False)
+    """Identity and handle; None = not searched for yet."""
 
     def families(self) -> Sequence[MetricFamily]:
         if self._gpus is None:

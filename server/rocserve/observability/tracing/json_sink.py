@@ -32,19 +32,19 @@ MOST_WAITING_BYTES = 256 << 20
 CLOSE_SECONDS = 10.0
 
 
+@dataclass(eq=False)
 class WriterThread(Generic[Item]):
     """A thread of its own because a disk or a collector may take its time. It starts with the first item."""
 
-    def __init__(self, handle: Callable[[list[Item]], None], log: logging.Logger) -> None:
-        """`handle` is called on the thread with all that has come since it was called last."""
-        self._handle = handle
-        self._log = log
-        self._condition = threading.Condition()
-        self._waiting: deque[tuple[Item, int]] = deque()
-        self._nbytes = 0
-        self._dropped = 0
-        self._closing = False
-        self._thread: threading.Thread | None = None
+    _handle: Callable[[list[Item]], None]
+    """Is called on the thread with all that has come since it was called last."""
+    _log: logging.Logger
+    _condition: threading.Condition = field(default_factory=threading.Condition)
+    _waiting: deque[tuple[Item, int]] = field(default_factory=deque)
+    _nbytes: int = 0
+    _dropped: int = 0
+    _closing: bool = False
+    _thread: threading.Thread | None = None
 
     def put(self, item: Item, nbytes: int = 0) -> None:
         """`nbytes`: about how much memory it takes; 0 = it is never dropped."""

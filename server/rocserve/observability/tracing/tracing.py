@@ -161,19 +161,21 @@ def _spans(config: TraceConfig, environment: Mapping[str, str]) -> tuple[SpanOpt
     return SpanOptions(url, resource, queue, batch["bsp_schedule_delay"], size), tuple(shown)
 
 
+@dataclass(eq=False)
 class TraceSetting:
     """What holds for one model, or for all without a setting of their own, until it is replaced by another. On
     the data plane's thread, but for `has_all`."""
 
-    def __init__(self, values: TraceValues, specified: frozenset[str] = frozenset(), fault: str = "") -> None:
-        """`specified`: the fields of `values` that were asked for; the others are those of the setting above. `fault`:
-        why nothing can be traced by it; empty: something can."""
-        self.given = values
-        self.specified = specified
-        self.fault = fault
-        self._seen = 0
-        self._remaining = values.count
-        self._begun = 0
+    given: TraceValues
+    specified: frozenset[str] = frozenset()
+    """The fields of `given` that were asked for; the others are those of the setting above."""
+    fault: str = ""
+    """Why nothing can be traced by it; empty: something can."""
+    _seen: int = field(default=0, init=False)
+    _begun: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._remaining = self.given.count
 
     @property
     def is_on(self) -> bool:

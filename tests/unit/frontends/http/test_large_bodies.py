@@ -17,7 +17,7 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.body import LargeBodies
-from rocserve.frontends.http.infer_request import InferText, parse_infer_text
+from rocserve.frontends.http.infer_bodies import InferText, parse_infer_text
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,14 @@ from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.generate import GenerateBody, generate_body
-from rocserve.frontends.http.infer_request import LONGEST_REMEMBERED_TEXT, InferRequestReader
-from rocserve.frontends.http.infer_response import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts
+from rocserve.frontends.http.infer_bodies import (
+    BINARY_ONLY,
+    JSON_ONLY,
+    LONGEST_REMEMBERED_TEXT,
+    AnswerForm,
+    AnswerLayouts,
+    InferRequestReader,
+)
 
 INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
 
