@@ -186,7 +186,9 @@ def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | Non
 
     # Only now: this imports gRPC.
     _quieten_grpc()
-    _let_the_plane_poll()
+    # gRPC's core is to read and write sockets on the thread that polls its completion queue, not on threads of its own:
+    # each call then saves the way from one to the other. The user's word goes.
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
     from rocserve.server import run_server
 
     return run_server(settings, command, launcher, supervisor, log)
@@ -204,12 +206,6 @@ def _control_groups(supervisor: SupervisorLink, log: logging.Logger) -> ControlG
         return None
     log.info("bounds of models' memory and tasks are kept by the kernel, in cgroups below %s", groups.folder)
     return groups
-
-
-def _let_the_plane_poll() -> None:
-    """Have gRPC's core read and write sockets on the thread that polls its completion queue, not on threads of its own:
-    each call then saves the way from one to the other. Has to be said before grpc is imported; the user's word goes."""
-    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
 
 def _quieten_grpc() -> None:

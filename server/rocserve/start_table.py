@@ -17,7 +17,7 @@ from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.printable import printable
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTable
 from rocserve.core.validation import format_shape
-from rocserve.tools.printing import console_on, say, show_folded
+from rocserve.tools.printing import console_on, say, show
 from rocserve.tools.printing import table as tabulated
 
 _COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
@@ -40,7 +40,8 @@ def print_table(rows: Iterable[IndexEntry], table: ServingTable, file: TextIO) -
         return
     columns = [Column(name, overflow="fold") for name in _COLUMNS]
     cells = (_cells(row, versions.get((row.name, row.version)), between) for row in loaded)
-    show_folded(console, tabulated("", columns, cells, box=SIMPLE_HEAD if console.is_terminal else None))
+    made = tabulated("", columns, cells, box=SIMPLE_HEAD if console.is_terminal else None)
+    show(console, made, is_folded=True)
     for row in loaded:
         if row.reason:
             say(console, f"{row.name} {row.version}: {printable(row.reason)}")

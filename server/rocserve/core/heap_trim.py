@@ -45,11 +45,8 @@ def private_bytes(statm: Path = Path("/proc/self/statm")) -> int:
 
 def keep_freed_memory(of_any_size: bool = False) -> Callable[[], object]:
     """Have glibc keep all that is freed, unless the operator has set otherwise. Returns: what gives it back. Where
-    the C library is another, neither does anything.
-
-    Args:
-        of_any_size: larger blocks too, in one heap: those of further threads hold 64 MiB each.
-    """
+    the C library is another, neither does anything. `of_any_size`: larger blocks too, in one heap: those of further
+    threads hold 64 MiB each."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return lambda: None

@@ -233,14 +233,8 @@ class ModelStatistics:
     def record_ensemble(
         self, started_ns: int, begun_ns: int, ended_ns: int, batch_size: int, phases: PhaseTotals
     ) -> None:
-        """A request that an ensemble answered; `phases` are the sums over its members, which count for themselves.
-
-        Args:
-            started_ns: when it came.
-            begun_ns: when its first steps were about to be sent to their members.
-            ended_ns: when the answer was there.
-            batch_size: its rows.
-        """
+        """A request that an ensemble answered: it came, its first steps were about to be sent to their members, the
+        answer was there. `batch_size`: its rows. `phases`: the sums over its members, which count for themselves."""
         with self._lock:
             self._numbers.last_inference_ms = time.time_ns() // 1_000_000
             self._numbers.execution_count += 1
@@ -277,15 +271,8 @@ class ModelStatistics:
                 self._latencies.summarise(CACHE_MISS_SUMMARY, ns, time.monotonic_ns())
 
     def record_response(self, index: int, started_ns: int, made_ns: int, sent_ns: int, failed: bool = False) -> None:
-        """A response of a decoupled model.
-
-        Args:
-            index: its place among those to its request.
-            started_ns: when the model could begin with it: at the request, or at the response before.
-            made_ns: when the model had made it.
-            sent_ns: when the client had been sent it.
-            failed: it is an error.
-        """
+        """A response of a decoupled model; `index`: its place among those to its request. The model could begin with it
+        (at the request, or at the response before), had made it, the client had been sent it. `failed`: an error."""
         with self._lock:
             place = self._place(index)
             place.compute_infer.add(made_ns - started_ns)

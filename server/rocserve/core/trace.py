@@ -72,12 +72,8 @@ class TraceGroup:
         parent: SpanContext | None = None,
         makes_spans: bool = False,
     ) -> None:
-        """
-        Args:
-            numbers: gives each trace of the server its number.
-            parent: the client's own span, which this one belongs to.
-            makes_spans: each trace has a number in the world beside that in this server.
-        """
+        """`numbers`: gives each trace of the server its number. `parent`: the client's own span, which this one belongs
+        to. `makes_spans`: each trace has a number in the world beside that in this server."""
         self.level = level
         self.parent = parent
         self.makes_spans = makes_spans

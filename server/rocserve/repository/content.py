@@ -82,20 +82,6 @@ class PrivateFolder:
         self.folder.mkdir()
 
 
-def link_file(name: str, file: Path | None) -> PrivateFolder:
-    """A model's folder whose version 1 holds a link to one file, or nothing for an ensemble. Raises: ServeError
-    INTERNAL when it cannot be made."""
-    try:
-        private = PrivateFolder(name)
-        version = private.folder / "1"
-        version.mkdir()
-        if file is not None:
-            (version / file.name).symlink_to(file)
-    except OSError as error:
-        raise _failed(name, error) from error
-    return private
-
-
 def _failed(name: str, error: OSError) -> ServeError:
     why = error.strerror or str(error)
     return internal(f"failed to load '{name}', its files cannot be put into a temporary folder: {why}")
@@ -165,7 +151,15 @@ class ContentReader:
     def read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
         """A model that no folder of a repository defines: its configuration, and its file, which is in `root`. Raises:
         ServeError: the configuration is wrong."""
-        private = link_file(name, file)
+        try:
+            private = PrivateFolder(name)
+            version = private.folder / "1"
+            version.mkdir()
+            # An ensemble has none.
+            if file is not None:
+                (version / file.name).symlink_to(file)
+        except OSError as error:
+            raise _failed(name, error) from error
         scan = scan_model(name, private.folder, root, (root,), self.settings.max_folder_entries)
         kind = self.settings.default_instance_kind
         reading = FolderReading(private.folder, self.registry, name, default_kind=kind, repository=root)
@@ -252,15 +246,12 @@ class ContentReader:
             # It is named by its configuration: how a repository that is itself a model was mounted says nothing.
             own = replace(reading, folder=scan.folder, repository=None).written().models[0].message.name
             reading = replace(reading, name=own or scan.name)
-        definitions = reading.definitions(keep_refused=True)
-        return tuple(self._content(definition, scan, private) for definition in definitions)
-
-    def _content(self, definition: ModelDefinition, scan: ModelScan, private: PrivateFolder | None) -> ModelContent:
-        content = make_content(definition, scan, private)
         most = self.settings.max_versions
-        if len(content.wanted) > most:
-            raise invalid_argument(
-                f"the version policy of model '{definition.name}' serves {len(content.wanted)} versions, at most {most}"
-                " are possible; let it serve fewer, or raise --max-model-versions"
-            )
-        return content
+        contents = [make_content(definition, scan, private) for definition in reading.definitions(keep_refused=True)]
+        for content in contents:
+            if (wanted := len(content.wanted)) > most:
+                raise invalid_argument(
+                    f"the version policy of model '{content.definition.name}' serves {wanted} versions, at most {most}"
+                    " are possible; let it serve fewer, or raise --max-model-versions"
+                )
+        return tuple(contents)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import stat
 from collections import defaultdict
@@ -109,10 +110,13 @@ def walk(
     `is_meant` says by their names which of the folder's entries count; None: all, and the folder itself. Raises:
     TooManyEntries: there are more than `most_entries`; no more of them are scanned.
     """
+    marks: Iterable[FileMark]
     if is_meant is None:
         marks = _walk(str(folder), "", None, allowed, frozenset())
     else:
-        marks = _meant(folder, allowed, is_meant)
+        with os.scandir(folder) as entries:
+            meant = [entry for entry in entries if is_meant(entry.name) and not is_temporary(entry.name)]
+        marks = itertools.chain.from_iterable(_mark(entry, entry.name, allowed, frozenset()) for entry in meant)
     for count, mark in enumerate(marks):
         if count > most_entries:
             raise TooManyEntries
@@ -143,13 +147,6 @@ def _walk(
         return
     except OSError as error:
         yield _refused(prefix.rstrip("/"), f"'{folder}' cannot be read: {error.strerror}")
-
-
-def _meant(folder: Path, allowed: tuple[Path, ...], is_meant: Callable[[str], bool]) -> Iterator[FileMark]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if is_meant(entry.name) and not is_temporary(entry.name):
-                yield from _mark(entry, entry.name, allowed, frozenset())
 
 
 def _mark(

@@ -318,19 +318,19 @@ def model_endings(registry: BackendRegistry) -> tuple[str, ...]:
 def is_one_model(root: Path, folders: Sequence[str], is_flat: bool) -> bool:
     """Whether a folder is itself that of one model, `is_flat`: by its files, and not a repository of models. `folders`:
     the names of those in it."""
-    has_config = _has_config(root)
+    is_configured = has_config(root)
     has_version = any(map(is_version_name, folders))
-    if has_config and has_version:
+    if is_configured and has_version:
         return True
     if any(is_model(root / name) for name in folders):
         return False
-    return has_config or has_version or is_flat
+    return is_configured or has_version or is_flat
 
 
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a configuration or a version."""
-    return _has_config(folder) or bool(ModelFolder(folder).versions)
+    return has_config(folder) or bool(ModelFolder(folder).versions)
 
 
-def _has_config(folder: Path) -> bool:
+def has_config(folder: Path) -> bool:
     return any((folder / name).is_file() for name in CONFIG_FILENAMES)

@@ -372,13 +372,9 @@ class ManagedVersion:
 
 
 def lost_interface(served: ModelConfig, new: ModelConfig, has_lost_batch_size: bool) -> str:
-    """What `new` no longer has and puts nothing in the place of; "" = nothing.
-
-    Args:
-        new: the configuration as it was completed from the model, which may have supplied what is not written.
-        has_lost_batch_size: max_batch_size was written for what is served, and is not any more. What was completed may
-            become less by itself, as memory does.
-    """
+    """What `new` no longer has and puts nothing in the place of; "" = nothing. `new`: as it was completed from the
+    model, which may have supplied what is not written. `has_lost_batch_size`: max_batch_size was written for what is
+    served, and is not any more. What was completed may become less by itself, as memory does."""
     parts = [
         *_lost_tensors("input", served.inputs, new.inputs),
         *_lost_tensors("output", served.outputs, new.outputs),

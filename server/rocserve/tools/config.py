@@ -16,7 +16,7 @@ from rocserve.backends.request_model import ModelCall
 from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
-from rocserve.config.model_folder import ModelFolder, no_version_text, select_versions
+from rocserve.config.model_folder import no_version_text, select_versions
 from rocserve.config.pbtxt import format_model_config
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
@@ -27,7 +27,7 @@ from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, load_on_engine
 from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.machine import ThisMachine
-from rocserve.repository.scan import CONFIG_FILENAMES
+from rocserve.repository.scanner import has_config, is_model
 from rocserve.repository.version_workers import worker_group
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
@@ -150,8 +150,8 @@ def _effective_config(
 ) -> tuple[list[ModelDefinition], str]:
     if not folder.is_dir():
         raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
-    if not ModelFolder(folder).versions and not _is_configured(folder):
-        models = sorted(child.name for child in folder.iterdir() if _is_configured(child))
+    if not is_model(folder):
+        models = sorted(child.name for child in folder.iterdir() if has_config(child))
         if models:
             raise invalid_argument(f"is a model repository; give the folder of one of its models: {', '.join(models)}")
     # As in a server, files may be links to a neighbour's.
@@ -168,10 +168,6 @@ def _effective_config(
         _header(definition, model.message) + format_model_config(definition.message)
         for definition, model in zip(complete, written.models, strict=True)
     )
-
-
-def _is_configured(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in CONFIG_FILENAMES)
 
 
 def _complete(definition: ModelDefinition, describe: Describe, strict: bool) -> ModelDefinition:

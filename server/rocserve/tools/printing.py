@@ -67,20 +67,13 @@ def table(
     return made
 
 
-def show(console: Console, made: Table) -> None:
-    """A table in its full width: on a narrow terminal its lines go on in the next, rather than lose figures."""
-    _print_lines(console, made, UNWRAPPED_WIDTH)
-
-
-def show_folded(console: Console, made: RenderableType) -> None:
-    """What may be folded to be as narrow as the terminal."""
-    _print_lines(console, made, console.width)
-
-
-def _print_lines(console: Console, made: RenderableType, width: int) -> None:
-    """Without the blanks that tables end their lines with, which a narrow terminal would show as empty lines."""
+def show(console: Console, made: RenderableType, *, is_folded: bool = False) -> None:
+    """A table in its full width: on a narrow terminal its lines go on in the next, rather than lose figures.
+    `is_folded`: it may be folded to be as narrow as the terminal."""
+    width = console.width if is_folded else UNWRAPPED_WIDTH
     for line in console.render_lines(made, console.options.update(width=width), pad=False):
         text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
+        # A narrow terminal would show the blanks that tables end their lines with as empty lines.
         text.rstrip()
         console.print(text, highlight=False, soft_wrap=True)
 

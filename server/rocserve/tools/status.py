@@ -17,7 +17,7 @@ from rich.text import Text
 from rocserve.core.errors import unavailable
 from rocserve.core.printable import printable
 from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, setting, text
-from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show_folded, table
+from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show, table
 from rocserve.tools.verb import Verb
 from rocserve_client import Client, IndexEntry, ModelStatistics, RocserveError, Tls
 
@@ -141,7 +141,7 @@ def run(options: StatusOptions, console: Console | None = None) -> None:
         except RocserveError as error:
             raise unavailable(_unreachable(url, error)) from None
         if options.once or not console.is_terminal:
-            show_folded(console, shown)
+            show(console, shown, is_folded=True)
             return
         last = shown
         with Live(last, console=console, auto_refresh=False) as live:

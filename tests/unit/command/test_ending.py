@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from rocserve.ending import Ending
+from rocserve.server import Ending
 
 LOG = logging.getLogger("rocserve.test.ending")
 

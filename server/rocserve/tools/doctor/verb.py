@@ -32,7 +32,7 @@ from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
 from rocserve.tools.doctor.machine import Finding, State, examine_machine, examine_software
 from rocserve.tools.doctor.trial import NETWORK, PIPELINE, TinyModel, try_engine
-from rocserve.tools.printing import ToolProgress, console_on, say, show_folded, size, table
+from rocserve.tools.printing import ToolProgress, console_on, say, show, size, table
 from rocserve.tools.verb import Verb, tool_log
 
 _ENGINE = partial(Finding, "engines")
@@ -169,7 +169,8 @@ def run_doctor(options: DoctorOptions) -> int:
     say(out, f"rocserve {rocserve.__version__}")
     for section, group in groupby(findings, key=lambda finding: finding.section):
         rows = [(one.name, _SHOWN[one.state], " ".join(one.text.split())) for one in group]
-        show_folded(out, table(section, ("", "", Column(overflow="fold")), rows, left=2, has_header=False))
+        found = table(section, ("", "", Column(overflow="fold")), rows, left=2, has_header=False)
+        show(out, found, is_folded=True)
     for advice in dict.fromkeys(finding.advice for finding in findings if finding.advice):
         say(out, f"advice: {advice}")
     say(out, f"{broken} broken" if broken else "nothing that is installed is broken")

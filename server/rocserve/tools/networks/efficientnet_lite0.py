@@ -164,7 +164,7 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _tensor
+            return lambda storage, offset, shape, steps, *_: _Tensor(storage, offset, shape, steps)
         if module == "torch" and name in _DATATYPES:
             return _DATATYPES[name]
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of weights")
@@ -172,7 +172,3 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> _Storage:
         _, datatype, key, _, count, _ = pid
         return _Storage(key, datatype, count)
-
-
-def _tensor(storage: _Storage, offset: int, shape: Sequence[int], steps: Sequence[int], *rest: object) -> _Tensor:
-    return _Tensor(storage, offset, shape, steps)

@@ -60,7 +60,19 @@ def _network(layers: Layers) -> tuple[str, str, str]:
     for number, (channels, blocks) in enumerate(_STAGES, start=1):
         tensor = _stage(layers, f"stage{number}", tensor, channels, blocks)
         stages.append(tensor)
-    return _neck(layers, stages[2], stages[3], _pyramid_pooling(layers, tensor))
+    tensor = _leaky_run(layers, "before_pools", tensor, ((512, 1), (1024, 3), (512, 1)))
+    pools = [
+        layers.node("MaxPool", [tensor], f"pool{size}", kernel_shape=[size] * 2, strides=[1, 1], pads=[size // 2] * 4)
+        for size in (13, 9, 5)
+    ]
+    pooled = layers.concatenation("pools", *pools, tensor)
+    coarse = _leaky_run(layers, "after_pools", pooled, ((512, 1), (1024, 3), (512, 1)))
+    # The neck carries the features of large areas up to the finer maps, and back down.
+    middle = _upsampled_join(layers, "up_middle", coarse, stages[3], 256)
+    fine = _upsampled_join(layers, "up_fine", middle, stages[2], 128)
+    middle = _downsampled_join(layers, "down_middle", fine, middle, 256)
+    coarse = _downsampled_join(layers, "down_coarse", middle, coarse, 512)
+    return _head(layers, "fine", fine, 256), _head(layers, "middle", middle, 512), _head(layers, "coarse", coarse, 1024)
 
 
 def _stage(layers: Layers, name: str, source: str, channels: int, blocks: int) -> str:
@@ -77,25 +89,6 @@ def _stage(layers: Layers, name: str, source: str, channels: int, blocks: int) -
         tensor = layers.node("Add", [tensor, inner], f"{name}_block{block}")
     tensor = _mish(layers, f"{name}_out", tensor, part, 1)
     return _mish(layers, f"{name}_join", layers.concatenation(f"{name}_parts", tensor, around), channels, 1)
-
-
-def _pyramid_pooling(layers: Layers, source: str) -> str:
-    tensor = _leaky_run(layers, "before_pools", source, ((512, 1), (1024, 3), (512, 1)))
-    pools = [
-        layers.node("MaxPool", [tensor], f"pool{size}", kernel_shape=[size] * 2, strides=[1, 1], pads=[size // 2] * 4)
-        for size in (13, 9, 5)
-    ]
-    pooled = layers.concatenation("pools", *pools, tensor)
-    return _leaky_run(layers, "after_pools", pooled, ((512, 1), (1024, 3), (512, 1)))
-
-
-def _neck(layers: Layers, fine: str, middle: str, coarse: str) -> tuple[str, str, str]:
-    """Carries the features of large areas up to the finer maps, and back down."""
-    middle = _upsampled_join(layers, "up_middle", coarse, middle, 256)
-    fine = _upsampled_join(layers, "up_fine", middle, fine, 128)
-    middle = _downsampled_join(layers, "down_middle", fine, middle, 256)
-    coarse = _downsampled_join(layers, "down_coarse", middle, coarse, 512)
-    return _head(layers, "fine", fine, 256), _head(layers, "middle", middle, 512), _head(layers, "coarse", coarse, 1024)
 
 
 def _upsampled_join(layers: Layers, name: str, coarse: str, fine: str, channels: int) -> str:

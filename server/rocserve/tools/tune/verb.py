@@ -204,7 +204,14 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
     # Before minutes of measuring, not after.
     path = config_path(model, options.model.config_name) if options.write else None
     if options.plot is not None:
-        _check_plot(options.plot)
+        try:
+            importlib.import_module("matplotlib")
+        except ImportError as error:
+            raise unavailable(f"--plot needs matplotlib ({error}); run: pip install 'rocserve[tools]'") from None
+        if options.plot.suffix.lower() != ".png":
+            raise invalid_argument(f"--plot: expected a name that ends in .png, got '{options.plot}'")
+        if not options.plot.absolute().parent.is_dir():
+            raise invalid_argument(f"--plot: the folder {options.plot.absolute().parent} does not exist")
     engine = main_engine(model, options.engine)
     with ToolProgress() as progress:
         swept = _sweep(model, engine, options, progress, log)
@@ -247,17 +254,6 @@ def _print_table(model: ToolModel, swept: Sweep, best: Recommendation | None, ou
     ]
     columns = ("instances", "batch", *LATENCY_COLUMNS, "")
     show(out, table(f"{model.source.name} on {swept.description}", columns, rows, left=0))
-
-
-def _check_plot(path: Path) -> None:
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise unavailable(f"--plot needs matplotlib ({error}); run: pip install 'rocserve[tools]'") from None
-    if path.suffix.lower() != ".png":
-        raise invalid_argument(f"--plot: expected a name that ends in .png, got '{path}'")
-    if not path.absolute().parent.is_dir():
-        raise invalid_argument(f"--plot: the folder {path.absolute().parent} does not exist")
 
 
 def _write(path: Path, model: ToolModel, engine: str, swept: Sweep, best: Measurement, out: Console) -> None:
