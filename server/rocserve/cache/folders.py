@@ -67,25 +67,6 @@ def try_lock(path: Path) -> FileLock | None:
         file.close()
 
 
-def wait_for_lock(path: Path, waiting: Callable[[], None]) -> FileLock:
-    """The lock, as soon as nobody else has it. `waiting`: called again and again while another has it; what it raises
-    ends the wait. Raises: OSError: the file cannot be written."""
-    while (lock := try_lock(path)) is None:
-        waiting()
-        # Not a blocking flock, which no signal handler of Python's would end.
-        time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
-    return lock
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process has the lock at this moment."""
-    try:
-        with path.open("r+b") as file:
-            return not hold(file, shared=False)
-    except OSError:
-        return False
-
-
 def hold(file: BinaryIO, *, shared: bool) -> bool:
     """Lock an open file until it is closed; False where another's lock is in the way. True on file systems without
     locks, where nothing better can be had."""
@@ -232,7 +213,10 @@ class FolderCache:
             return found
         try:
             make_private(self.place)
-            lock = wait_for_lock(self._hidden(name, _LOCK), waiting)
+            while (lock := try_lock(self._hidden(name, _LOCK))) is None:
+                waiting()
+                # Not a blocking flock, which no signal handler of Python's would end.
+                time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
             try:
                 with suppress(_DamagedError):
                     found = self._open(name)
@@ -260,8 +244,12 @@ class FolderCache:
 
     def being_made(self) -> Sequence[str]:
         """The names that a process has locked."""
-        locks = self.place.glob(f".*{_LOCK}")
-        return [lock.name[1:].removesuffix(_LOCK) for lock in locks if is_locked(lock)]
+        names = []
+        for lock in self.place.glob(f".*{_LOCK}"):
+            with suppress(OSError), lock.open("r+b") as file:
+                if not hold(file, shared=False):
+                    names.append(lock.name[1:].removesuffix(_LOCK))
+        return names
 
     def remove(self, name: str) -> bool:
         """Whether it is gone now: one that a process makes or uses stays. Raises: ServeError: UNAVAILABLE, the place

@@ -8,9 +8,6 @@ from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO, ROCM
 
-_NAMES_A_FOLDER = frozenset({"cache_dir"})
-"""Where OpenVINO's provider writes to."""
-
 _OF_PROVIDERS = frozenset(
     name for kind in (CUDA, ROCM, OPENVINO, MIGRAPHX_PROVIDER) for name in (*kind.options, *kind.passed_over)
 )
@@ -39,7 +36,8 @@ _OF_SESSIONS = frozenset(
 """Of ONNX Runtime's own session entries only numbers and switches: others name folders to read weights from, or files
 that are written."""
 
-REQUEST_PARAMETERS = migraphx_options.REQUEST_PARAMETERS | _OF_SESSIONS | (_OF_PROVIDERS - _NAMES_A_FOLDER)
+# OpenVINO's cache_dir names a folder that is written to.
+REQUEST_PARAMETERS = migraphx_options.REQUEST_PARAMETERS | _OF_SESSIONS | (_OF_PROVIDERS - {"cache_dir"})
 
 
 BACKEND = BackendSpec(

@@ -48,9 +48,6 @@ class DecoderLimits:
     max_width: int = 1000
     max_height: int = 1000
 
-    def fits(self, width: int, height: int) -> bool:
-        return (not self.max_width or width <= self.max_width) and (not self.max_height or height <= self.max_height)
-
     def scaling_factor(self, width: int, height: int) -> tuple[int, int]:
         """For a JPEG: numerator and denominator of libjpeg's largest factor that fits, which may also enlarge. Raises:
         ImageError: not even an eighth fits."""

@@ -149,9 +149,9 @@ def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) 
         raise ImageError(f"it is a PNG that OpenCV cannot read: {error.err}") from None
     if pixels is None:
         raise ImageError("Corrupt PNG data: its pixels are damaged or end too early")
-    height, width = pixels.shape[:2]
-    if not limits.fits(width, height):
-        pixels = cv2.resize(pixels, limits.bounded(width, height), interpolation=cv2.INTER_AREA)
+    size = (pixels.shape[1], pixels.shape[0])
+    if (bounded := limits.bounded(*size)) != size:
+        pixels = cv2.resize(pixels, bounded, interpolation=cv2.INTER_AREA)
     return in_color_format(cast(Pixels, pixels), color_format)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from rocserve.backends.rocal.operations.base import (
     Values,
     in_place,
 )
-from rocserve.backends.rocal.sampling import BilinearPlaces, NearestPlaces
+from rocserve.backends.rocal.sampling import bilinear_places, nearest_places
 
 _PLACES = 8
 """Of each kind of operation, the places that are kept ready; each are as large as some images."""
@@ -78,13 +79,13 @@ def _lens_correction(pixels: Pixels, camera_matrix: tuple[float, ...], distortio
     `camera_matrix` is [fx, cx, fy, cy], in pixels of the image that the operation sees; `distortion_coeffs` is
     [k1, k2, p1, p2, k3].
     """
-    return _undistorted_places(*pixels.shape[:2], camera_matrix, distortion_coeffs).read(pixels)
+    return _undistorted_places(*pixels.shape[:2], camera_matrix, distortion_coeffs)(pixels)
 
 
 @lru_cache(_PLACES)
 def _undistorted_places(
     height: int, width: int, camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]
-) -> BilinearPlaces:
+) -> Callable[[Pixels], Pixels]:
     focal_x, centre_x, focal_y, centre_y = (np.float32(number) for number in camera_matrix)
     k1, k2, p1, p2, k3 = (np.float32(number) for number in distortion_coeffs)
     determinant = np.float32(1) / (focal_x * focal_y)
@@ -98,7 +99,7 @@ def _undistorted_places(
     tangential_x = _fma(p2, _fma(np.float32(2), x * x, squares), _fma(x, radial, p1 * twice))
     tangential_y = _fma(p1, _fma(np.float32(2), y * y, squares), _fma(y, radial, p2 * twice))
     columns, rows = _fma(focal_x, tangential_x, centre_x), _fma(focal_y, tangential_y, centre_y)
-    return BilinearPlaces(rows, columns, height, width)
+    return bilinear_places(rows, columns, height, width)
 
 
 def _fma(factor: Pixels | np.float32, other: Pixels | np.float32, summand: Pixels | np.float32) -> Pixels:
@@ -164,7 +165,7 @@ def _move(
     source has; they are the top left of the result.
     """
     source = image.valid
-    return _affine_places(*source.shape[:2], matrix, interpolation_type == "LINEAR").read(source)
+    return _affine_places(*source.shape[:2], matrix, interpolation_type == "LINEAR")(source)
 
 
 def _moved_extent(source: ResultExtent, dest_width: int, dest_height: int, **others: Any) -> ResultExtent:
@@ -172,14 +173,12 @@ def _moved_extent(source: ResultExtent, dest_width: int, dest_height: int, **oth
 
 
 @lru_cache(_PLACES)
-def _affine_places(
-    height: int, width: int, matrix: tuple[float, ...], is_linear: bool
-) -> BilinearPlaces | NearestPlaces:
+def _affine_places(height: int, width: int, matrix: tuple[float, ...], is_linear: bool) -> Callable[[Pixels], Pixels]:
     steps = tuple(float(np.float32(number)) for number in matrix)
     if is_linear:
-        return BilinearPlaces(*_rows_and_columns(steps, height, width, lanes=8), height, width)
+        return bilinear_places(*_rows_and_columns(steps, height, width, lanes=8), height, width)
     rows, columns = _rows_and_columns(steps, height, width, lanes=4)
-    return NearestPlaces(_nearest(rows), _nearest(columns), height, width)
+    return nearest_places(_nearest(rows), _nearest(columns), height, width)
 
 
 def _rows_and_columns(matrix: tuple[float, ...], height: int, width: int, lanes: int) -> tuple[Pixels, Pixels]:
