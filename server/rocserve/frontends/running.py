@@ -22,8 +22,7 @@ from rocserve.observability.failures import LoopErrors
 from rocserve.plane import anonymous_file
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.access import Access
-from rocserve.services.forwarded_headers import header_forwarding
-from rocserve.services.inference import InferenceService
+from rocserve.services.inference import InferenceService, header_forwarding
 from rocserve.services.methods import Method, on_loop
 from rocserve.services.queries import Readiness
 from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, default_front_ends

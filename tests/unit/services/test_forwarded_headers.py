@@ -8,7 +8,7 @@ import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import RequestHead
-from rocserve.services.forwarded_headers import HeaderForwarding, header_forwarding
+from rocserve.services.inference import HeaderForwarding, header_forwarding
 
 HEAD = RequestHead("m", "", (), (), {"kept": 1, "my_header": "from the request"})
 

@@ -24,8 +24,7 @@ from rocserve.frontends.grpc.transport import (
 )
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.access import Restriction
-from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import NOT_FOR_DECOUPLED, Inference, RequestOrigin
+from rocserve.services.inference import NOT_FOR_DECOUPLED, HeaderForwarding, Inference, RequestOrigin
 
 
 class InferenceHandlers:

@@ -43,8 +43,7 @@ from rocserve.frontends.http.infer_bodies import (
 from rocserve.frontends.http.request import JSON, PLAIN, Request, Response, error_response
 from rocserve.plane.loop import TimerHandle
 from rocserve.scheduling.batch import send_copied
-from rocserve.services.forwarded_headers import HeaderForwarding
-from rocserve.services.inference import NOT_FOR_DECOUPLED, ClientResponder, Inference, RequestOrigin
+from rocserve.services.inference import NOT_FOR_DECOUPLED, ClientResponder, HeaderForwarding, Inference, RequestOrigin
 from rocserve.services.methods import Method
 from rocserve.settings import HttpSettings
 

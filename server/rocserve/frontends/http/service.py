@@ -42,7 +42,7 @@ from rocserve.observability.failures import RequestFailures
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
 from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, Restriction
-from rocserve.services.forwarded_headers import header_forwarding
+from rocserve.services.inference import header_forwarding
 from rocserve.services.methods import Method
 from rocserve.settings import ServerSettings
 

@@ -26,7 +26,7 @@ from rocserve.frontends.grpc.transport import (
     full_name,
 )
 from rocserve.frontends.processes import entries
-from rocserve.frontends.processes.link_end import FrontLinkEnd
+from rocserve.frontends.processes.entries import FrontLinkEnd
 from rocserve.plane.heap import HeapFull
 from rocserve.services.access import PROTOCOLS
 from rocserve.workers.entries import ENTRY

@@ -20,8 +20,15 @@ from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes import entries
-from rocserve.frontends.processes.entries import AnswerHead, input_places, write_head
-from rocserve.frontends.processes.link_end import FrontLinkEnd, framed, numbers, read
+from rocserve.frontends.processes.entries import (
+    AnswerHead,
+    FrontLinkEnd,
+    framed,
+    input_places,
+    numbers,
+    read,
+    write_head,
+)
 from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import SocketRinger, sleep_word

@@ -34,7 +34,7 @@ from rocserve.plane import anonymous_file
 from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop, default_spin
 from rocserve.services.access import GRPC_HEADER_PREFIX, restrictions
-from rocserve.services.forwarded_headers import header_forwarding
+from rocserve.services.inference import header_forwarding
 from rocserve.settings import ServerSettings
 from rocserve.workers.entries import ENTRY
 

@@ -23,8 +23,16 @@ from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlac
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import Metadata, Route, StreamReceiver, UnaryRoute
 from rocserve.frontends.processes import entries
-from rocserve.frontends.processes.entries import AnswerHead, input_places, read_head
-from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, framed, numbers, read
+from rocserve.frontends.processes.entries import (
+    LARGEST_SHARED,
+    AnswerHead,
+    FrontLinkEnd,
+    framed,
+    input_places,
+    numbers,
+    read,
+    read_head,
+)
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
