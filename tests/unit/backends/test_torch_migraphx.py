@@ -91,9 +91,12 @@ def test_each_shape_is_lowered_once_and_loaded_from_its_file(
         turned = torch.from_numpy(np.asfortranarray(x[:3]))
         np.testing.assert_allclose(program.call([turned])["scores"], scores[:3], atol=1e-6)
         program.call([torch.from_numpy(x[:15])])
-    assert (lowerings.shapes[-1], lowerings.options) == ((15, 4), [{"fp16": True}]), (
-        "a shape without a file is lowered when it comes"
-    )
+        lowerings.factor = 2.0
+        for _ in range(2):
+            with pytest.raises(ServeError, match=r"other numbers than PyTorch: the relative error of output 0 is 1,"):
+                program.call([torch.from_numpy(x[:14])])
+    assert lowerings.shapes[-2:] == [(15, 4), (14, 4)], "a shape without a file is lowered when it comes, once"
+    assert lowerings.options == [{"fp16": True}] * 2
 
 
 def test_a_child_process_lowers_it_once(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from rocserve.backends.pytorch.program import (
     read_exported,
 )
 from rocserve.cache.folders import cache_directory
-from rocserve.core.errors import unavailable
+from rocserve.core.errors import ServeError, unavailable
 from rocserve.jobs.messages import Report
 from rocserve.settings import EngineSettings
 
@@ -145,20 +146,37 @@ def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], 
     def compiled(module: Any) -> Callable[..., Any]:
         by_shapes: dict[Shapes, Callable[..., Any]] = {}
 
+        def made(shapes: Shapes, values: Any) -> Callable[..., Any]:
+            file = lowered.get(shapes)
+            compiler = _lowering(options, file) if saves or file is None else _loaded(file)
+            # Its own checks of inputs, which are no graph, stay out: a file is of one whole graph.
+            run: Callable[..., Any] = torch.compile(module.forward, backend=compiler, fullgraph=True, dynamic=False)
+            if file is None:
+                (args, kwargs), (others, by_name) = (
+                    pytree.tree_map_only(torch.Tensor, torch.clone, values) for _ in range(2)
+                )
+                found, expected = outputs_of(run(*args, **kwargs)), outputs_of(module(*others, **by_name))
+                try:
+                    _check(found, expected, {precision, *program.signature.precision.split(", ")})
+                except ServeError as error:
+                    return partial(_refuse, error.text)
+            return run
+
         def call(*args: Any, **kwargs: Any) -> Any:
             leaves = pytree.tree_leaves((args, kwargs))
             shapes = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
             if shapes not in by_shapes:
-                file = lowered.get(shapes)
-                compiler = _lowering(options, file) if saves or file is None else _loaded(file)
-                # Its own checks of inputs, which are no graph, stay out: a file is of one whole graph.
-                by_shapes[shapes] = torch.compile(module.forward, backend=compiler, fullgraph=True, dynamic=False)
+                by_shapes[shapes] = made(shapes, (args, kwargs))
             return by_shapes[shapes](*args, **kwargs)
 
         return call
 
     program = open_exported(exported, None, compiled)
     return replace(program, signature=replace(program.signature, precision=precision)) if options else program
+
+
+def _refuse(text: str, *args: Any, **kwargs: Any) -> Any:
+    raise unavailable(text)
 
 
 def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
