@@ -63,7 +63,13 @@ class ProgramLayout:
 
     def signature(self, batching: bool) -> Signature:
         """The signature of all programs of the model: any batch size, where there is one."""
-        return Signature(_specs(self.inputs, batching), _specs(self.outputs, batching), batching)
+        inputs, outputs = (
+            tuple(
+                TensorSpec(one.name, one.datatype, (-1, *one.shape[1:]) if batching else one.shape) for one in tensors
+            )
+            for tensors in (self.inputs, self.outputs)
+        )
+        return Signature(inputs, outputs, batching)
 
     def check_batch(self, batch_size: int, model_name: str) -> None:
         """Raises: ServeError: INVALID_ARGUMENT; the first dimension of an input or output is not the batch, or the
@@ -157,13 +163,6 @@ def _served(name: str, what: str, tensor: ProgramTensor, nhwc: bool, by_values: 
     return ServedTensor(name, datatype, (batch, height, width, channels), channels_last=True)
 
 
-def _specs(tensors: Iterable[ServedTensor], batching: bool) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(tensor.name, tensor.datatype, (-1, *tensor.shape[1:]) if batching else tensor.shape)
-        for tensor in tensors
-    )
-
-
 NO_ROOM: Arrays = {}
 
 
@@ -201,28 +200,28 @@ class LoadedProgram:
             self.run_into(zeros, [None] * len(self.layout.outputs))
 
     def _staged_inputs(self, inputs: Arrays) -> dict[str, Array]:
-        return {tensor.name: self._staged(tensor, inputs[tensor.name]) for tensor in self.layout.inputs}
-
-    def _staged(self, tensor: ServedTensor, given: Array) -> Array:
         """The rows as the program wants them: themselves where they are so already, else copied and padded."""
-        rows = max(len(given), self.rows.least) if self.rows else 0
-        flags = given.flags
-        if not tensor.channels_last and flags.c_contiguous and flags.aligned and (not rows or rows == len(given)):
-            return given
-        staging = self._staging.get(tensor.name)
-        if staging is None:
-            # Zeros, not just any bytes: what pads a batch is computed on, and an index must be one.
-            shape = _with_rows(tensor.program_shape, self.rows.most if self.rows else 0)
-            staging = self._staging[tensor.name] = np.zeros(shape, tensor.datatype.numpy_dtype)
-        if not rows:
-            as_client(staging, tensor)[...] = given
-            return staging
-        staging = staging[:rows]
-        destination = as_client(staging, tensor)
-        destination[: len(given)] = given
-        if self._pad_with_first_row:
-            destination[len(given) :] = given[:1]
-        return staging
+        wanted = {}
+        for tensor in self.layout.inputs:
+            given = wanted[tensor.name] = inputs[tensor.name]
+            rows = max(len(given), self.rows.least) if self.rows else 0
+            flags = given.flags
+            if not tensor.channels_last and flags.c_contiguous and flags.aligned and (not rows or rows == len(given)):
+                continue
+            staging = self._staging.get(tensor.name)
+            if staging is None:
+                # Zeros, not just any bytes: what pads a batch is computed on, and an index must be one.
+                shape = _with_rows(tensor.program_shape, self.rows.most if self.rows else 0)
+                staging = self._staging[tensor.name] = np.zeros(shape, tensor.datatype.numpy_dtype)
+            staging = wanted[tensor.name] = staging[:rows] if rows else staging
+            destination = as_client(staging, tensor)
+            if not rows:
+                destination[...] = given
+                continue
+            destination[: len(given)] = given
+            if self._pad_with_first_row:
+                destination[len(given) :] = given[:1]
+        return wanted
 
 
 def _with_rows(shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
