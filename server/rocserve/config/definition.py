@@ -39,7 +39,6 @@ from rocserve.core.requests import Signature
 from rocserve.presets import PREPROCESS
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-_TO_ONNX = "export the model to ONNX and use platform 'onnx_onnxv1'"
 _NVIDIAS = "such engines run on NVIDIA's GPUs only; serve the ONNX model that it was made from"
 _OWN_SERVER = "serve it with that project's own server, or call it in a Python model"
 _FOREIGN = {

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -81,13 +82,13 @@ class Listing:
         return (self.path / path).exists()
 
 
+@dataclass(frozen=True, eq=False)
 class ModelFolder:
     """Opens what a configuration names only within the model's folder, or the repository that it is in."""
 
-    def __init__(self, path: Path, repository: Path | None = None) -> None:
-        """`repository`: links may lead to elsewhere in it; None: they stay in the model's folder."""
-        self.path = path
-        self._repository = repository
+    path: Path
+    repository: Path | None = None
+    """Links may lead to elsewhere in it; None: they stay in the model's folder."""
 
     @cached_property
     def listing(self) -> Listing:
@@ -143,7 +144,7 @@ class ModelFolder:
 
     @cached_property
     def _roots(self) -> tuple[Path, ...]:
-        return tuple(root.resolve() for root in (self.path, self._repository) if root is not None)
+        return tuple(root.resolve() for root in (self.path, self.repository) if root is not None)
 
 
 def is_so(ask: Callable[[], bool]) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
@@ -48,77 +48,98 @@ def check_model_config(message: ModelConfig) -> None:
 def check_readable(message: ModelConfig) -> None:
     """What must be right for the configuration to be taken at all: its scheduling, and that it names what serves it.
     Raises: ServeError: INVALID_ARGUMENT with the first fault."""
+    for fault in _unreadable(message):
+        raise invalid_argument(fault)
+
+
+def check_loadable(message: ModelConfig) -> None:
+    """What Triton checks when it loads a version: tensors and instance groups. Raises: ServeError: INVALID_ARGUMENT
+    with the first fault."""
+    for fault in _unloadable(message):
+        raise invalid_argument(fault)
+
+
+def _unreadable(message: ModelConfig) -> Iterator[str]:
     if not message.name:
-        raise invalid_argument("model configuration must specify 'name'")
+        yield "model configuration must specify 'name'"
     if message.name in (".", "..") or "/" in message.name or not message.name.isprintable():
-        raise invalid_argument(
+        yield (
             f"a model cannot have the name '{printable(message.name)}': it must be one that a folder may have, of"
             " characters that can be printed"
         )
     # That a backend exists is checked elsewhere.
     is_ensemble = message.platform == ENSEMBLE_PLATFORM
     if is_ensemble and message.backend:
-        raise invalid_argument(
-            f"Ensemble model '{message.name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
-        )
+        yield f"Ensemble model '{message.name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
     if message.HasField("ensemble_scheduling") and not is_ensemble:
-        raise invalid_argument(
-            f"ensemble scheduling cannot be set for model '{message.name}' whose platform is not {ENSEMBLE_PLATFORM}"
-        )
+        yield f"ensemble scheduling cannot be set for model '{message.name}' whose platform is not {ENSEMBLE_PLATFORM}"
     if is_ensemble and not message.HasField("ensemble_scheduling"):
-        raise invalid_argument(
-            f"ensemble scheduling must be set for ensemble {message.name} whose platform is {ENSEMBLE_PLATFORM}"
-        )
+        yield f"ensemble scheduling must be set for ensemble {message.name} whose platform is {ENSEMBLE_PLATFORM}"
     if not message.platform and not message.backend:
-        raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")
+        yield f"must specify 'platform' or 'backend' for '{message.name}'"
     if message.max_batch_size < 0:
-        raise invalid_argument(f"'max_batch_size' must be non-negative value for {message.name}")
+        yield f"'max_batch_size' must be non-negative value for {message.name}"
     if message.HasField("dynamic_batching"):
-        _check_dynamic_batching(message.dynamic_batching, message)
+        yield from _dynamic_batching_faults(message.dynamic_batching, message)
     if message.HasField("sequence_batching"):
         check_sequence_batching(message)
     if message.HasField("ensemble_scheduling"):
         check_step_count(message)
         check_ensemble_scheduling(message)
     if message.model_transaction_policy.decoupled and message.response_cache.enable:
-        raise invalid_argument(
+        yield (
             f"Response Cache does not currently support model {message.name} with 'decoupled' transaction policy."
             " Please disable the response cache."
         )
-    _check_model_metrics(message)
+    for control in message.model_metrics.metric_control:
+        if not control.HasField("metric_identifier"):
+            yield "metric control must specify 'metric_identifier'"
+        if not control.metric_identifier.family:
+            yield "metric identifier must specify non-empty 'family'"
+        if not control.HasField("histogram_options"):
+            yield "metric control must specify 'histogram_options'"
+        if not control.histogram_options.buckets:
+            yield "histogram options must specify non-empty 'buckets'"
+        if any(math.isnan(bucket) for bucket in control.histogram_options.buckets):
+            yield "histogram options must specify 'buckets' that are numbers"
 
 
-def check_loadable(message: ModelConfig) -> None:
-    """What Triton checks when it loads a version: tensors and instance groups. Raises: ServeError: INVALID_ARGUMENT
-    with the first fault."""
+def _unloadable(message: ModelConfig) -> Iterator[str]:
     for tensor in message.input:
-        _check_tensor(tensor, "model input ", message)
+        yield from _tensor_faults(tensor, "model input ", message)
         if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
-            raise invalid_argument(f"model input NHWC/NCHW require 3 dims for {message.name}")
+            yield f"model input NHWC/NCHW require 3 dims for {message.name}"
     for output in message.output:
-        _check_tensor(output, "model output ", message)
-    _check_unique("model input", [tensor.name for tensor in message.input], message.name)
-    _check_unique("model output", [tensor.name for tensor in message.output], message.name)
+        yield from _tensor_faults(output, "model output ", message)
+    for what, tensors in (("input", message.input), ("output", message.output)):
+        for name, count in Counter(tensor.name for tensor in tensors).items():
+            if count > 1:
+                yield f"model {what} '{name}' is specified {count} times for {message.name}; each name may stand once"
     check_batch_tensors(message)
     check_bounds(message)
-    _check_instance_groups(message)
+    if message.HasField("ensemble_scheduling"):
+        return
+    if not message.instance_group:
+        yield f"must specify one or more 'instance group's for {message.name}"
+    for group in message.instance_group:
+        who, kind = f"instance group {group.name} of model {message.name}", ModelInstanceGroup.Kind.Name(group.kind)
+        if kind in ("KIND_MODEL", "KIND_CPU") and group.gpus:
+            yield f"{who} has kind {kind} but specifies one or more GPUs"
+        if any(gpu < 0 for gpu in group.gpus):
+            yield (
+                f"{who} specifies invalid or unsupported gpu id {min(group.gpus)}; expected the numbers of GPUs, from 0"
+            )
 
 
-def _check_unique(what: str, names: Iterable[str], model: str) -> None:
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise invalid_argument(f"{what} '{name}' is specified {count} times for {model}; each name may stand once")
-
-
-def _check_tensor(tensor: ModelInput | ModelOutput, prefix: str, message: ModelConfig) -> None:
+def _tensor_faults(tensor: ModelInput | ModelOutput, prefix: str, message: ModelConfig) -> Iterator[str]:
     fault = _tensor_fault(tensor, message.max_batch_size)
     if fault:
         named = f"{prefix}'{tensor.name}' " if tensor.name else prefix
-        raise invalid_argument(f"{named}{fault} for {message.name}")
+        yield f"{named}{fault} for {message.name}"
     if tensor.is_shape_tensor:
-        raise invalid_argument(f"shape tensors are only supported for TensorRT platform for {message.name}")
+        yield f"shape tensors are only supported for TensorRT platform for {message.name}"
     if tensor.is_non_linear_format_io:
-        raise invalid_argument(f"Non-linear IO format is only supported for the TensorRT platform for {message.name}")
+        yield f"Non-linear IO format is only supported for the TensorRT platform for {message.name}"
 
 
 def _tensor_fault(tensor: ModelInput | ModelOutput, max_batch_size: int) -> str:
@@ -158,57 +179,26 @@ def _is_dimension(dim: int) -> bool:
     return dim >= 1 or dim == _VARIABLE
 
 
-def _check_dynamic_batching(batching: ModelDynamicBatching, message: ModelConfig) -> None:
+def _dynamic_batching_faults(batching: ModelDynamicBatching, message: ModelConfig) -> Iterator[str]:
     name = message.name
     for size in batching.preferred_batch_size:
         if size <= 0:
-            raise invalid_argument(f"dynamic batching preferred size must be positive for {name}")
+            yield f"dynamic batching preferred size must be positive for {name}"
         if size > message.max_batch_size:
-            raise invalid_argument(f"dynamic batching preferred size must be <= max batch size for {name}")
+            yield f"dynamic batching preferred size must be <= max batch size for {name}"
     levels = batching.priority_levels
     if levels:
         if not 1 <= batching.default_priority_level <= levels:
-            raise invalid_argument(f"default priority level must be in range [1, {levels}] for {name}")
+            yield f"default priority level must be in range [1, {levels}] for {name}"
         if not all(1 <= level <= levels for level in batching.priority_queue_policy):
-            raise invalid_argument(f"priority queue policy must have priority level in range [1, {levels}] for {name}")
+            yield f"priority queue policy must have priority level in range [1, {levels}] for {name}"
     if not batching.preserve_ordering:
         return
     if levels > 1:
-        raise invalid_argument(f"Only one priority level is allowed when 'preserve_ordering' is true for {name}")
+        yield f"Only one priority level is allowed when 'preserve_ordering' is true for {name}"
     for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values()):
         if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
-            raise invalid_argument(
-                f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
-            )
-
-
-def _check_instance_groups(message: ModelConfig) -> None:
-    if message.HasField("ensemble_scheduling"):
-        return
-    if not message.instance_group:
-        raise invalid_argument(f"must specify one or more 'instance group's for {message.name}")
-    for group in message.instance_group:
-        who, kind = f"instance group {group.name} of model {message.name}", ModelInstanceGroup.Kind.Name(group.kind)
-        if kind in ("KIND_MODEL", "KIND_CPU") and group.gpus:
-            raise invalid_argument(f"{who} has kind {kind} but specifies one or more GPUs")
-        if any(gpu < 0 for gpu in group.gpus):
-            raise invalid_argument(
-                f"{who} specifies invalid or unsupported gpu id {min(group.gpus)}; expected the numbers of GPUs, from 0"
-            )
-
-
-def _check_model_metrics(message: ModelConfig) -> None:
-    for control in message.model_metrics.metric_control:
-        if not control.HasField("metric_identifier"):
-            raise invalid_argument("metric control must specify 'metric_identifier'")
-        if not control.metric_identifier.family:
-            raise invalid_argument("metric identifier must specify non-empty 'family'")
-        if not control.HasField("histogram_options"):
-            raise invalid_argument("metric control must specify 'histogram_options'")
-        if not control.histogram_options.buckets:
-            raise invalid_argument("histogram options must specify non-empty 'buckets'")
-        if any(math.isnan(bucket) for bucket in control.histogram_options.buckets):
-            raise invalid_argument("histogram options must specify 'buckets' that are numbers")
+            yield f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
 
 
 _SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"}

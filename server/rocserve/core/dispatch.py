@@ -79,20 +79,15 @@ class Dispatcher:
             responder.send(error)
         else:
             if request.head.has_strings:
-                request.element_faults = yield from _count(request)
+                faults: list[str] = []
+                for entry, data in zip(request.head.inputs, request.data, strict=True):
+                    is_counted = entry.datatype == DataType.BYTES.value
+                    faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
+                request.element_faults = faults
             self._hand_over(request, responder)
         if key is not None:
             for behind in self._unprepared.pop(key):
                 self.dispatch(*behind)
-
-
-def _count(request: InferRequest) -> Generator[None, None, list[str]]:
-    """The fault of the elements of each input."""
-    faults: list[str] = []
-    for entry, data in zip(request.head.inputs, request.data, strict=True):
-        is_counted = entry.datatype == DataType.BYTES.value
-        faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
-    return faults
 
 
 def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Responder, parent: Trace | None) -> None:

@@ -37,9 +37,9 @@ _LARGEST_BLOCK = 32 << 20
 """Bytes, the most that glibc takes from its heaps; larger ones are mapped, each for itself."""
 
 
-def private_bytes(statm: Path = Path("/proc/self/statm")) -> int:
+def private_bytes() -> int:
     """The memory of this process alone, without what it shares with workers (proc_pid_statm(5))."""
-    _, resident, shared = map(int, statm.read_text().split()[:3])
+    _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -15,18 +15,8 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from watchdog.events import (
-    DirCreatedEvent,
-    DirDeletedEvent,
-    DirModifiedEvent,
-    DirMovedEvent,
-    FileCreatedEvent,
-    FileDeletedEvent,
-    FileModifiedEvent,
-    FileMovedEvent,
-    FileSystemEvent,
-    FileSystemEventHandler,
-)
+from watchdog import events
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
@@ -37,14 +27,9 @@ _END_SECONDS = 5.0
 
 # Reading a model must wake nobody, so neither opened files nor those closed after reading are asked for.
 _CHANGES: list[type[FileSystemEvent]] = [
-    DirCreatedEvent,
-    DirDeletedEvent,
-    DirModifiedEvent,
-    DirMovedEvent,
-    FileCreatedEvent,
-    FileDeletedEvent,
-    FileModifiedEvent,
-    FileMovedEvent,
+    getattr(events, f"{kind}{change}Event")
+    for kind in ("Dir", "File")
+    for change in ("Created", "Deleted", "Modified", "Moved")
 ]
 
 

@@ -100,8 +100,8 @@ _SSL_HELP = "serve TLS only"
 _MUTUAL_HELP = "serve TLS only, to clients that show a certificate"
 
 
-def tls(default: T, kind: Kind, help_text: str, name: str = "") -> T:
-    return flag(default, kind, help_text, name=name, group="TLS")
+def tls(default: T, kind: Kind, help_text: str) -> T:
+    return flag(default, kind, help_text, group="TLS")
 
 
 def connection(default: T, kind: Kind, help_text: str, name: str = "") -> T:

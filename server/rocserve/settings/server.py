@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from itertools import chain
@@ -153,9 +153,9 @@ class EngineSettings:
     )
 
 
-def engine_settings(environment: Mapping[str, str] = os.environ) -> EngineSettings:
+def engine_settings() -> EngineSettings:
     """What holds where no flag says otherwise."""
-    return EngineSettings(migraphx_root=environment.get("ROCSERVE_MIGRAPHX_ROOT", ""))
+    return EngineSettings(migraphx_root=os.environ.get("ROCSERVE_MIGRAPHX_ROOT", ""))
 
 
 KEEP_USER = "same"

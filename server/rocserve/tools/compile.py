@@ -244,7 +244,14 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
             # Another than the cache's, where that could not take it.
             folders.append(str(compiled.program.path.parents[2]))
             if output:
-                _copy(compiled.program.path, output_path(output, recipe))
+                target = output_path(output, recipe)
+                mask = os.umask(0o022)
+                os.umask(mask)
+                try:
+                    with compiled.program.path.open("rb") as source, replacing(target, 0o666 & ~mask) as copy:
+                        shutil.copyfileobj(source, copy)
+                except OSError as error:
+                    raise unavailable(f"cannot write {target}: {error.strerror or error}") from None
             progress.done()
     title = f"{model.source.name} on MIGraphX {context.library.version}, {context.place}"
     show(out, table(title, _COLUMNS, rows, left=3))
@@ -272,16 +279,6 @@ def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:
 
 def output_path(output: str, recipe: ProgramRecipe) -> Path:
     return Path(output.replace(BATCH, str(recipe.batch_size or recipe.largest_batch)))
-
-
-def _copy(program: Path, target: Path) -> None:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    try:
-        with program.open("rb") as source, replacing(target, 0o666 & ~mask) as copy:
-            shutil.copyfileobj(source, copy)
-    except OSError as error:
-        raise unavailable(f"cannot write {target}: {error.strerror or error}") from None
 
 
 VERB = Verb(

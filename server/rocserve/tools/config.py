@@ -157,7 +157,15 @@ def _effective_config(
     # As in a server, files may be links to a neighbour's.
     reading = FolderReading(folder, registry, config_name=config_name, strict=strict, repository=folder.parent)
     written = reading.written()
-    complete = [_complete(definition, describe, strict) for definition in reading.definitions(written)]
+    complete: list[ModelDefinition] = []
+    for definition in reading.definitions(written):
+        signature = None
+        if definition.backend is not None:
+            versions = select_versions(definition.config.version_policy, definition.files.versions)
+            if not versions:
+                raise invalid_argument(no_version_text(definition.config))
+            signature = describe(definition, versions[-1])
+        complete.append(complete_definition(definition, signature, strict=strict))
     # The members of a chain lie in its own folder, so the whole of it can be checked; other ensembles' do not.
     if len(complete) > 1:
         members: Mapping[str, ModelConfig] = {definition.name: definition.config for definition in complete}
@@ -168,15 +176,6 @@ def _effective_config(
         _header(definition, model.message) + format_model_config(definition.message)
         for definition, model in zip(complete, written.models, strict=True)
     )
-
-
-def _complete(definition: ModelDefinition, describe: Describe, strict: bool) -> ModelDefinition:
-    if definition.backend is None:
-        return complete_definition(definition, None, strict=strict)
-    versions = select_versions(definition.config.version_policy, definition.files.versions)
-    if not versions:
-        raise invalid_argument(no_version_text(definition.config))
-    return complete_definition(definition, describe(definition, versions[-1]), strict=strict)
 
 
 def _header(definition: ModelDefinition, written: messages.ModelConfig) -> str:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, Self, TextIO, cast
+from typing import IO, BinaryIO, Self, cast
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.console import Console, RenderableType
@@ -35,9 +35,9 @@ def say(console: Console, text: str = "") -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def complain(text: str, file: TextIO | None = None) -> None:
+def complain(text: str) -> None:
     """One line on standard error, even of a text that has several."""
-    print(" ".join(text.split()), file=file or sys.stderr)
+    print(" ".join(text.split()), file=sys.stderr)
 
 
 def table(
@@ -105,11 +105,10 @@ class _Steps(MofNCompleteColumn):
 
 
 class ToolProgress:
-    """A context."""
+    """On standard error. A context."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        """`console`: standard error's when left out."""
-        self._console = console or console_on(sys.stderr)
+    def __init__(self) -> None:
+        self._console = console_on(sys.stderr)
         self._bar: Progress | None = None
         self._last = ""
         if self._console.is_terminal:

@@ -41,27 +41,34 @@ def draw(
         _draw_line(axes, list(group), instances, _COLOURS[number % len(_COLOURS)], below=number % 2 == 1)
     slowest = max(one.latency.p95 for one in measurements)
     if latency_budget_ms is not None and latency_budget_ms <= _FURTHEST_BUDGET * slowest:
-        _draw_budget(axes, latency_budget_ms)
+        axes.axvline(latency_budget_ms, color=_SOFT, linewidth=1, linestyle="--", zorder=1)
+        axes.annotate(
+            f"budget {latency_budget_ms:g} ms",
+            (latency_budget_ms, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4, -4),
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="top",
+            color=_SOFT,
+            fontsize=8,
+        )
     if recommended is not None:
-        _mark(axes, recommended)
+        axes.plot(
+            [recommended.latency.p95],
+            [recommended.throughput],
+            linestyle="none",
+            marker="o",
+            markersize=12,
+            markerfacecolor="none",
+            markeredgecolor=_RECOMMENDED,
+            markeredgewidth=1.8,
+            label=f"recommended: {setting(recommended)}",
+            zorder=5,
+        )
     _dress(axes, measurements, title)
     figure.savefig(path, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": "rocserve tune"})
-
-
-def _draw_budget(axes: Axes, latency_budget_ms: float) -> None:
-    axes.axvline(latency_budget_ms, color=_SOFT, linewidth=1, linestyle="--", zorder=1)
-    axes.annotate(
-        f"budget {latency_budget_ms:g} ms",
-        (latency_budget_ms, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(-4, -4),
-        textcoords="offset points",
-        rotation=90,
-        ha="right",
-        va="top",
-        color=_SOFT,
-        fontsize=8,
-    )
 
 
 def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour: str, below: bool) -> None:
@@ -89,21 +96,6 @@ def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour:
                 color=colour,
                 zorder=4,
             )
-
-
-def _mark(axes: Axes, recommended: Measurement) -> None:
-    axes.plot(
-        [recommended.latency.p95],
-        [recommended.throughput],
-        linestyle="none",
-        marker="o",
-        markersize=12,
-        markerfacecolor="none",
-        markeredgecolor=_RECOMMENDED,
-        markeredgewidth=1.8,
-        label=f"recommended: {setting(recommended)}",
-        zorder=5,
-    )
 
 
 def _dress(axes: Axes, measurements: Sequence[Measurement], title: str) -> None:
