@@ -222,9 +222,9 @@ class ServerStreamCall(ServerCall):
         self._receiver: StreamReceiver | None = None
         self._unanswered = 0
         self._backlog: deque[bytes] = deque()
-        self._backlog_bytes = 0
         self._sending = False
         self._sending_bytes = 0
+        """Of the bytes that are held; the others are the backlog's."""
         self._metadata_sent = False
         self._status: Any = None
         self._finished = False
@@ -255,7 +255,8 @@ class ServerStreamCall(ServerCall):
         if self._reading or self._finished or not self._input_open or self._transport.closed:
             return
         limits = self._transport.limits
-        if self._unanswered < limits.stream_unanswered_limit and self._backlog_bytes < limits.stream_backlog_bytes:
+        backlog_bytes = self.held_bytes - self._sending_bytes
+        if self._unanswered < limits.stream_unanswered_limit and backlog_bytes < limits.stream_backlog_bytes:
             self._reading = True
             self._call.start_server_batch((ReceiveMessage(0),), self._on_message)
 
@@ -308,7 +309,8 @@ class ServerStreamCall(ServerCall):
         nbytes = len(message)
         try:
             self._transport.memory.admit_answer(self, nbytes)
-            if self._sending and self._backlog_bytes + nbytes >= self._transport.limits.stream_backlog_limit_bytes:
+            backlog_bytes = self.held_bytes - self._sending_bytes
+            if self._sending and backlog_bytes >= self._transport.limits.stream_backlog_limit_bytes:
                 raise ServeError(StatusCode.RESOURCE_EXHAUSTED, CLIENT_DOES_NOT_READ)
         except ServeError as refusal:
             self._drop()
@@ -317,7 +319,6 @@ class ServerStreamCall(ServerCall):
             return
         if self._sending:
             self._backlog.append(message)
-            self._backlog_bytes += nbytes
         else:
             self._sending = True
             self._sending_bytes = nbytes
@@ -374,7 +375,6 @@ class ServerStreamCall(ServerCall):
         if self._backlog:
             message = self._backlog.popleft()
             self._sending_bytes = len(message)
-            self._backlog_bytes -= self._sending_bytes
             self._start_sending(message, None if self._backlog else self._status)
         elif self._status is not None:
             self._start_sending(None, self._status)
@@ -385,5 +385,5 @@ class ServerStreamCall(ServerCall):
     def _drop(self) -> None:
         """Nothing more is sent."""
         self._backlog.clear()
-        self._backlog_bytes = 0
+        self._sending_bytes = 0
         self._transport.memory.release_answer(self)

@@ -217,8 +217,8 @@ class AnswerStream(HttpResponder):
         super().__init__(request, parts, timeout)
         self._answers = Holding()
         self._queue: asyncio.Queue[Answer] = asyncio.Queue()
-        self._backlog_bytes = 0
         self._taken_bytes = 0
+        """Of the answer that is being sent; the others wait."""
         self._is_closed = False
         self.is_overdue = False
         """The deadline has passed, and the answer says so."""
@@ -237,7 +237,6 @@ class AnswerStream(HttpResponder):
             self._queue.put_nowait(None)
             return deadline_exceeded()
         self._taken_bytes = _size(outcome)
-        self._backlog_bytes -= self._taken_bytes
         return outcome
 
     def close(self) -> None:
@@ -259,11 +258,9 @@ class AnswerStream(HttpResponder):
             self.release()
         if self._is_closed:
             return
-        nbytes = _size(answer)
         try:
-            self._parts.memory.admit_answer(self._answers, nbytes)
-            self._backlog_bytes += nbytes
-            if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
+            self._parts.memory.admit_answer(self._answers, _size(answer))
+            if self._answers.held_bytes - self._taken_bytes > BACKLOG_LIMIT_BYTES:
                 raise ServeError(
                     StatusCode.RESOURCE_EXHAUSTED,
                     "the client does not read: too many bytes wait to be sent in answer to this request",
@@ -280,7 +277,6 @@ class AnswerStream(HttpResponder):
     def _drop_all(self) -> None:
         while not self._queue.empty():
             self._queue.get_nowait()
-        self._backlog_bytes = 0
         self._parts.memory.release_answer(self._answers)
         self.cancel()
 
