@@ -16,7 +16,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import EndingResponder, Responder, ServingTableHolder
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
-from rocserve.core.tensors import Buffer, TensorHead
+from rocserve.core.tensors import TensorHead
 from rocserve.plane.guarded_mapping import GuardedMapping
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.services.client_memory.regions import (
@@ -69,15 +69,28 @@ class ClientMemory:
             reference = read_reference(entry.name, entry.parameters)
             if reference is None:
                 continue
-            may_stay = stays and reference.nbytes > _READ_AT_ONCE and not _has_other_size(entry, reference.nbytes)
-            if may_stay and isinstance(region := self._regions.checked(reference), ClientRegion):
+            region = self._regions.checked(reference)
+            fits = not _has_other_size(entry, reference.nbytes)
+            if stays and fits and reference.nbytes > _READ_AT_ONCE and isinstance(region, ClientRegion):
                 data[index], mapping = region.view(reference.offset, reference.nbytes)
                 seen.append((region, mapping, reference.offset + reference.nbytes))
+                continue
+            left -= reference.nbytes
+            if not fits:
+                # Validation refuses it for its length: as many zeros, which take no memory, spare the reading.
+                data[index] = np.broadcast_to(_ZERO, reference.nbytes).data
+            elif left < 0:
+                raise ServeError(
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    f"the inputs in shared memory have more bytes than may wait for a model ({self.most_bytes};"
+                    " --max-queue-bytes)",
+                )
+            elif request.trace is None and reference.nbytes > COPIED_AT_ONCE:
+                data[index] = into = np.empty(reference.nbytes, np.uint8).data
+                copying.append(region.read_into(into, reference.offset))
             else:
                 # What a trace notes of inputs it notes at once.
-                in_steps = request.trace is None and reference.nbytes > COPIED_AT_ONCE
-                data[index] = self._fetch(entry, reference, left, copying if in_steps else None)
-                left -= reference.nbytes
+                data[index] = region.read(reference.offset, reference.nbytes)
         request.data = data
         if seen and len(seen) == len(data):
             request.data = _placed(head, seen) or data
@@ -92,26 +105,6 @@ class ClientMemory:
             self.give_back(parts)
             raise
         return RegionResponder(responder, self, parts, seen, config), copying
-
-    def _fetch(self, entry: InputHead, reference: RegionReference, left: int, copying: list[Steps] | None) -> Buffer:
-        """`left`: how many bytes of the request may yet be fetched. `copying`: takes the steps that fetch them; None =
-        they are fetched now."""
-        if _has_other_size(entry, reference.nbytes):
-            self._regions.checked(reference)
-            # Validation refuses it for its length: as many zeros, which take no memory, spare the reading.
-            return np.broadcast_to(_ZERO, reference.nbytes).data
-        if reference.nbytes > left:
-            self._regions.checked(reference)
-            raise ServeError(
-                StatusCode.RESOURCE_EXHAUSTED,
-                f"the inputs in shared memory have more bytes than may wait for a model ({self.most_bytes};"
-                " --max-queue-bytes)",
-            )
-        if copying is None:
-            return self._regions.checked(reference).read(reference.offset, reference.nbytes)
-        data = np.empty(reference.nbytes, np.uint8).data
-        copying.append(self._regions.checked(reference).read_into(data, reference.offset))
-        return data
 
     def give_back(self, parts: Mapping[str, WantedPart]) -> None:
         for region, _ in parts.values():
