@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -12,21 +12,22 @@ from numpy.typing import DTypeLike
 class DataType(enum.Enum):
     """A tensor's element type; the value is the name on the KServe wire."""
 
-    BOOL = "BOOL"
-    UINT8 = "UINT8"
-    UINT16 = "UINT16"
-    UINT32 = "UINT32"
-    UINT64 = "UINT64"
-    INT8 = "INT8"
-    INT16 = "INT16"
-    INT32 = "INT32"
-    INT64 = "INT64"
-    FP16 = "FP16"
-    BF16 = "BF16"
-    FP32 = "FP32"
-    FP64 = "FP64"
-    BYTES = "BYTES"
+    BOOL = "BOOL", np.bool_
+    UINT8 = "UINT8", np.uint8
+    UINT16 = "UINT16", np.uint16
+    UINT32 = "UINT32", np.uint32
+    UINT64 = "UINT64", np.uint64
+    INT8 = "INT8", np.int8
+    INT16 = "INT16", np.int16
+    INT32 = "INT32", np.int32
+    INT64 = "INT64", np.int64
+    FP16 = "FP16", np.float16
+    BF16 = "BF16", np.uint16
+    FP32 = "FP32", np.float32
+    FP64 = "FP64", np.float64
+    BYTES = "BYTES", np.object_
 
+    _value_: str
     itemsize: int
     """Bytes of one element; 0 for BYTES, whose elements vary."""
     numpy_dtype: np.dtype[np.generic]
@@ -35,27 +36,13 @@ class DataType(enum.Enum):
     # Enum's own __hash__ and __eq__ run Python code; identity is enough and several times faster.
     __hash__ = object.__hash__
 
-
-_NUMPY: dict[DataType, DTypeLike] = {
-    DataType.BOOL: np.bool_,
-    DataType.UINT8: np.uint8,
-    DataType.UINT16: np.uint16,
-    DataType.UINT32: np.uint32,
-    DataType.UINT64: np.uint64,
-    DataType.INT8: np.int8,
-    DataType.INT16: np.int16,
-    DataType.INT32: np.int32,
-    DataType.INT64: np.int64,
-    DataType.FP16: np.float16,
-    DataType.BF16: np.uint16,
-    DataType.FP32: np.float32,
-    DataType.FP64: np.float64,
-    DataType.BYTES: np.object_,
-}
-
-for _datatype, _numpy in _NUMPY.items():
-    _datatype.numpy_dtype = np.dtype(_numpy)
-    _datatype.itemsize = 0 if _datatype is DataType.BYTES else _datatype.numpy_dtype.itemsize
+    def __new__(cls, name: str, numpy: DTypeLike | None = None) -> Self:
+        """Not called where one is looked up by its name, which needs no `numpy`."""
+        made = object.__new__(cls)
+        made._value_ = name
+        made.numpy_dtype = np.dtype(numpy)
+        made.itemsize = 0 if made.numpy_dtype.hasobject else made.numpy_dtype.itemsize
+        return made
 
 
 def datatype_of(array: np.ndarray[Any, Any]) -> DataType:
@@ -63,7 +50,7 @@ def datatype_of(array: np.ndarray[Any, Any]) -> DataType:
     KServe counterpart (complex, datetime, records)."""
     if array.dtype.kind in "OSU":
         return DataType.BYTES
-    for datatype, numpy in _NUMPY.items():
-        if datatype is not DataType.BF16 and array.dtype == numpy:
+    for datatype in DataType:
+        if datatype is not DataType.BF16 and array.dtype == datatype.numpy_dtype:
             return datatype
     raise ValueError(f"numpy dtype {array.dtype} has no KServe datatype")

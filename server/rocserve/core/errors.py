@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from functools import partial
 
 from rocserve.core.printable import encodable
 
@@ -46,24 +47,11 @@ class ServeError(Exception):
         return f"ServeError({self.code.name}, {self.text!r})"
 
 
-def invalid_argument(text: str) -> ServeError:
-    return ServeError(StatusCode.INVALID_ARGUMENT, text)
-
-
-def not_found(text: str) -> ServeError:
-    return ServeError(StatusCode.NOT_FOUND, text)
-
-
-def unavailable(text: str) -> ServeError:
-    return ServeError(StatusCode.UNAVAILABLE, text)
-
-
-def unimplemented(text: str) -> ServeError:
-    return ServeError(StatusCode.UNIMPLEMENTED, text)
-
-
-def internal(text: str) -> ServeError:
-    return ServeError(StatusCode.INTERNAL, text)
+invalid_argument = partial(ServeError, StatusCode.INVALID_ARGUMENT)
+not_found = partial(ServeError, StatusCode.NOT_FOUND)
+unavailable = partial(ServeError, StatusCode.UNAVAILABLE)
+unimplemented = partial(ServeError, StatusCode.UNIMPLEMENTED)
+internal = partial(ServeError, StatusCode.INTERNAL)
 
 
 def repeated(error: ServeError) -> ServeError:

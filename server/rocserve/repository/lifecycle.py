@@ -120,7 +120,10 @@ class LoadSlots:
 
     def __init__(self, count: int, patience_seconds: float) -> None:
         """`patience_seconds`: after these a load lets the next begin beside it."""
-        self._free = _PrioritySemaphore(count)
+        self._free = count
+        self._first: deque[asyncio.Future[None]] = deque()
+        self._later: deque[asyncio.Future[None]] = deque()
+        """What has failed before waits for a slot behind what is new."""
         self.patience_seconds = patience_seconds
         self._places = count * OVERDUE_PER_SLOT
         """How many more loads may hand their slots on."""
@@ -129,14 +132,25 @@ class LoadSlots:
 
     @property
     def all_taken(self) -> bool:
-        return not self._free.count
+        return not self._free
 
     @contextlib.asynccontextmanager
     async def taken(self, compiles: bool, is_retry: bool = False) -> AsyncIterator[None]:
         """Wait for a slot and have it. `compiles`: a program is compiled first, mostly by a process of low priority and
         within bounds of its own; any number of such loads hand their slots on. `is_retry`: the same has failed before;
         what is new goes first."""
-        await self._free.acquire(is_retry)
+        if self._free:
+            self._free -= 1
+        else:
+            waiter = asyncio.get_running_loop().create_future()
+            (self._later if is_retry else self._first).append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if not waiter.cancelled():
+                    # It came together with the cancellation.
+                    self._release()
+                raise
         load = _Load(needs_place=not compiles)
         timer = asyncio.get_running_loop().call_later(self.patience_seconds, self._overdue, load)
         try:
@@ -152,11 +166,11 @@ class LoadSlots:
                 return
             self._places -= 1
         load.has_slot = False
-        self._free.release()
+        self._release()
 
     def _ended(self, load: _Load) -> None:
         if load.has_slot:
-            self._free.release()
+            self._release()
             with contextlib.suppress(ValueError):
                 self._waiting.remove(load)
         elif load.needs_place:
@@ -164,44 +178,20 @@ class LoadSlots:
             if self._waiting:
                 self._overdue(self._waiting.popleft())
 
-
-@dataclass(slots=True, eq=False)
-class _Load:
-    needs_place: bool
-    has_slot: bool = True
-
-
-class _PrioritySemaphore:
-    """A semaphore with two queues, of which one goes first."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        """Free ones."""
-        self._first: deque[asyncio.Future[None]] = deque()
-        self._later: deque[asyncio.Future[None]] = deque()
-
-    async def acquire(self, later: bool) -> None:
-        if self.count:
-            self.count -= 1
-            return
-        waiter = asyncio.get_running_loop().create_future()
-        (self._later if later else self._first).append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled():
-                # It came together with the cancellation.
-                self.release()
-            raise
-
-    def release(self) -> None:
+    def _release(self) -> None:
         for queue in (self._first, self._later):
             while queue:
                 waiter = queue.popleft()
                 if not waiter.done():
                     waiter.set_result(None)
                     return
-        self.count += 1
+        self._free += 1
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    needs_place: bool
+    has_slot: bool = True
 
 
 @dataclass(frozen=True, slots=True)
