@@ -51,7 +51,7 @@ from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
-from rocserve.services.client_memory.regions import ClientMemoryService, ClientRegions
+from rocserve.services.client_memory.regions import ClientRegions
 from rocserve.services.control import LogControlService, RepositoryControlService, TraceControlService
 from rocserve.services.inference import InferenceService, RequestObserver
 from rocserve.services.methods import Method, without_paths
@@ -116,7 +116,7 @@ class Server:
         self._plane.add_source(mail)
         self._tables = ServingTableHolder()
         self._dispatcher = Dispatcher(self._tables, self._plane.work_off)
-        self._client_regions = ClientRegions(FaultGuard())
+        self._client_regions = ClientRegions(FaultGuard(), settings.allow_client_shared_memory)
         self._paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self._fallbacks = FallbackCounter()
         self._custom_metrics = CustomMetrics()
@@ -261,7 +261,7 @@ class Server:
             **RepositoryControlService(self._repository).methods(),
             **TraceControlService(self._tracing, self._tables).methods(),
             **LogControlService(self._server_log).methods(),
-            **ClientMemoryService(self._client_regions, self._settings.allow_client_shared_memory).methods(),
+            **self._client_regions.methods(),
             **AmdInferenceServerService(self._tables, self._repository, ThisMachine(self._settings.engines)).methods(),
         }
 

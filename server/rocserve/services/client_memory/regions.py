@@ -223,18 +223,23 @@ AnyRegion = ClientRegion | DeviceRegion
 RegionKind = TypeVar("RegionKind", ClientRegion, DeviceRegion)
 
 
+@dataclass(eq=False)
 class ClientRegions:
-    """Safe on any thread: HTTP's clients register theirs on the event loop. Texts and codes are Triton's.
+    """Those of all clients. Safe on any thread: HTTP's register theirs on the event loop. Texts and codes are Triton's;
+    "CUDA" is memory on GPUs of any maker, and regions of the system are others.
 
     A region that a request is to write to stays until that has been done, also when it is unregistered meanwhile: its
     name is taken until then, and requests may still use it.
     """
 
-    def __init__(self, guard: FaultGuard) -> None:
-        self._guard = guard
-        self._lock = threading.Lock()
-        """Guards changes of the dict and the regions' marks."""
-        self._regions: dict[str, AnyRegion] = {}
+    _guard: FaultGuard
+    allowed: bool = True
+    """Whether clients may register any at all."""
+    _regions: dict[str, AnyRegion] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Guards changes of the dict and the regions' marks."""
+    _process: DeviceProcess | None = field(default=None, init=False)
+    _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Raises: ServeError: ALREADY_EXISTS, or as ClientRegion does."""
@@ -294,22 +299,7 @@ class ClientRegions:
         if not region.users:
             del self._regions[region.name]
 
-
-@dataclass(eq=False)
-class ClientMemoryService:
-    """Each method takes a request and gives its answer; safe on any thread.
-
-    "CUDA" is memory on GPUs of any maker; regions of the system are others.
-
-    Raises:
-        ServeError: with Triton's codes and words.
-    """
-
-    _regions: ClientRegions
-    allowed: bool
-    """Whether clients may register any at all."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _process: DeviceProcess | None = field(default=None, init=False)
+    # The methods
 
     def methods(self) -> Mapping[str, Method]:
         return {
@@ -333,14 +323,14 @@ class ClientMemoryService:
 
     def system_register(self, request: pb.SystemSharedMemoryRegisterRequest) -> pb.SystemSharedMemoryRegisterResponse:
         self._check_allowed()
-        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        self.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     def system_unregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         self._check_allowed()
-        self._regions.unregister(request.name, ClientRegion)
+        self.unregister(request.name, ClientRegion)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
@@ -354,14 +344,14 @@ class ClientMemoryService:
 
     async def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
         self._check_allowed()
-        self._regions.check_free(request.name)
+        self.check_free(request.name)
         # The first has a process started, which takes seconds.
-        self._regions.add(await asyncio.to_thread(self._opened, request))
+        self.add(await asyncio.to_thread(self._opened, request))
         return pb.CudaSharedMemoryRegisterResponse()
 
     def cuda_unregister(self, request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
         self._check_allowed()
-        self._regions.unregister(request.name, DeviceRegion)
+        self.unregister(request.name, DeviceRegion)
         return pb.CudaSharedMemoryUnregisterResponse()
 
     def _opened(self, request: pb.CudaSharedMemoryRegisterRequest) -> DeviceRegion:
@@ -372,7 +362,7 @@ class ClientMemoryService:
         try:
             if len(request.raw_handle) != HANDLE_BYTES or not request.byte_size or request.device_id < 0:
                 raise invalid_argument(f"expected a handle of {HANDLE_BYTES} bytes, a device_id and a byte_size")
-            with self._lock:
+            with self._starting:
                 if self._process is None or self._process.has_ended:
                     self._process = DeviceProcess()
             return DeviceRegion(request.name, request.device_id, request.byte_size, self._process, request.raw_handle)
@@ -383,8 +373,8 @@ class ClientMemoryService:
     def _shown(self, name: str, kind: type[RegionKind]) -> Sequence[RegionKind]:
         """The regions of a kind; with a name that one. Raises: ServeError: NOT_FOUND."""
         if not name:
-            return self._regions.registered(kind)
-        region = self._regions.find(name)
+            return self.registered(kind)
+        region = self.find(name)
         if isinstance(region, kind):
             return [region]
         asked, other = ("system", "CUDA") if kind is ClientRegion else ("CUDA", "system")

@@ -12,7 +12,7 @@ from rocserve.backends.installed import has_file
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.client_memory.device_memory import DeviceProcess
-from rocserve.services.client_memory.regions import ClientMemoryService, ClientRegions
+from rocserve.services.client_memory.regions import ClientRegions
 
 
 def _has_gpu() -> bool:
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif("_has_gpu()", reason="PyTorch is one for GPUs he
 
 
 def test_without_pytorch_for_gpus_no_process_is_started() -> None:
-    service = ClientMemoryService(ClientRegions(GUARD), allowed=True)
+    service = ClientRegions(GUARD)
     request = pb.CudaSharedMemoryRegisterRequest(name="r", raw_handle=bytes(64), device_id=0, byte_size=64)
     with pytest.raises(ServeError) as raised:
         asyncio.run(service.cuda_register(request))
