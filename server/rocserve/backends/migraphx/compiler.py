@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.jobs.programs import CompileJob, own_recipe, read_program_file
+from rocserve.backends.migraphx.jobs.compile import CompileJob
+from rocserve.backends.migraphx.jobs.probe import own_recipe, read_program_file
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
 from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore

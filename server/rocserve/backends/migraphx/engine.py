@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.migraphx.binding.interface import DimensionRange
-from rocserve.backends.migraphx.jobs.programs import InspectResult, ProbeJob
+from rocserve.backends.migraphx.jobs.probe import InspectResult, ProbeJob
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.planning.plan import ProgramMemory, check_memory

@@ -37,7 +37,7 @@ def test_a_gpu_that_migraphx_does_not_find() -> None:
 _IMPORTS = """
 import sys
 import rocserve.backends.migraphx.engine
-import rocserve.jobs.child, rocserve.backends.migraphx.jobs.programs
+import rocserve.jobs.child, rocserve.backends.migraphx.jobs.probe
 from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.jobs.programs import Samples, distance
+from rocserve.backends.migraphx.jobs.compile import distance
+from rocserve.backends.migraphx.jobs.probe import Samples
 from rocserve.core.errors import ServeError
 
 

@@ -9,7 +9,7 @@ import pytest
 from support import migraphx_models as networks
 from support.migraphx_compiling import MLP, Bench
 
-from rocserve.backends.migraphx.jobs.programs import InspectResult, ProbeJob
+from rocserve.backends.migraphx.jobs.probe import InspectResult, ProbeJob
 from rocserve.core.errors import StatusCode
 from rocserve.jobs.messages import FailureKind, JobError
 

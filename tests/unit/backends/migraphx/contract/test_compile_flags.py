@@ -15,7 +15,7 @@ from support.migraphx_programs import ProgramFactory, onnx_runtime
 from rocserve.backends.migraphx.binding.c_api import Library
 from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
-from rocserve.backends.migraphx.jobs.programs import CompileJob
+from rocserve.backends.migraphx.jobs.compile import CompileJob
 from rocserve.backends.migraphx.planning.recipe import ProgramSource, SourceKind
 from rocserve.cache.digests import file_digest
 

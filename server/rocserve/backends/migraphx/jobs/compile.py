@@ -1,0 +1,206 @@
+"""Compiles one program, in a child: reads the model, quantises, compiles, saves, loads what was saved and runs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rocserve.backends.migraphx.binding.interface import (
+    Array,
+    Binding,
+    CompileFlags,
+    MigraphxError,
+    Program,
+)
+from rocserve.backends.migraphx.binding.program_text import allocated_bytes, read_program_text
+from rocserve.backends.migraphx.calibration import calibration_digest, read_calibration
+from rocserve.backends.migraphx.configuration.options import Precision
+from rocserve.backends.migraphx.jobs.probe import (
+    Samples,
+    largest_shape,
+    own_recipe,
+    parse_recipe,
+    read_program_file,
+    try_saved,
+)
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.program_cache import ProgramAbout
+from rocserve.cache.digests import file_digest
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.printable import printable
+from rocserve.jobs.messages import Report
+
+_MOST_MESSAGES = 100
+_LONGEST_MESSAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    model_name: str
+    model_folder: str
+    recipe: ProgramRecipe
+    program_file: str
+    """Where the program is saved."""
+    own_program: str = ""
+    """For a re-batched model: the program of the file's own batch size, where there is one already."""
+
+    @property
+    def title(self) -> str:
+        return f"compiling {self.recipe.title} of model '{self.model_name}'"
+
+    def perform(self, binding: Binding, report: Report) -> ProgramAbout:
+        """Raises: MigraphxError: MIGraphX refuses the model. ServeError: the program is not what the model asks for."""
+        recipe, file, folder = self.recipe, Path(self.program_file), Path(self.model_folder)
+        report("reading the model")
+        binding.check_target(recipe.options.target.value)
+        path = Path(recipe.source.path)
+        source = read_program_file(recipe, folder)
+        if file_digest(path, source.more_files) != recipe.source.digest:
+            raise unavailable(f"file {path.name} has been changed meanwhile")
+        own_size = source.own_batch if recipe.rebatched else 0
+        try:
+            program = parse_recipe(binding, recipe)
+        except MigraphxError as error:
+            if not own_size:
+                raise
+            # Raises where MIGraphX does not take the model in its own batch size either.
+            parse_recipe(binding, own_recipe(recipe, own_size))
+            raise refusal(self.model_name, recipe, own_size, f"MIGraphX says: {error}") from error
+        started = time.monotonic()
+        self._quantise(program, report)
+        report("compiling")
+        self._compile(program)
+        seconds = time.monotonic() - started
+        report("saving")
+        program.save(file)
+        report("trying the saved program")
+        try_saved(binding, program, file)
+        if own_size:
+            report(f"checking it against the model's own batch size, {own_size}")
+            if self.own_program:
+                own = binding.load(Path(self.own_program))
+            else:
+                # The model in the batch size of its file, which it is meant to be right in.
+                own = parse_recipe(binding, own_recipe(recipe, own_size))
+                if not recipe.options.precision.needs_calibration:
+                    # Unlike these, whose errors the calibration decides.
+                    self._quantise(own, report)
+                self._compile(own)
+            fault = row_fault(program, own, own_size, source.output_names, recipe.options.precision)
+            if fault:
+                raise refusal(self.model_name, recipe, own_size, fault)
+        lines = binding.take_messages()[:_MOST_MESSAGES]
+        return ProgramAbout(
+            self.model_name,
+            path.name,
+            recipe,
+            seconds,
+            inputs=tuple(program.parameters.values()),
+            outputs=program.outputs,
+            # What it allocates once; other targets say nothing of that.
+            scratch_bytes=allocated_bytes(read_program_text(program.text())) or None,
+            messages=tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines),
+        )
+
+    def _quantise(self, program: Program, report: Report) -> None:
+        options, folder = self.recipe.options, Path(self.model_folder)
+        if options.precision is Precision.FP32:
+            return
+        calibration: Sequence[Mapping[str, Array]] = ()
+        if options.precision.needs_calibration:
+            report("reading the calibration data")
+            calibration = read_calibration(folder, self.recipe, program.parameters)
+            if calibration_digest(options, folder) != self.recipe.calibration_digest:
+                raise unavailable("the calibration data have been changed meanwhile")
+        report(f"quantising to {options.precision.value}")
+        program.quantize(options.precision.value, options.target.value, calibration)
+
+    def _compile(self, program: Program) -> None:
+        options = self.recipe.options
+        flags = CompileFlags(self.recipe.offload_copy, options.fast_math, options.exhaustive_tune)
+        program.compile(options.target.value, flags)
+
+
+_TOLERANCES: Mapping[Precision, float] = {
+    Precision.FP32: 0.01,
+    Precision.FP16: 0.05,
+    Precision.BF16: 0.25,
+    Precision.INT8: 0.25,
+    Precision.FP8: 0.4,
+}
+"""The `distance` up to which results of the same rows in batches of other sizes count as equal. Generous: kernels for
+other sizes round otherwise, while rows that are mixed up are about 1 apart."""
+
+_NOTHING = 1e-6
+"""Per element; errors of what should be 0 are measured against it."""
+_MOST_ROWS = 8
+_SEED = 1
+
+
+def refusal(model_name: str, recipe: ProgramRecipe, own_size: int, reason: str) -> ServeError:
+    """For a graph that cannot be had in another batch size."""
+    return invalid_argument(
+        f"model '{model_name}' cannot be had at batch size {recipe.batch_size or recipe.largest_batch}: its graph holds"
+        f" its own batch size, {own_size}, in it (for example a Reshape to a constant shape, or a sum over the batch):"
+        f" {reason}; export it with a batch dimension that is left open, or set max_batch_size to {own_size} and"
+        f" parameter 'batch_sizes' to \"{own_size}\""
+    )
+
+
+def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str], precision: Precision) -> str:
+    """Which output is another one than in the file's own batch size, whose program is `own`, and how; "" where none is.
+
+    MIGraphX takes any batch size for any graph, whether the graph means the same then or not: a Reshape to a constant
+    shape or a sum over the batch gives other numbers, or none. So each row of random input must give what it gives in
+    the file's own batch, whatever the rows beside it.
+    """
+    samples = Samples(_SEED)
+    inputs = samples.inputs(program.parameters)
+    found = program.run(inputs)
+    size = max((largest_shape(tensor)[0] for tensor in program.parameters.values()), default=0)
+    for name, output in zip(names, found, strict=True):
+        if output.shape[:1] != (size,):
+            return f"output '{name}' has shape {list(output.shape)}, whose first dimension should be {size}"
+    worst = dict.fromkeys(names, 0.0)
+    # All rows of a small batch, else some from the first to the last.
+    for row in sorted({round(place) for place in np.linspace(0, size - 1, min(size, _MOST_ROWS))}):
+        # The rows beside it are others than in the program's batch, so that nothing may depend on them.
+        alone = samples.inputs(own.parameters, own_size)
+        for name in alone.keys() & inputs.keys():
+            alone[name][0] = inputs[name][row]
+        for name, tensor, output, expected in zip(names, program.outputs, found, own.run(alone), strict=True):
+            worst[name] = max(worst[name], distance(output[row], expected[0], tensor.datatype))
+    limit = _TOLERANCES[precision]
+    for name, far in worst.items():
+        if not far <= limit:
+            return (
+                f"rows of random input give another output '{name}' than in a batch of {own_size} (relative error"
+                f" {far:.3g}, at most {limit:g} is rounding)"
+            )
+    return ""
+
+
+def distance(found: Array, expected: Array, datatype: str) -> float:
+    """Of floats the length of the difference against that of `expected`; of others the share that differs.
+
+    `datatype` is MIGraphX's name. Infinite where shapes differ, or not the same elements are numbers.
+    """
+    if found.shape != expected.shape:
+        return float("inf")
+    if found.size == 0 or found.tobytes() == expected.tobytes():
+        return 0.0
+    if datatype == "bf16":
+        # As their bits.
+        found, expected = ((values.astype(np.uint32) << 16).view(np.float32) for values in (found, expected))
+    if not np.issubdtype(expected.dtype, np.floating):
+        return float(np.mean(found != expected))
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(expected)
+    if not np.array_equal(found[~finite], expected[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
+        return float("inf")
+    error = np.linalg.norm(found[finite] - expected[finite])
+    return float(error / (np.linalg.norm(expected[finite]) + _NOTHING * np.sqrt(finite.sum())))

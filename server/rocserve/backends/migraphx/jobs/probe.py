@@ -1,0 +1,192 @@
+"""Tries a compiled program, which it loads from its file and runs once; and what a program is made of: MIGraphX reads
+the file of a recipe, in its own batch size or another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from rocserve.backends.migraphx.binding.interface import (
+    NUMPY_DTYPES,
+    Array,
+    Binding,
+    DimensionRange,
+    OnnxOptions,
+    Program,
+    ProgramTensor,
+    TensorflowOptions,
+)
+from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
+from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
+from rocserve.core.errors import internal, invalid_argument
+from rocserve.jobs.messages import Report
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFile:
+    output_names: tuple[str, ...]
+    """In the program's order."""
+    own_batch: int
+    """The batch size that it has baked in; 0 = it is left open."""
+    more_files: tuple[Path, ...]
+    """That belong to it: external data."""
+
+
+def read_program_file(recipe: ProgramRecipe, model_folder: Path) -> ProgramFile:
+    """Raises: ServeError: INVALID_ARGUMENT; it cannot be read or is no model."""
+    path = Path(recipe.source.path)
+    files: tuple[Path, ...] = ()
+    if recipe.source.kind is SourceKind.TENSORFLOW:
+        inputs, names = read_tensorflow_graph(path).inputs, recipe.output_names
+    else:
+        graph = read_onnx_graph(path, (model_folder,))
+        inputs, names = graph.inputs, tuple(output.name for output in graph.outputs)
+        files = graph.external_files
+    first = {tensor.dims[0] for tensor in inputs if tensor.dims}
+    size = first.pop() if len(first) == 1 else 0
+    return ProgramFile(names, size if isinstance(size, int) else 0, files)
+
+
+def own_recipe(recipe: ProgramRecipe, own_batch: int) -> ProgramRecipe:
+    """Of the same model in the batch size that its file has baked in."""
+    shapes = {name: (own_batch, *shape[1:]) for name, shape in recipe.input_shapes.items()}
+    return replace(recipe, batch_size=own_batch, largest_batch=0, rebatched=False, input_shapes=shapes)
+
+
+def parse_recipe(binding: Binding, recipe: ProgramRecipe) -> Program:
+    """The program, neither quantised nor compiled. Raises: MigraphxError: MIGraphX refuses the file. ServeError: it
+    reads something else than was planned."""
+    source = Path(recipe.source.path)
+    varying = (DimensionRange(1, recipe.largest_batch),) if recipe.largest_batch else ()
+    shapes = {name: (*varying, *shape[len(varying) :]) for name, shape in recipe.input_shapes.items()}
+    if recipe.source.kind is SourceKind.ONNX:
+        program = binding.parse_onnx(source, OnnxOptions(input_shapes=shapes))
+    elif recipe.largest_batch:
+        raise invalid_argument(
+            "MIGraphX takes no TensorFlow graph with a batch size that varies; leave out dynamic_batch, and there is a"
+            " program for each of batch_sizes"
+        )
+    else:
+        options = TensorflowOptions(recipe.input_shapes, recipe.batch_size or 1, output_names=recipe.output_names)
+        program = binding.parse_tensorflow(source, options)
+    if not program.outputs:
+        raise invalid_argument(f"MIGraphX finds no outputs in {source.name}; it is empty or damaged, copy it again")
+    for name, tensor in program.parameters.items():
+        if name not in shapes:
+            raise internal(f"MIGraphX finds an input '{name}' in {source.name}, expected {', '.join(shapes)}")
+        if tensor.shape != shapes[name]:
+            raise internal(
+                f"MIGraphX finds input '{name}' of {source.name} to be of shape {list(tensor.shape)}, expected"
+                f" {list(shapes[name])}"
+            )
+    return program
+
+
+_FLOATS = ("half", "float", "double")
+_HALF_TO_ONE: Mapping[str, tuple[int, int]] = {
+    "fp8e4m3fn": (0x30, 0x38),
+    "fp8e4m3fnuz": (0x38, 0x40),
+    "fp8e5m2": (0x38, 0x3C),
+    "fp8e5m2fnuz": (0x3C, 0x40),
+}
+"""The bits of 0.5 and 1: those between are numbers between."""
+
+
+class Samples:
+    """Makes inputs to try a program with, other ones each time; with one seed the same in each process.
+
+    Of such values as graphs take: floats between 0 and 1 (logarithms and roots exist, images are like this), integers
+    0 or 1 (they may be indices, masks or counts).
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def inputs(self, tensors: Mapping[str, ProgramTensor], rows: int = 0) -> dict[str, Array]:
+        """By name; dimensions that may vary are as large as they may be. `rows`: in place of the first dimension; 0 =
+        as it is. Raises: ServeError: INVALID_ARGUMENT, arrays cannot hold an input's datatype."""
+        made = {}
+        for name, tensor in tensors.items():
+            shape, datatype = largest_shape(tensor), tensor.datatype
+            shape = (rows, *shape[1:]) if rows else shape
+            dtype = NUMPY_DTYPES.get(datatype)
+            if dtype is None:
+                raise invalid_argument(f"an input is of MIGraphX's type {datatype}, which no request can bring")
+            if datatype == "bf16":
+                bits: Array = self._generator.random(shape, np.float32).view(np.uint32) >> 16
+                made[name] = bits.astype(np.uint16)
+            elif datatype in _HALF_TO_ONE:
+                made[name] = self._generator.integers(*_HALF_TO_ONE[datatype], shape, np.uint8, endpoint=True)
+            elif datatype in _FLOATS:
+                made[name] = self._generator.random(shape).astype(dtype)
+            else:
+                made[name] = self._generator.integers(0, 2, shape).astype(dtype)
+        return made
+
+
+def largest_shape(tensor: ProgramTensor) -> tuple[int, ...]:
+    """With the upper bound in place of a dimension that varies."""
+    return tuple(dim.most if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeJob:
+    """Try a .mxr that rocserve has not compiled itself."""
+
+    model_name: str
+    path: str
+
+    @property
+    def title(self) -> str:
+        return f"trying {Path(self.path).name} of model '{self.model_name}'"
+
+    def perform(self, binding: Binding, report: Report) -> InspectResult:
+        """Raises: MigraphxError: MIGraphX refuses the file, or to run it. ServeError: it cannot be served."""
+        name = Path(self.path).name
+        report("loading it")
+        program = binding.load(Path(self.path))
+        if not program.outputs:
+            raise invalid_argument(f"{name} has no outputs")
+        report("running it")
+        program.run(Samples().inputs(program.parameters))
+        return InspectResult(tuple(program.parameters.values()), program.outputs)
+
+
+def try_saved(binding: Binding, program: Program, path: Path) -> None:
+    """Load a saved program; it must give the results of the program itself, bit for bit. Raises: MigraphxError: it
+    cannot be loaded or run. ServeError: INTERNAL, it is another program."""
+    inputs = Samples().inputs(program.parameters)
+    expected = program.run(inputs)
+    loaded = binding.load(path)
+    if dict(loaded.parameters) != dict(program.parameters) or list(loaded.outputs) != list(program.outputs):
+        raise internal(
+            f"the program that was saved has other inputs or outputs when it is loaded: {_described(loaded)} instead"
+            f" of {_described(program)}"
+        )
+    if _same(loaded.run(inputs), expected):
+        return
+    # Some of a GPU's kernels add up in any order. Whose results differ by themselves cannot be compared by their bits.
+    if _same(program.run(inputs), expected):
+        raise internal("the program that was saved gives other results when it is loaded")
+
+
+def _same(some: Sequence[Array], others: Sequence[Array]) -> bool:
+    return [values.tobytes() for values in some] == [values.tobytes() for values in others]
+
+
+def _described(program: Program) -> str:
+    tensors = [*program.parameters.values(), *program.outputs]
+    return ", ".join(f"{tensor.name or 'output'} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class InspectResult:
+    parameters: tuple[ProgramTensor, ...]
+    """By name."""
+    outputs: tuple[ProgramTensor, ...]
+    text: str = ""
+    """MIGraphX's print."""
