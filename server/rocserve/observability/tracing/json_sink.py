@@ -91,64 +91,6 @@ class WriterThread(Generic[Item]):
                 return
 
 
-@dataclass(eq=False)
-class TraceFile:
-    """Used by one thread. A disk that is full, or a path that leads nowhere, is said in the log and does no more."""
-
-    _path: str
-    _log: logging.Logger
-    _file: FileIO | None = None
-    _end: int = 0
-    """Where the array's last bracket is; 0 = nothing has been written."""
-    _next_index: int = 0
-    _is_failing: bool = False
-
-    def append(self, entries: str) -> None:
-        """Add to the array. `entries`: JSON values with commas between them."""
-        try:
-            if self._file is None:
-                # Unbuffered: a byte that cannot be written is an error now, not at the end.
-                self._file = FileIO(self._path, "w")
-            self._file.seek(self._end)
-            data = (("," if self._end else "[") + entries + "]").encode()
-            _write_all(self._file, data)
-            self._end += len(data) - 1
-            self._is_failing = False
-        except OSError as error:
-            self._fail(self._path, error)
-            if self._file is None:
-                return
-            try:
-                # What could be written before is left behind.
-                self._file.seek(self._end)
-                self._file.truncate()
-                if self._end:
-                    _write_all(self._file, b"]")
-            except OSError as fault:
-                self._log.debug("trace file %s could not be repaired: %s", self._path, fault)
-
-    def write_indexed(self, entries: str) -> None:
-        """An array of its own in a file of its own: the path with .0, .1, ... behind it."""
-        path = f"{self._path}.{self._next_index}"
-        self._next_index += 1
-        try:
-            Path(path).write_bytes(f"[{entries}]".encode())
-            self._is_failing = False
-        except OSError as error:
-            self._fail(path, error)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _fail(self, path: str, error: OSError) -> None:
-        # Once, not for each trace that follows.
-        if not self._is_failing:
-            self._log.error("failed creating trace file %s: %s; traces are lost", path, error.strerror or error)
-        self._is_failing = True
-
-
 def why_unwritable(path: str) -> str:
     """Why a file cannot be written there, as far as it shows without making it; empty = it seems that it can."""
     file = Path(path)
@@ -184,12 +126,18 @@ class JsonSink:
     """Implements rocserve.observability.tracing.tracing.TraceSink.
 
     A setting without an end writes to the one file as traces come, or to a file for each `log_frequency` of them; one
-    with a count keeps its traces until all are there, and gives them a file of their own, as Triton does.
+    with a count keeps its traces until all are there, and gives them a file of their own, as Triton does. A disk that
+    is full, or a path that leads nowhere, is said in the log and does no more.
     """
 
     def __init__(self, path: str, log: logging.Logger) -> None:
+        self._path = path
         self._log = log
-        self._file = TraceFile(path, log)
+        self._file: FileIO | None = None
+        self._end = 0
+        """Where the array's last bracket is; 0 = nothing has been written."""
+        self._next_index = 0
+        self._is_failing = False
         # Of those whose end has been handled; they live on with the requests that they have chosen.
         self._retired: WeakSet[TraceSetting] = WeakSet()
         self._collected: dict[TraceSetting, _Collected] = {}
@@ -203,7 +151,9 @@ class JsonSink:
 
     def close(self) -> None:
         self._writer.close()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     # On the writer's thread
 
@@ -215,16 +165,16 @@ class JsonSink:
                 self._retired.add(setting)
                 left = self._collected.pop(setting, None)
                 if left is not None and left.entries:
-                    write = self._file.write_indexed if setting.given.log_frequency else self._file.append
+                    write = self._write_indexed if setting.given.log_frequency else self._append
                     write(",".join(left.entries))
             elif is_retired and setting.given.log_frequency:
-                self._file.write_indexed(group_json(group))
+                self._write_indexed(group_json(group))
             elif is_retired or not (setting.given.log_frequency or setting.given.count > 0):
                 streamed.append(group_json(group))
             else:
                 self._collect(setting, group_json(group))
         if streamed:
-            self._file.append(",".join(streamed))
+            self._append(",".join(streamed))
 
     def _collect(self, setting: TraceSetting, entries: str) -> None:
         collected = self._collected.setdefault(setting, _Collected())
@@ -233,7 +183,47 @@ class JsonSink:
         is_full = bool(setting.given.log_frequency) and len(collected.entries) >= setting.given.log_frequency
         if is_full or setting.has_all(collected.count):
             waiting, collected.entries = collected.entries, []
-            self._file.write_indexed(",".join(waiting))
+            self._write_indexed(",".join(waiting))
+
+    def _append(self, entries: str) -> None:
+        """Add to the array. `entries`: JSON values with commas between them."""
+        try:
+            if self._file is None:
+                # Unbuffered: a byte that cannot be written is an error now, not at the end.
+                self._file = FileIO(self._path, "w")
+            self._file.seek(self._end)
+            data = (("," if self._end else "[") + entries + "]").encode()
+            _write_all(self._file, data)
+            self._end += len(data) - 1
+            self._is_failing = False
+        except OSError as error:
+            self._fail(self._path, error)
+            if self._file is None:
+                return
+            try:
+                # What could be written before is left behind.
+                self._file.seek(self._end)
+                self._file.truncate()
+                if self._end:
+                    _write_all(self._file, b"]")
+            except OSError as fault:
+                self._log.debug("trace file %s could not be repaired: %s", self._path, fault)
+
+    def _write_indexed(self, entries: str) -> None:
+        """An array of its own in a file of its own: the path with .0, .1, ... behind it."""
+        path = f"{self._path}.{self._next_index}"
+        self._next_index += 1
+        try:
+            Path(path).write_bytes(f"[{entries}]".encode())
+            self._is_failing = False
+        except OSError as error:
+            self._fail(path, error)
+
+    def _fail(self, path: str, error: OSError) -> None:
+        # Once, not for each trace that follows.
+        if not self._is_failing:
+            self._log.error("failed creating trace file %s: %s; traces are lost", path, error.strerror or error)
+        self._is_failing = True
 
 
 def group_json(group: TraceGroup) -> str:
