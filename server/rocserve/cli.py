@@ -197,8 +197,8 @@ def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | Non
 def _control_groups(supervisor: SupervisorLink, log: logging.Logger) -> ControlGroups | None:
     from rocserve.workers.control_groups import ControlGroups, NotDelegated, take_delegation
 
-    if supervisor.control_groups:
-        return ControlGroups(Path(supervisor.control_groups))
+    if folder := supervisor.handover.control_groups:
+        return ControlGroups(Path(folder))
     try:
         groups = take_delegation()
     except NotDelegated as reason:

@@ -42,7 +42,7 @@ class SupervisorLink:
         self._connection.setblocking(False)
         self.takes_place_of = post.end
         """How the server before has ended; "" = there was none."""
-        self._handover = from_json(Handover, post.left) if post.left else Handover()
+        self.handover = from_json(Handover, post.left) if post.left else Handover()
         self._zygote: int | None
         """Its connection."""
         self._loaded: int
@@ -51,22 +51,18 @@ class SupervisorLink:
         self._serves = False
 
     @property
-    def control_groups(self) -> str:
-        return self._handover.control_groups
-
-    @property
     def zygote(self) -> ZygoteProcess | None:
         """That of the server before; None: there was none."""
         if self._zygote is None:
             return None
-        return ZygoteProcess(self._handover.zygote, socket.socket(fileno=os.dup(self._zygote)))
+        return ZygoteProcess(self.handover.zygote, socket.socket(fileno=os.dup(self._zygote)))
 
     def keep_zygote(self, zygote: ZygoteProcess) -> None:
         """Have the next server know this one."""
         if self._zygote is not None:
             os.close(self._zygote)
         self._zygote = os.dup(zygote.connection.fileno())
-        self._handover = replace(self._handover, zygote=zygote.pid)
+        self.handover = replace(self.handover, zygote=zygote.pid)
         if self._serves:
             self.leave()
 
@@ -76,7 +72,7 @@ class SupervisorLink:
         if not self.takes_place_of:
             return settings
         parts: dict[str, Any] = {
-            name: replace(getattr(settings, name), port=port) for name, port in self._handover.ports.items()
+            name: replace(getattr(settings, name), port=port) for name, port in self.handover.ports.items()
         }
         repository = replace(settings.repository, ends_on_failure=False)
         is_explicit = repository.control_mode is ControlMode.EXPLICIT
@@ -95,9 +91,9 @@ class SupervisorLink:
     def leave(self, **changes: Any) -> None:
         """Have the next server know this; the first time says that this one serves."""
         self._serves = True
-        self._handover = replace(self._handover, **changes)
+        self.handover = replace(self.handover, **changes)
         assert self._zygote is not None, "workers are started by it"
-        send_with_descriptors(self._connection, to_json(self._handover), (self._zygote, self._loaded))
+        send_with_descriptors(self._connection, to_json(self.handover), (self._zygote, self._loaded))
 
     def _on_readable(self, on_signal: Callable[[int], None]) -> None:
         try:

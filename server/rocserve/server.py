@@ -225,17 +225,6 @@ class Server:
             ),
             self._log.getChild("metrics"),
         )
-        return Served(
-            inference=self._inference_service(),
-            methods=without_paths(self._methods(readiness), self._paths),
-            tables=self._tables,
-            readiness=readiness,
-            subscribe=self._repository.subscribe,
-            write_metrics=lambda: exposition(metrics()),
-            memory=self._memory,
-        )
-
-    def _inference_service(self) -> InferenceService:
         observer = RequestObserver(self._tracing, self._tables, self._log.getChild("requests"))
         loop = asyncio.get_running_loop()
         set_verbose, log, settings = self._launcher.set_verbose, self._server_log, self._settings
@@ -244,7 +233,7 @@ class Server:
             lambda: loop.call_soon_threadsafe(lambda: set_verbose(log.settings.verbose > 0)),
         ]
         most, rate = settings.max_requests_per_client, settings.max_request_rate_per_client
-        return InferenceService(
+        inference = InferenceService(
             self._dispatcher,
             ClientMemory(self._tables, self._client_regions, settings.max_queue_bytes, self._plane.work_off),
             observer,
@@ -252,6 +241,15 @@ class Server:
             self._plane,
             # Where they are off they cost nothing.
             ClientLimits(most, rate) if most or rate else None,
+        )
+        return Served(
+            inference=inference,
+            methods=without_paths(self._methods(readiness), self._paths),
+            tables=self._tables,
+            readiness=readiness,
+            subscribe=self._repository.subscribe,
+            write_metrics=lambda: exposition(metrics()),
+            memory=self._memory,
         )
 
     def _methods(self, readiness: Readiness) -> Mapping[str, Method]:

@@ -155,13 +155,13 @@ def _complete_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches
 
 
 def _fill_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches: bool) -> None:
-    tensor.name = spec.name
-    tensor.data_type = type_number(spec.datatype)
-    dims = spec.shape[1:] if batches else spec.shape
-    tensor.dims.extend(dims or (1,))
-    if batches and not dims:
-        # One value a row: config.pbtxt cannot say "no dims", so it is [1], reshaped to nothing for the model.
-        tensor.reshape.SetInParent()
+    _complete_tensor(tensor, spec, batches)
+    if not tensor.dims:
+        # One value, a row where it batches: config.pbtxt cannot say "no dims", so it is [1], reshaped to nothing for
+        # the model.
+        tensor.dims.append(1)
+        if batches:
+            tensor.reshape.SetInParent()
 
 
 def _all_fit(tensors: Iterable[ModelInput | ModelOutput], specs: Sequence[TensorSpec], message: ModelConfig) -> bool:

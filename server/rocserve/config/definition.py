@@ -250,8 +250,10 @@ class FolderReading:
             self.request.settle(message, backend)
         if self.preprocess:
             message.parameters[PREPROCESS].string_value = self.preprocess
-        filenames = model.model_filenames or (model_filenames(message, backend) if backend else ())
+        filenames = model.model_filenames
         if backend is not None:
+            own = message.default_model_filename
+            filenames = filenames or ((own,) if own else backend.model_filenames)
             fill_backend_fields(message, backend, self.files, filenames)
         normalise(message, backend, self.default_kind)
         check_readable(message)
@@ -356,11 +358,6 @@ def choose_backend(
     found = by_backend or by_platform
     assert found is not None
     return found
-
-
-def model_filenames(message: ModelConfig, backend: BackendSpec) -> tuple[str, ...]:
-    """The names under which a version folder may hold the model, best first; "*.json" means the one such file."""
-    return (message.default_model_filename,) if message.default_model_filename else backend.model_filenames
 
 
 def matching_files(place: Listing, filenames: Iterable[str]) -> tuple[str, ...]:

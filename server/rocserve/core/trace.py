@@ -87,9 +87,10 @@ class TraceGroup:
         self.front_end: list[Moment] = []
         """What the front end did; other models know nothing of it."""
         self._numbers = numbers
-        self._on_done = on_done
-        self._open = 0
-        self._done = False
+        self.on_done: Callable[[TraceGroup], None] | None = on_done
+        """None: it has been called."""
+        self.open_ends = 0
+        """How many calls of `end` are to come."""
 
     @property
     def nbytes(self) -> int:
@@ -97,20 +98,11 @@ class TraceGroup:
         return sum(record.nbytes for record in self.records)
 
     def begin(self, model_name: str, model_version: str, request_id: str, parent_id: int, now_ns: int) -> Trace:
-        self._open += 1
+        self.open_ends += 1
         record = Trace(self, next(self._numbers), model_name, model_version, request_id, parent_id)
         self.records.append(record)
         record.note(REQUEST_START, now_ns)
         return record
-
-    def keep_open(self) -> None:
-        self._open += 1
-
-    def end_one(self) -> None:
-        self._open -= 1
-        if not self._open and not self._done:
-            self._done = True
-            self._on_done(self)
 
 
 class Trace:
@@ -177,11 +169,15 @@ class Trace:
 
     def keep_open(self) -> None:
         """One more `end` is to come: somebody beside the one who answers has something to note, perhaps later."""
-        self._group.keep_open()
+        self._group.open_ends += 1
 
     def end(self) -> None:
         """Nothing follows from the caller. After the last call, of this trace and its relatives, it is written."""
-        self._group.end_one()
+        group = self._group
+        group.open_ends -= 1
+        if not group.open_ends and group.on_done is not None:
+            on_done, group.on_done = group.on_done, None
+            on_done(group)
 
 
 def random_id(bits: int) -> int:

@@ -1,10 +1,245 @@
-"""The flags of `rocserve serve`: tritonserver's names, and a few of our own, declared in settings/.
+"""From a command line to the server's settings. The flags of `rocserve serve`, tritonserver's names and a few of our
+own, are declared in settings/. One of tritonserver whose subject this version does not serve is refused with a message,
+unless it switches its subject off."""
 
-A flag of tritonserver whose subject this version does not serve is refused with a message, unless it switches its
-subject off.
-"""
+from __future__ import annotations
 
-from rocserve.flags.reading import FlagError as FlagError
-from rocserve.flags.reading import add_serve_flags as add_serve_flags
-from rocserve.flags.reading import settings_again as settings_again
-from rocserve.flags.reading import settings_from as settings_from
+import argparse
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rocserve.backends.registry import discover_backends
+from rocserve.cache.folders import cache_directory
+from rocserve.core.remote_places import RemotePlace
+from rocserve.flags.arguments import add_flags, filled, for_argparse
+from rocserve.observability.tracing.tracing import trace_options
+from rocserve.repository.scanner import find_single_model, model_endings
+from rocserve.settings import (
+    ControlMode,
+    GrpcSettings,
+    HttpSettings,
+    RestrictedProtocols,
+    ServerSettings,
+)
+from rocserve.settings.flag import boolean
+from rocserve.settings.repository import repository as place_of
+
+
+class FlagError(Exception):
+    """The command line cannot be served; the text says why and what to do."""
+
+
+def check_tls(settings: ServerSettings) -> None:
+    """Raises: FlagError."""
+    ports = [part for part in (settings.grpc, settings.http, settings.metrics) if part.allow]
+    grpc = settings.grpc
+    files = {"server-cert": grpc.server_cert, "server-key": grpc.server_key, "root-cert": grpc.root_cert}
+    for name, path in files.items():
+        if path is not None and not path.is_file():
+            raise FlagError(f"--grpc-{name}={path}: there is no such file")
+    if any(port.use_ssl or port.use_ssl_mutual for port in ports) and not (grpc.server_cert and grpc.server_key):
+        raise FlagError("TLS needs --grpc-server-cert and --grpc-server-key, which are for all ports")
+    if any(port.use_ssl_mutual for port in ports) and not grpc.root_cert:
+        raise FlagError(
+            "--grpc-use-ssl-mutual, --http-use-ssl-mutual and --metrics-use-ssl-mutual need --grpc-root-cert to check"
+            " clients' certificates against"
+        )
+    if not settings.allow_mixed_tls:
+        # Who locks one port takes the other, which serves the same, easily for locked.
+        both: tuple[tuple[str, GrpcSettings | HttpSettings], ...] = (("gRPC", settings.grpc), ("HTTP", settings.http))
+        for (locked, locked_port), (other, port) in (both, both[::-1]):
+            if not (locked_port.allow and locked_port.use_ssl_mutual) or not port.allow or port.use_ssl_mutual:
+                continue
+            try:
+                is_loopback = ipaddress.ip_address(port.address).is_loopback
+            except ValueError:
+                is_loopback = port.address == "localhost"
+            if not is_loopback:
+                flag = other.lower()
+                raise FlagError(
+                    f"--{locked.lower()}-use-ssl-mutual admits to {locked} only clients that show a certificate, but"
+                    f" {other} at {port.address}:{port.port} would serve the same to anybody. Choose:"
+                    f" --{flag}-use-ssl-mutual (with the same certificates), --{flag}-address=127.0.0.1,"
+                    f" --allow-{flag}=false, or --allow-mixed-tls where that is meant"
+                )
+
+
+UNSERVED = {
+    "allow-vertex-ai": ("The Vertex AI front end", ("vertex-ai-address", "vertex-ai-port")),
+    "allow-sagemaker": ("The SageMaker front end", ("sagemaker-address", "sagemaker-port")),
+}
+"""Parts of tritonserver that this version lacks: by the flag that switches one, its name and its other flags."""
+
+WITHOUT_EFFECT: tuple[str, ...] = (
+    "backend-directory",
+    "buffer-manager-thread-count",
+    "cuda-memory-pool-byte-size",
+    "cuda-virtual-address-size",
+    "enable-peer-access",
+    "grpc-infer-allocation-pool-size",
+    "grpc-infer-thread-count",
+    "grpc-max-response-pool-size",
+    "min-supported-compute-capability",
+    "model-load-gpu-limit",
+    "model-load-retry-count",
+    "pinned-memory-pool-byte-size",
+    "repoagent-directory",
+)
+"""They tune parts of tritonserver that have no counterpart here; charts and scripts give them, so they are taken."""
+
+
+def refuse_unserved(given: dict[str, Sequence[str]]) -> None:
+    """Raises: FlagError: a flag's subject is not served, and it does not switch it off."""
+    for switch, (subject, flags) in UNSERVED.items():
+        if switch in given:
+            value = given[switch][-1]
+            try:
+                is_on = boolean(value)
+            except ValueError as error:
+                raise FlagError(f"argument --{switch}: {error}") from None
+            if is_on:
+                raise FlagError(
+                    f"--{switch}={value}: {subject} is not served by this version;"
+                    f" leave the flag out or write --{switch}=false"
+                )
+            continue
+        for name in given.keys() & flags:
+            raise FlagError(
+                f"--{name}: {subject} is not served by this version; leave the flag out, or write --{switch}=false"
+            )
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        nargs="?",
+        type=for_argparse(place_of),
+        metavar="WHAT",
+        help="a model's file (.onnx, .mxr, .pb, .graphdef, .pt2, .pt, pipeline .json, model.py), the folder that holds"
+        " it, a model folder, or a repository of models, also by its URL (s3://, gs://, as://, hf://, https://)",
+    )
+    add_flags(parser, ServerSettings(), "server")
+    for switch, (_, flags) in UNSERVED.items():
+        for name in (switch, *flags):
+            parser.add_argument(f"--{name}", dest=f"unserved.{name}", action="append", help=argparse.SUPPRESS)
+    for name in WITHOUT_EFFECT:
+        parser.add_argument(f"--{name}", dest=f"ignored.{name}", action="append", help=argparse.SUPPRESS)
+
+
+def settings_from(arguments: argparse.Namespace) -> ServerSettings:
+    """The settings that parsed arguments describe. Raises: FlagError: a flag's subject is not served, flags contradict
+    each other, or a needed one is missing."""
+    settings = _settings(arguments)
+    _check(settings)
+    return settings
+
+
+def settings_again(words: Sequence[str]) -> ServerSettings:
+    """The settings of a command line that has been found good before: what it names may have gone since."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_serve_flags(parser)
+    return _settings(parser.parse_args(words))
+
+
+def _settings(arguments: argparse.Namespace) -> ServerSettings:
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    refuse_unserved({name.removeprefix("unserved."): value for name, value in given.items() if "unserved." in name})
+    try:
+        settings = filled(ServerSettings(), arguments)
+    except ValueError as error:
+        raise FlagError(str(error)) from None
+    what, named = arguments.what, settings.repository.roots
+    if what is None and not named:
+        raise FlagError(
+            "name what to serve: a model's file, its folder, or a repository of models (or --model-repository=FOLDER)"
+        )
+    if what is not None:
+        if named:
+            raise FlagError(f"'{what}' and --model-repository both say what to serve; leave one of them out")
+        named = (what if isinstance(what, RemotePlace) or what.is_dir() else what.absolute().parent,)
+    cache, own = cache_directory(settings.engines), settings.repository
+    # Copies are in the places of the repositories that are elsewhere.
+    places: list[Path | RemotePlace] = [
+        replace(one, home=one.home_in(cache)) if isinstance(one, RemotePlace) else one for one in named
+    ]
+    is_explicit = own.control_mode is ControlMode.EXPLICIT
+    repository = replace(
+        own,
+        roots=tuple(one.root if isinstance(one, RemotePlace) else one for one in places),
+        remotes=tuple(one for one in places if isinstance(one, RemotePlace)),
+        allow_endpoints=is_explicit if own.allow_endpoints is None else own.allow_endpoints,
+        ends_on_failure=settings.exit_on_error,
+    )
+    return replace(settings, what=what if isinstance(what, Path) else None, repository=repository)
+
+
+def _check(settings: ServerSettings) -> None:
+    repository = settings.repository
+    if repository.load_models and repository.control_mode is not ControlMode.EXPLICIT:
+        raise FlagError("--load-model needs --model-control-mode=explicit")
+    if repository.allow_remote_models and not repository.allow_remote_files:
+        raise FlagError("--allow-remote-models needs --allow-remote-files: the files of such a model are the request's")
+    _check_what(settings)
+    if settings.exit_on_error:
+        copies = {place.root for place in repository.remotes}
+        for folder in repository.roots:
+            if folder not in copies and not folder.is_dir():
+                raise FlagError(
+                    f"--model-repository={folder}: there is no such folder; with --exit-on-error=false the server waits"
+                    " for it"
+                )
+    for folder in repository.worker_load_folders:
+        if not folder.is_dir():
+            raise FlagError(f"--allow-worker-load={folder}: there is no such folder")
+    if not settings.grpc.allow and not settings.http.allow:
+        raise FlagError("--allow-grpc=false and --allow-http=false leave nothing to serve; allow one of them")
+    _check_restricted("--http-restricted-api", "api", settings.http.restricted)
+    _check_restricted("--grpc-restricted-protocol", "protocol", settings.grpc.restricted)
+    check_tls(settings)
+    try:
+        trace_options(settings.trace.values)
+    except ValueError as error:
+        raise FlagError(f"--trace-config: {error}") from None
+
+
+def _check_what(settings: ServerSettings) -> None:
+    what, repository = settings.what, settings.repository
+    of_one_model = {
+        "--model-name": repository.model_name,
+        "--preprocess": repository.preprocess,
+        "--labels": repository.labels,
+    }
+    flag = next((flag for flag, value in of_one_model.items() if value), "")
+    if what is None:
+        if flag:
+            raise FlagError(f"{flag} is for one model: rocserve serve MODEL {flag}={of_one_model[flag]}")
+        return
+    if repository.labels and not repository.labels.is_file():
+        raise FlagError(f"--labels={repository.labels}: there is no such file")
+    if settings.exit_on_error and not what.exists():
+        raise FlagError(f"there is no file or folder '{what}'")
+    registry = discover_backends()
+    endings = model_endings(registry)
+    if not what.is_dir() and not what.name.lower().endswith(endings):
+        raise FlagError(f"'{what}' is no model file by its ending; expected {', '.join(endings)}, or a folder")
+    try:
+        single = find_single_model(what, repository.model_name, registry)
+    except OSError as error:
+        raise FlagError(f"'{what}' cannot be read: {error.strerror}") from None
+    if single is None and flag:
+        raise FlagError(f"{flag} is for one model; '{what}' is a repository, whose models say it in their folders")
+    if single is not None and repository.control_mode is ControlMode.EXPLICIT:
+        raise FlagError(f"'{what}' is one model, and is served; --model-control-mode=explicit is for repositories")
+
+
+def _check_restricted(flag: str, kind: str, groups: Sequence[RestrictedProtocols]) -> None:
+    seen: set[str] = set()
+    for protocol in (protocol for group in groups for protocol in group.protocols):
+        if protocol in seen:
+            raise FlagError(f"{flag}: restricted {kind} '{protocol}' can not be specified in multiple config groups")
+        seen.add(protocol)
+    for group in groups:
+        if group.file is not None and not group.file.is_file():
+            raise FlagError(f"{flag}: there is no file {group.file}, which is to hold the value of '{group.header}'")

@@ -30,9 +30,9 @@ def console_on(file: IO[str] | None = None) -> Console:
     return Console(file=console.file, width=UNWRAPPED_WIDTH, no_color=True)
 
 
-def say(console: Console, text: str = "") -> None:
+def say(console: Console, text: str = "", style: str = "") -> None:
     """A line as it is: nothing in it is a style."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def complain(text: str) -> None:

@@ -84,7 +84,8 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
     out, errors = console or Console(), console or Console(stderr=True)
     source = options.source or os.environ.get(SOURCE_VARIABLE)
     if source and not source.lower().startswith(("http://", "https://")):
-        _complain(errors, f"the source '{source}' is no address; expected one that begins with http:// or https://")
+        text = f"the source '{source}' is no address; expected one that begins with http:// or https://"
+        say(errors, text, "red")
         return 1
     status = 0
     for name in dict.fromkeys(options.models):
@@ -101,10 +102,11 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
             if folders:
                 say(out, f"{name}: with it came {', '.join(folders)}; to serve them: rocserve serve {repository}")
         except GetError as error:
-            _complain(errors, f"{name}: {error}")
+            say(errors, f"{name}: {error}", "red")
             status = 1
         except KeyboardInterrupt:
-            _complain(errors, f"{name}: ended by you; a download goes on from what is there when you run it again")
+            text = "ended by you; a download goes on from what is there when you run it again"
+            say(errors, f"{name}: {text}", "red")
             return ENDED_BY_USER
     return status
 
@@ -185,10 +187,6 @@ def _part(folder: Path, kind: str = "") -> Path:
     except OSError as error:
         raise GetError(f"cannot create '{folder}': {error.strerror or error}") from error
     return folder / f"{_MODEL_FILE}.{kind}part"
-
-
-def _complain(errors: Console, text: str) -> None:
-    errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 VERB = Verb(

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.settings.flag import Kind, flag, positional, text
-from rocserve.tools.printing import console_on, table
+from rocserve.tools.printing import console_on, say, table
 from rocserve_client import (
     AsyncClient,
     DeadlineExceeded,
@@ -136,5 +136,5 @@ def print_faults(findings: Sequence[Finding[Found]]) -> int:
     faults = [finding for finding in findings if finding.error]
     console = Console(stderr=True)
     for one in faults:
-        console.print(f"{one.image}: {one.error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{one.image}: {one.error}", "red")
     return 1 if faults else 0

@@ -57,14 +57,11 @@ class QuantiseOptions:
 
 
 def run(options: QuantiseOptions) -> None:
-    if (options.train is None) == (options.method == "qat"):
-        raise UsageError("--method qat needs --train, and no other method takes it")
-    quantise(options, console_on())
-
-
-def quantise(options: QuantiseOptions, out: Console) -> None:
     """Write the quantised program, and print what has become of the original. Raises: ServeError: UNAVAILABLE, PyTorch
     or torchao is not installed; INVALID_ARGUMENT, the model cannot be quantised."""
+    if (options.train is None) == (options.method == "qat"):
+        raise UsageError("--method qat needs --train, and no other method takes it")
+    out = console_on()
     for needed in (*_NEEDED, *(_NEEDED_FOR_ONNX if options.out.suffix == _ONNX else ())):
         package = re.split("[=>]", needed)[0]
         if find_spec(package) is None:
