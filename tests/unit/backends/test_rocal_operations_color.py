@@ -1,13 +1,17 @@
-"""Hue and saturation, against the standard library's colour models."""
+"""Hue and saturation, against the standard library's colour models. Operations that are tables of levels, against their
+formulas level by level. Blur, pixels made large, and vignettes, against loops over pixels."""
 
 from __future__ import annotations
 
 import colorsys
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support.rocal_operations import Array, assert_rounded, make, picture, result
+from support.rocal_operations import Array, assert_rounded, half_even, make, picture, result
+from support.rocal_reference import run_pipeline
 
 
 def reference(
@@ -74,3 +78,110 @@ def test_no_saturation_is_the_largest_level_in_grey() -> None:
 def test_colour_twist_adds_its_contrast(keys: dict[str, Any], expected: dict[str, Any]) -> None:
     given = result(make("color_twist", **keys), colours())
     assert_rounded(given, reference(colours(), **expected))
+
+
+LEVELS = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+
+CASES: list[tuple[str, dict[str, Any], Callable[[int], int]]] = [
+    ("brightness", {"brightness": 1.25, "brightness_shift": 3.5}, lambda level: half_even(level * 1.25 + 3.5)),
+    ("brightness", {"brightness": -0.5, "brightness_shift": 200}, lambda level: half_even(200 - level / 2)),
+    ("brightness_fixed", {}, lambda level: level),
+    ("brightness_fixed", {"brightness": 0.5}, lambda level: half_even(level / 2)),
+    ("contrast", {"contrast": 2.25, "contrast_center": 100.5}, lambda level: half_even((level - 100.5) * 2.25 + 100.5)),
+    ("contrast", {"contrast": 0, "contrast_center": 64}, lambda level: 64),
+    ("exposure", {"exposure": -1}, lambda level: half_even(level / 2)),
+    ("exposure", {"exposure": 3}, lambda level: half_even(level * 8)),
+    ("exposure", {}, lambda level: half_even(level * 1.41421356237)),
+    ("gamma_correction", {"gamma": 0}, lambda level: 255),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "formula"), CASES)
+def test_each_level_becomes_what_the_formula_says(
+    name: str, keys: dict[str, Any], formula: Callable[[int], int]
+) -> None:
+    given = result(make(name, channels=1, **keys), LEVELS)
+    assert given.ravel().tolist() == [formula(level) for level in range(256)]
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1, 2.2])
+def test_gamma_cuts_the_fraction_off(gamma: float) -> None:
+    operation = make("gamma_correction", channels=1, gamma=gamma)
+    given = result(operation, LEVELS).ravel()
+    for level in range(256):
+        fraction = np.float32(level) * np.float32(0.00392156862745)
+        exact = float(np.float32(math.pow(fraction, np.float32(gamma)))) * 255
+        assert given[level] == min(math.floor(exact), 255)
+
+
+def test_gamma_is_a_half_unless_it_is_given() -> None:
+    assert make("gamma_correction") == make("gamma_correction", gamma=0.5)
+
+
+@pytest.mark.parametrize("adjustment", [50, -300, 0])
+def test_colour_temperature_moves_the_first_and_the_last_channel(adjustment: int) -> None:
+    pixels = picture(5, 7)
+    given = result(make("color_temp", adjustment_value=adjustment), pixels)
+    for row in range(5):
+        for column in range(7):
+            red, green, blue = (int(level) for level in pixels[row, column])
+            expected = [half_even(red + adjustment), green, half_even(blue - adjustment)]
+            assert given[row, column].tolist() == expected
+
+
+SIZES = [(1, 1), (2, 3), (5, 10), (4, 16), (7, 27), (3, 40)]
+
+
+def sum_around(pixels: Array, row: int, column: int, channel: int) -> int:
+    height, width = pixels.shape[:2]
+    return sum(
+        int(pixels[min(max(row + down, 0), height - 1), min(max(column + right, 0), width - 1), channel])
+        for down in (-1, 0, 1)
+        for right in (-1, 0, 1)
+    )
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_blur_is_the_mean_of_nine(height: int, width: int, channels: int) -> None:
+    pixels = picture(height, width, channels)
+    given = result(make("blur", channels), pixels)
+    # A vector loop writes whole blocks after the first column and before the last, and cuts off.
+    block = 8 if channels == 3 else 24
+    blocks_end = 1 + max(width - 2, 0) // block * block
+    for row, column, channel in np.ndindex(pixels.shape):
+        mean = sum_around(pixels, row, column, channel) / 9
+        expected = math.floor(mean) if 1 <= column < blocks_end else round(mean)
+        assert given[row, column, channel] == expected
+
+
+def test_blur_takes_a_window_and_does_nothing_with_it() -> None:
+    assert make("blur", window_size=9, sigma=2.5) == make("blur")
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (13, 22), (30, 17)])
+@pytest.mark.parametrize("percent", [0, 30, 50, 87.5, 99.5])
+def test_pixelate_shrinks_and_repeats(height: int, width: int, percent: float) -> None:
+    pixels = picture(height, width)
+    given = result(make("pixelate", pixelate_percent=percent), pixels)
+    small_height, small_width = (max(int(side * (100 - percent) / 100), 1) for side in (height, width))
+    resize = {"operation": "Resize", "dest_width": small_width, "dest_height": small_height}
+    small = run_pipeline([resize], pixels).valid
+    for row, column in np.ndindex(height, width):
+        small_row = math.floor((row + 0.5) * small_height / height)
+        small_column = math.floor((column + 0.5) * small_width / width)
+        np.testing.assert_array_equal(given[row, column], small[small_row, small_column])
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("strength", [0, 0.5, 6])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_vignette_darkens_by_distance(height: int, width: int, strength: float, channels: int) -> None:
+    pixels = picture(height, width, channels)
+    expected = np.empty(pixels.shape)
+    radius = max(height // 2, width // 2, 1)
+    for row, column, channel in np.ndindex(pixels.shape):
+        distance = (row - height // 2) ** 2 + (column - width // 2) ** 2
+        shade = math.exp(-0.25 * strength * distance / radius**2)
+        expected[row, column, channel] = pixels[row, column, channel] * shade
+    assert_rounded(result(make("vignette", channels, vignette=strength), pixels), expected)

@@ -1,11 +1,23 @@
+"""Clients of several servers: who is asked, and what is tried again, by gRPC's own service config."""
+
 from __future__ import annotations
 
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.client.conftest import LoopbackServer
 
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve_client import Internal
+from rocserve_client import Balancing, Client, Internal, InvalidArgument, Tls, Unavailable
 from rocserve_client.messages import decode_infer_response, decode_stream_response
 from rocserve_client.wire import join, split
 
@@ -79,3 +91,72 @@ def test_a_stream_answer_that_makes_no_sense() -> None:
         decode_stream_response(b"\x12\x05ab")
     with pytest.raises(Internal, match="no ModelInferResponse"):
         decode_stream_response(b"\x12\x02\x32\x05")
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost: the paths of its key and of itself."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost"]
+    command += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    return key, certificate
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of this test")
+def test_mutual_tls(call: Any, loopback: Any, serve: Any, tmp_path: Path) -> None:
+    server_key, server_certificate = make_certificate(tmp_path, "server")
+    client_key, client_certificate = make_certificate(tmp_path, "client")
+    credentials = grpc.ssl_server_credentials(
+        [(server_key.read_bytes(), server_certificate.read_bytes())],
+        root_certificates=client_certificate.read_bytes(),
+        require_client_auth=True,
+    )
+    serve(loopback, credentials)
+    mutual = Tls(server_certificate, client_key, client_certificate)
+    assert call(loopback.address, "server_live", connection={"tls": mutual}, timeout=10)
+    for refused in (Tls(server_certificate), Tls(client_certificate, client_key, client_certificate), None):
+        with pytest.raises(Unavailable):
+            call(loopback.address, "server_live", connection={"tls": refused}, timeout=10)
+
+
+LARGE = {"A": np.zeros(1 << 20, np.uint8)}
+"""More than gRPC keeps by itself to send it again."""
+
+
+@pytest.mark.parametrize(("model", "error", "attempts"), [("UNAVAILABLE", Unavailable, 3), ("INTERNAL", Internal, 1)])
+def test_what_may_be_tried_again_is(
+    call: Any, loopback: Any, model: str, error: type[Exception], attempts: int
+) -> None:
+    with pytest.raises(error):
+        call(loopback.address, "infer", f"fails.{model}", LARGE, connection={"balancing": Balancing(attempts=3)})
+    assert len(loopback.requests) == attempts
+
+
+def test_without_it_nothing_is_tried_again(call: Any, loopback: Any) -> None:
+    for connection in ({}, {"balancing": Balancing(attempts=1)}):
+        loopback.requests.clear()
+        with pytest.raises(Unavailable):
+            call(loopback.address, "infer", "fails.UNAVAILABLE", LARGE, connection=connection)
+        assert len(loopback.requests) == 1
+
+
+def test_requests_of_sequences_are_refused(call: Any, loopback: Any) -> None:
+    with pytest.raises(InvalidArgument, match="on a stream"):
+        call(
+            loopback.address, "infer", "echo", {}, parameters={"sequence_id": 7}, connection={"balancing": Balancing()}
+        )
+    assert loopback.requests == []
+
+
+def test_all_servers_are_asked_and_none_that_has_gone(serve: Callable[..., grpc.Server]) -> None:
+    servers = [LoopbackServer() for _ in range(3)]
+    running = [serve(server) for server in servers]
+    with Client("ipv4:" + ",".join(server.address for server in servers), balancing=Balancing()) as client:
+        asked = Counter[int]()
+        while len(asked) < len(servers):
+            client.infer("echo", {})
+            asked.update(index for index, server in enumerate(servers) if server.requests)
+        running[0].stop(None).wait()
+        for _ in range(20):
+            client.infer("echo", {})

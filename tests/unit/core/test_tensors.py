@@ -1,10 +1,34 @@
-"""Elements of BYTES are counted in steps, and what is wrong with them is told."""
+"""Elements of BYTES are counted in steps, and what is wrong with them is told. Where tensors lie in a slot, and those
+of fixed sizes in one piece. References to tensors on a GPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from rocserve.core.tensors import COUNTED_AT_ONCE, bytes_elements, count_elements, element_fault, encode_bytes_elements
+from rocserve.core.datatypes import DataType
+from rocserve.core.device_references import (
+    DeviceReference,
+    References,
+    in_rows,
+    of_one_row_each,
+    references_of,
+    referred,
+    referring,
+    whole,
+)
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.tensor_places import PackedTensors, TensorPlaces
+from rocserve.core.tensors import (
+    COUNTED_AT_ONCE,
+    Tensor,
+    TensorHead,
+    bytes_elements,
+    count_elements,
+    element_fault,
+    encode_bytes_elements,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +63,82 @@ def test_many_elements_are_counted_in_steps() -> None:
     assert len(list(count_elements(bytes(4 * count), count))) == 3
     assert element_fault(bytes(4 * count), count) == ""
     assert element_fault(bytes(4 * count), count + 1).endswith(f"got {count}")
+
+
+FIXED = TensorPlaces([TensorHead("A", DataType.UINT8, (1, 70)), TensorHead("B", DataType.INT32, (1, 2))])
+DATA = [bytes(range(70)), b"12345678"]
+
+
+def test_tensors_of_fixed_sizes_are_one_piece() -> None:
+    pieces = FIXED.packed(DATA)
+    assert pieces is not None
+    block = b"".join(pieces)
+    assert (len(block), FIXED.end) == (192, 192)
+    packed = PackedTensors(memoryview(block), FIXED)
+    assert ([bytes(each) for each in packed], len(packed), packed.sizes) == (DATA, 2, [70, 8])
+    assert bytes(packed[1]) == DATA[1] and [bytes(each) for each in packed[:1]] == DATA[:1]
+    assert FIXED.packed(packed) == (block,)
+    assert FIXED.pieces(packed) == ((block,), 192)
+
+
+def test_other_sizes_are_no_such_piece() -> None:
+    assert FIXED.packed([DATA[0], b"1234"]) is None
+    with pytest.raises(ServeError, match="'B' of shape \\[1, 2\\] needs 8 bytes, got 4"):
+        FIXED.pieces([DATA[0], b"1234"])
+    with pytest.raises(ValueError, match="in 128 bytes"):
+        PackedTensors(memoryview(bytes(128)), FIXED)
+
+
+def test_strings_stand_behind_their_sizes() -> None:
+    places = TensorPlaces([TensorHead("S", DataType.BYTES, (1,)), TensorHead("B", DataType.INT32, (1, 2))])
+    data = [b"\3\0\0\0abc", DATA[1]]
+    assert places.packed(data) is None
+    pieces, nbytes = places.pieces(data)
+    slot = memoryview(b"".join(pieces))
+    bounds, end = places.of(slot)
+    assert ([bytes(slot[begin:finish]) for begin, finish in bounds], end, nbytes) == (data, 192, 192)
+
+
+PLACES = [DeviceReference(bytes(range(66)), 1024, 4096, 24 * row, DataType.FP32, (2, 3)) for row in range(3)]
+
+
+def test_what_is_told_is_read() -> None:
+    told = referring("x", PLACES)
+    assert (told.name, told.datatype, told.shape) == ("x", DataType.BYTES, (3,))
+    assert references_of(told) == PLACES
+    rows = referred(told, batching=True)
+    assert (rows.name, rows.datatype, rows.shape, type(rows.data)) == ("x", DataType.FP32, (3, 2, 3), References)
+    assert references_of(rows) == PLACES
+    assert referred(referring("x", PLACES[:1]), batching=False).shape == (2, 3)
+    assert PLACES[0].nbytes == 24
+
+
+def test_a_tensor_is_told_by_its_rows_and_as_a_whole() -> None:
+    one = DeviceReference(bytes(64), 1024, 4096, 0, DataType.FP32, (3, 2, 3))
+    rows = in_rows(referring("x", [one]))
+    assert references_of(rows) == [replace(one, offset=24 * row, shape=(2, 3)) for row in range(3)]
+    again = whole(of_one_row_each(rows))
+    assert (again.shape, again.datatype, type(again.data)) == ((3, 2, 3), DataType.FP32, References)
+    assert whole(referring("x", [one])).shape == (3, 2, 3)
+    scalar = replace(one, shape=())
+    assert whole(referring("x", [scalar])).shape == ()
+    assert references_of(in_rows(referring("x", [scalar]))) == []
+    with pytest.raises(ServeError, match="has no references"):
+        whole(referring("x", []))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\1",
+        encode_bytes_elements([b"short"]),
+        encode_bytes_elements([PLACES[0].packed()[:30]]),
+        encode_bytes_elements([PLACES[0].packed()])[:40],
+        encode_bytes_elements([bytes(24) + b"\xff" + PLACES[0].packed()[25:]]),
+    ],
+)
+def test_what_is_damaged_is_refused(data: bytes) -> None:
+    with pytest.raises(ServeError, match="tensor 'x' on a GPU has") as raised:
+        referred(Tensor("x", DataType.BYTES, (1,), data), batching=True)
+    assert raised.value.code is StatusCode.INTERNAL

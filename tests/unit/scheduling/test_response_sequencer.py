@@ -1,4 +1,5 @@
-"""Answers in the order of arrival, one or many to a request."""
+"""Answers in the order of arrival, one or many to a request. Answers to a batch whose clients are in other processes:
+by each link those that are alike together."""
 
 from __future__ import annotations
 
@@ -7,11 +8,15 @@ import pytest
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.model_config import DynamicBatching, QueuePolicy
-from rocserve.core.requests import Answer, InferResponse
-from rocserve.core.tensors import Tensor
+from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig, QueuePolicy
+from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.tensors import Tensor, TensorHead
+from rocserve.core.validation import RequestValidator
+from rocserve.plane.heap import Slot
+from rocserve.scheduling.batch import BatchAnswers, LinkedResponder, ResponseMaker
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.workers.instance import WorkerGone
+from rocserve.workers.results import BatchOutcome
 
 
 class Log:
@@ -124,3 +129,109 @@ def test_what_comes_back_from_a_dead_worker_keeps_its_ticket(make_bench) -> None
     assert not second.done.is_set()
     other.executions[1].finish()
     assert bench.answered == [first, second]
+
+
+MODEL = ModelConfig(
+    name="m",
+    max_batch_size=8,
+    inputs=(InputConfig("IN", DataType.INT32, (2,)),),
+    outputs=(OutputConfig("A", DataType.INT32, (2,)), OutputConfig("B", DataType.INT32, (1,))),
+)
+BOTH, ONLY_B, CLASSES = (
+    RequestHead("m", "", (InputHead("IN", "INT32", (1, 2)),), outputs)
+    for outputs in ((), (RequestedOutput("B"),), (RequestedOutput("A", {"classification": 1}),))
+)
+HEADS = (TensorHead("A", DataType.INT32, (1, 2)), TensorHead("B", DataType.INT32, (1, 1)))
+B_AT = 64
+
+
+class Link:
+    def __init__(self, sent: list[object], reads: bool = True) -> None:
+        self.sent = sent
+        self.reads = reads
+
+    def answer_together(self, head: object, slot: Slot, nbytes: int, places: list[int]) -> bool:
+        if self.reads:
+            self.sent.append((self, [each.name for each in head.outputs], nbytes, places))  # type: ignore[attr-defined]
+        return self.reads
+
+
+class Linked(LinkedResponder):
+    def __init__(self, link: Link, token: int) -> None:
+        self.link, self.token = link, token
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        assert final
+        self.link.sent.append((self.token, answer))
+
+
+def outcome_of(count: int) -> BatchOutcome:
+    """Results of single rows: both outputs of a request, one behind the other."""
+    memory = np.arange(count * 32, dtype=np.int32)
+    outcome = BatchOutcome(None, (1, 2, 3), memoryview(memory).cast("B"))
+    outcome.parts = [(128 * index, (HEADS, [slice(0, 8), slice(B_AT, B_AT + 4)])) for index in range(count)]
+    outcome.slot = Slot(lambda place: None, 4096)
+    return outcome
+
+
+def answers_to(outcome: BatchOutcome, *asked: tuple[RequestHead, Linked]) -> list[str]:
+    """Adds all and sends them; the errors."""
+    validator = RequestValidator(MODEL)
+    answers = BatchAnswers(ResponseMaker(MODEL, 1), outcome)
+    errors = []
+    for index, (head, responder) in enumerate(asked):
+        request = InferRequest(head, str(index), [bytes(8)])
+        validator.validate(request)
+        request.responder = responder  # type: ignore[assignment]
+        error = answers.add(request, index)
+        errors.append("" if error is None else error.text)
+    answers.send()
+    return errors
+
+
+def values(answer: object) -> list[list[int]]:
+    assert isinstance(answer, InferResponse)
+    return [tensor.numpy().ravel().tolist() for tensor in answer.outputs]
+
+
+def test_those_of_one_link_that_are_alike_go_together() -> None:
+    sent: list[object] = []
+    first, second = Link(sent), Link(sent)
+    asked = [(BOTH, first, 10), (BOTH, second, 20), (BOTH, first, 11), (ONLY_B, first, 12)]
+    assert answers_to(outcome_of(4), *[(head, Linked(link, token)) for head, link, token in asked]) == [""] * 4
+    assert sent == [
+        (first, ["A", "B"], 512, [10, 0, B_AT, 11, 256, 256 + B_AT]),
+        (second, ["A", "B"], 512, [20, 128, 128 + B_AT]),
+        (first, ["B"], 512, [12, 384 + B_AT]),
+    ]
+
+
+def test_what_is_made_for_one_request_goes_by_itself_and_overtakes_nobody() -> None:
+    sent: list[object] = []
+    link = Link(sent)
+    asked = [(BOTH, 1), (CLASSES, 2), (BOTH, 3)]
+    assert answers_to(outcome_of(3), *[(head, Linked(link, token)) for head, token in asked]) == [""] * 3
+    together, (token, classes), last = sent
+    assert together == (link, ["A", "B"], 384, [1, 0, B_AT])
+    assert token == 2 and isinstance(classes, InferResponse) and classes.head.outputs[0].datatype is DataType.BYTES
+    assert last == (link, ["A", "B"], 384, [3, 256, 256 + B_AT])
+
+
+@pytest.mark.parametrize("fault", ["a failure", "parameters", "a link that does not read"])
+def test_otherwise_each_is_answered_by_itself(fault: str) -> None:
+    sent: list[tuple[int, object]] = []
+    link = Link(sent, reads=fault != "a link that does not read")  # type: ignore[arg-type]
+    outcome = outcome_of(2)
+    if fault == "a failure":
+        outcome.failures[1] = internal("no")
+    elif fault == "parameters":
+        outcome.parameters[1] = {"k": 1}
+    errors = answers_to(outcome, (BOTH, Linked(link, 1)), (BOTH, Linked(link, 2)))
+    assert errors == ["", "no" if fault == "a failure" else ""]
+    assert [token for token, _ in sent] == [1, 2]
+    assert values(sent[0][1]) == [[0, 1], [16]]
+    if fault == "a failure":
+        assert sent[1][1] is outcome.failures[1]
+    else:
+        assert values(sent[1][1]) == [[32, 33], [48]]
+        assert sent[1][1].parameters == outcome.parameters.get(1, {})  # type: ignore[attr-defined]

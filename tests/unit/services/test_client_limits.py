@@ -1,13 +1,30 @@
+"""From where admin calls are taken. Methods that are only for clients with a header."""
+
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.requests import Answer, InferResponse
+from rocserve.frontends.grpc.service import peer_of
+from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services import client_limits
+from rocserve.services.access import (
+    ADMIN_METHODS,
+    GRPC_HEADER_PREFIX,
+    PROTOCOLS,
+    Access,
+    Peer,
+    Restriction,
+    restrictions,
+)
 from rocserve.services.client_limits import ClientLimits
+from rocserve.settings import AdminAddresses, RestrictedProtocols
+from rocserve.settings.server import admin_addresses
 
 
 class Answers:
@@ -124,3 +141,133 @@ def test_which_addresses_are_one_client(one: str, other: str, are_one: bool) -> 
         refusal(limits, other)
     else:
         limits.admit(other, Answers())
+
+
+LOAD = "RepositoryModelLoad"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is looked at of a gRPC call."""
+
+    peer: str
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+def is_taken(admin: Access, peer: Peer, method: str = LOAD) -> bool:
+    try:
+        admin.check_admin(method, peer, pb.RepositoryModelLoadRequest)
+    except ServeError as error:
+        assert error.code is StatusCode.PERMISSION_DENIED
+        return False
+    return True
+
+
+def test_what_changes_the_server_is_an_admin_call() -> None:
+    """A new method fails here until somebody has decided."""
+    tell_or_infer = {"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig"} | {
+        *("ModelInfer", "ModelStreamInfer", "ModelStatistics", "RepositoryIndex", "ModelList", "HasHardware"),
+        *("SystemSharedMemoryStatus", "CudaSharedMemoryStatus", "Check", "Watch"),
+    }
+    assert tell_or_infer | ADMIN_METHODS == set(PROTOCOLS)
+    assert not tell_or_infer & ADMIN_METHODS
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("unix", True),
+        ("127.0.0.6", False),
+        ("127.0.1.1", False),
+        ("::ffff:127.0.0.6", False),
+        ("10.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("", False),
+        ("localhost", False),
+        ("127.0.0.1.evil", False),
+    ],
+)
+def test_this_machine(address: str, local: bool) -> None:
+    assert is_taken(Access({}, None, ()), Peer(address, False)) is local
+    assert not is_taken(Access({}, None, ()), Peer(address, True)), "a proxy speaks for somebody else"
+    assert is_taken(Access({}, None, {LOAD}), Peer(address, True)), "protected by other means"
+    assert is_taken(Access({}, AdminAddresses(anybody=True), ()), Peer(address, True))
+    assert not is_taken(Access({}, AdminAddresses(), {LOAD}), Peer(address, False))
+
+
+def test_lists() -> None:
+    admin = Access({}, admin_addresses("10.0.0.0/8, fd00::/8,192.0.2.7"), {LOAD})
+    assert is_taken(admin, Peer("10.1.2.3", True)), "the proxy that is named"
+    assert is_taken(admin, Peer("::ffff:10.1.2.3", False))
+    assert is_taken(admin, Peer("fd00::2%eth0", False))
+    assert is_taken(admin, Peer("192.0.2.7", False))
+    assert not is_taken(admin, Peer("192.0.2.8", False))
+    assert not is_taken(admin, Peer("127.0.0.1", False))
+    assert str(admin_addresses("local,10.0.0.0/8")) == "this machine, 10.0.0.0/8"
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:127.0.0.1:40000", "127.0.0.1"),
+        ("ipv6:[::1]:40000", "::1"),
+        ("ipv6:%5B::1%5D:40000", "::1"),
+        ("ipv6:[fe80::1%25eth0]:40000", "fe80::1%eth0"),
+        ("unix:/run/rocserve.sock", "unix"),
+        ("unix:", "unix"),
+        ("unix-abstract:name", "unix"),
+        ("", ""),
+        ("vsock:1:2", "1"),
+    ],
+)
+def test_grpcs_notation(peer: str, address: str) -> None:
+    assert peer_of(Call(peer)) == Peer(address, False)
+    assert peer_of(Call(peer, (("X-Forwarded-For", "x"),))) == Peer(address, True)
+
+
+LOG = logging.getLogger(__name__)
+
+
+def test_every_method_belongs_to_a_protocol() -> None:
+    methods = {method.name for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
+    assert set(PROTOCOLS) == methods | {"Check", "Watch"}
+
+
+def test_only_the_methods_of_the_named_protocols_are_restricted() -> None:
+    found = restrictions(
+        [RestrictedProtocols(("inference", "trace"), "key", "one"), RestrictedProtocols(("health",), "other", "two")],
+        LOG,
+        GRPC_HEADER_PREFIX,
+    )
+    assert found["ModelInfer"] == found["TraceSetting"] == Restriction("triton-grpc-protocol-key", "one")
+    assert found["ServerLive"] == found["Check"] == Restriction("triton-grpc-protocol-other", "two")
+    assert "ModelConfig" not in found
+    assert restrictions([], LOG) == {}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "admitted"),
+    [
+        ([], False),
+        ([("key", "secret")], True),
+        ([("KEY", "secret")], True),
+        ([("key", "Secret")], False),
+        ([("key", b"secret")], True),
+        ([("key", "no"), ("key", "secret")], False),
+        ([("another", "secret")], False),
+        ([("key", "s\u00e9cret")], False),
+    ],
+)
+def test_the_first_header_of_the_name_counts(metadata: list[tuple[str, str | bytes]], admitted: bool) -> None:
+    assert Restriction("Key", "secret").admits_metadata(metadata) is admitted
+
+
+def test_the_refusal_names_the_header_and_not_its_value() -> None:
+    refusal = Restriction("triton-grpc-protocol-key", "secret").refusal()
+    assert refusal.code is StatusCode.UNAVAILABLE
+    assert refusal.text == "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"

@@ -1,18 +1,29 @@
-"""Messages to bytes and back."""
+"""Messages to bytes and back. Tensors that travel by layouts sent once: they arrive as they were sent, and nonsense is
+refused."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
+from rocserve.backends.request_model import ModelCall
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
-from rocserve.core.errors import StatusCode
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.request_form import RequestLayout
 from rocserve.core.requests import Signature
+from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
+from rocserve.plane.heap import Heap, HeapReader
 from rocserve.workers import messages
+from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
+from rocserve.workers.layouts import TensorReader, TensorSender, parameters_text, read_parameters
 from rocserve.workers.messages import LaunchOptions, Load, Spawn, decode_message, encode_message, status_code
 
 CONTROL = [
@@ -101,3 +112,172 @@ def test_numbers_beyond_all_bounds_are_errors() -> None:
     change = to_json(MetricChanges((MetricChange("x", MetricKind.GAUGE, "", {}, 1.0),))).replace(b"1.0", b"1" * 400)
     with pytest.raises(ValueError, match="cannot be read"):
         from_json(MetricChanges, change)
+
+
+FAR = 1 << 62
+
+
+class Sides:
+    """A heap whose owner sends tensors, and a reader of it."""
+
+    def __init__(self) -> None:
+        self.heap = Heap("test", 1 << 24)
+        self.known = TensorReader(HeapReader(self.heap.open_for_reading()))
+        self.sender = TensorSender(self.heap.allocate, self.post)
+        self.defined = 0
+
+    def post(self, entry: bytes) -> None:
+        self.defined += 1
+        kind, _, _, number, place, nbytes, _ = ENTRY.unpack(entry)
+        assert kind == LAYOUT
+        self.known.define(number, place, nbytes)
+
+    def define(self, number: int, text: bytes) -> None:
+        self.known.define(number, self.sender.put_text(text), len(text))
+
+    def send(self, tensors: list[Tensor], details: bytes = b"") -> tuple[int, int, int]:
+        """Their fields of an entry."""
+        return self.sender.put(tensors, details)
+
+
+@pytest.fixture
+def sides() -> Iterator[Sides]:
+    sides = Sides()
+    yield sides
+    sides.heap.close()
+
+
+def tensors(rows: int) -> list[Tensor]:
+    generator = np.random.default_rng(rows)
+    return [
+        tensor_from_numpy("numbers", generator.random((rows, 3), np.float32)),
+        tensor_from_numpy("words", np.array([[b"", b"\xff" * rows]], dtype=object)),
+        tensor_from_numpy("nothing", np.zeros((0, 4), np.int8)),
+        tensor_from_numpy("flags", generator.integers(0, 2, rows).astype(bool)),
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 100, 100_000])
+@pytest.mark.parametrize("parameters", [{}, {"a": 1, "b": "x", "c": True, "d": 0.5}])
+def test_tensors_and_what_is_said_beside_them(sides: Sides, rows: int, parameters: dict) -> None:
+    for sent in (tensors(rows), tensors(rows)[:1], []):
+        read, text = sides.known.read(*sides.send(sent, parameters_text(parameters)))
+        assert [each.copied() for each in read] == [each.copied() for each in sent]
+        assert read_parameters(text) == parameters
+        assert all(memoryview(each.data).readonly for each in read)
+
+
+def test_a_call_travels_without_its_tensors() -> None:
+    call = ModelCall("m", (), ("A", "B"), 3, "id", "correlation", 1, 2, 5000, {"k": "v"}, trace_number=7)
+    assert from_json(ModelCall, to_json(call)) == call
+
+
+def test_a_layout_is_sent_once_and_anew_when_it_is_no_longer_known(sides: Sides) -> None:
+    for _ in range(3):
+        number, _, _ = sides.send(tensors(1))
+    assert sides.defined == 1
+    for width in range(REMEMBERED_LAYOUTS + 10):
+        sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
+    assert len(sides.sender._layouts) <= REMEMBERED_LAYOUTS
+    later, place, nbytes = sides.send(tensors(1))
+    assert later > number
+    assert len(sides.known.read(later, place, nbytes)[0]) == 4
+    for width in range(3 * REMEMBERED_LAYOUTS):
+        sides.send([tensor_from_numpy("y", np.zeros(width, np.int8))])
+    assert len(sides.known._places) == 2 * REMEMBERED_LAYOUTS
+    with pytest.raises(ValueError, match=f"tensors of layout {number}, which it has not defined"):
+        sides.known.get(number)
+
+
+def test_a_layout_that_is_kept_is_sent_anew_before_it_is_forgotten(sides: Sides) -> None:
+    kept = sides.sender.of(tensors(1))
+    for width in range(3 * REMEMBERED_LAYOUTS):
+        sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
+        assert sides.known.get(sides.sender.number(kept)).heads == kept.places.heads
+
+
+def test_what_does_not_fit_is_refused(sides: Sides) -> None:
+    for call in (
+        lambda: sides.send([], b"x" * (LONGEST_TEXT_BYTES + 1)),
+        lambda: sides.send([Tensor("x" * LONGEST_TEXT_BYTES, DataType.INT8, (1,), b"1")]),
+    ):
+        with pytest.raises(ServeError, match=f"at most {LONGEST_TEXT_BYTES} can be sent"):
+            call()
+    numbers = tensors(2)[0]
+    with pytest.raises(ServeError, match=r"tensor 'numbers' of shape \[2, 4\] needs 32 bytes, got 24"):
+        sides.send([Tensor("numbers", numbers.datatype, (2, 4), numbers.data)])
+
+
+@pytest.mark.parametrize("place", [FAR, (1 << 64) - 8])
+def test_a_place_elsewhere(sides: Sides, place: int) -> None:
+    number, _, _ = sides.send(tensors(1))
+    for call in (
+        lambda: sides.known.read(number, place, 0),
+        lambda: sides.known.define(1, place, 10),
+        lambda: sides.known.text(place, 10),
+    ):
+        with pytest.raises(ValueError, match="lies outside of its heap"):
+            call()
+
+
+def test_lengths_that_make_no_sense(sides: Sides) -> None:
+    number, place, _ = sides.send(tensors(1))
+    with pytest.raises(ValueError, match="a text of 1099511627776 bytes, expected at most"):
+        sides.known.read(number, place, 1 << 40)
+    (words,) = (each for each in tensors(1) if each.name == "words")
+    number, place, _ = sides.send([words])
+    for size, reason in ((1 << 40, "lies outside of its heap"), (1 << 20, "was not written to its end")):
+        sides.heap.view(place, 8)[:] = size.to_bytes(8, "little")
+        with pytest.raises(ValueError, match=reason):
+            sides.known.read(number, place, 0)
+    sides.heap.view(place, 8)[:] = (7).to_bytes(8, "little")
+    with pytest.raises(ValueError, match=r"tensor 'words' of shape \[1, 2\] has 7 bytes"):
+        sides.known.read(number, place, 0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        TensorHead("x", DataType.INT32, (-4, -2)),
+        TensorHead("x", DataType.UINT8, (0, 1 << 64)),
+        TensorHead("x", DataType.BYTES, (1 << 64,)),
+    ],
+)
+def test_tensors_that_cannot_be_are_refused(sides: Sides, head: TensorHead) -> None:
+    with pytest.raises(ValueError, match="tensor 'x' of shape"):
+        sides.define(1, to_json((head,)))
+
+
+SIDES = Sides()
+"""For the many examples of a property."""
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"{}")
+@example(b"\xff\xff\xff\xff" + b"\x00" * 64)
+@example(b'[["x","FP99",[1]]]')
+@example(b'[["x","FP32"]]')
+@example(b"[" * 100_000)
+def test_malformed_layouts_are_value_errors(text: bytes) -> None:
+    if text.strip() == b"[]":
+        return
+    with pytest.raises(ValueError):
+        SIDES.define(0, text)
+
+
+def test_nonsense_raises_nothing_else(sides: Sides) -> None:
+    generator = random.Random(0)
+    number, place, nbytes = sides.send(tensors(1), to_json(ModelCall("m", (), ("A",))))
+    view = sides.heap.view(place, 1024)
+    good = bytes(view)
+    for _ in range(3000):
+        view[:] = good
+        for _ in range(generator.randint(1, 4)):
+            view[generator.randrange(len(view))] = generator.randrange(256)
+        try:
+            read, text = sides.known.read(number, place, nbytes + generator.choice((-1, 0, 0, 1)))
+            assert sum(len(each.data) for each in read) <= 1 << 24
+            from_json(ModelCall, text)
+        except ValueError:
+            continue

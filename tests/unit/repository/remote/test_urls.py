@@ -1,12 +1,16 @@
-"""URLs of repositories elsewhere."""
+"""URLs of repositories elsewhere. Which model an object belongs to, and which may become a file. Credentials of
+buckets, where Triton and AWS look for them."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from rocserve.core.remote_places import StoreKind, parse_remote
+from rocserve.repository.remote.object_store import store_options
+from rocserve.repository.remote.objects import WHOLE, RemoteObject, StoreError, arrange
 
 
 @pytest.mark.parametrize(
@@ -83,3 +87,93 @@ def test_archives_that_are_not_taken(url: str) -> None:
 def test_each_url_has_a_home_of_its_own(tmp_path: Path) -> None:
     homes = {parse_remote(url).home_in(tmp_path) for url in ("s3://a/b", "s3://a-b", "gs://a/b", "s3://a/b/c")}
     assert len(homes) == 4
+
+
+def objects(*keys: str, size: int = 1) -> list[RemoteObject]:
+    return [RemoteObject(key, size, "tag") for key in keys]
+
+
+def test_each_folder_is_a_unit() -> None:
+    units = arrange(objects("a/config.pbtxt", "a/1/model.onnx", "b/1/model.onnx", "README.md"))
+    assert {name: len(unit.objects) for name, unit in units.items()} == {"a": 2, "b": 1, WHOLE: 1}
+
+
+@pytest.mark.parametrize("key", ["config.pbtxt", "1/model.onnx"])
+def test_a_repository_that_is_one_model_is_one_unit(key: str) -> None:
+    assert set(arrange(objects(key, "configs/other.pbtxt"))) == {WHOLE}
+
+
+def test_temporary_names_and_marks_of_folders_are_left_out() -> None:
+    units = arrange([*objects("a/1/model.onnx", "a/.git/x", "a/1/model.onnx.tmp"), *objects("a", "a/1", size=0)])
+    assert set(units["a"].objects) == {"a/1/model.onnx"}
+    assert not units["a"].refusal
+
+
+def test_an_empty_file_keeps_the_folder_that_it_is_in() -> None:
+    assert set(arrange(objects("a/config.pbtxt", "a/1/.gitkeep", size=0))["a"].objects) == {
+        "a/config.pbtxt",
+        "a/1/.gitkeep",
+    }
+
+
+@pytest.mark.parametrize("key", ["a/../../etc/passwd", "a//b", "a/\0", f"a/{'x' * 256}", "a/.."])
+def test_what_is_no_path_within_the_folder_is_refused(key: str) -> None:
+    units = arrange(objects("b/1/model.onnx", key))
+    assert "no path within a folder" in units["a"].refusal
+    assert not units["b"].refusal
+
+
+@pytest.mark.parametrize("key", ["../x", "/etc/passwd"])
+def test_what_leads_out_belongs_to_no_model(key: str) -> None:
+    units = arrange(objects("b/1/model.onnx", key))
+    refused = [unit for unit in units.values() if unit.refusal]
+    assert len(refused) == 1
+    assert not units["b"].refusal
+
+
+def test_an_object_that_is_a_folder_too_is_refused() -> None:
+    assert "at once" in arrange(objects("a/x", "a/x/y"))["a"].refusal
+
+
+def test_aws_keys_of_the_environment_go_before_a_profile(tmp_path: Path) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text(
+        "[default]\naws_access_key_id = a\naws_secret_access_key = b\n[other]\naws_access_key_id = c\n"
+    )
+    (tmp_path / ".aws/config").write_text("[profile other]\nregion = eu-west-1\n")
+    place = parse_remote("s3://bucket")
+    home = {"HOME": str(tmp_path)}
+    assert store_options(place, home)["access_key_id"] == "a"
+    other = store_options(place, home | {"AWS_PROFILE": "other"})
+    assert (other["access_key_id"], other["region"]) == ("c", "eu-west-1")
+    # obstore reads them itself.
+    assert "access_key_id" not in store_options(place, home | {"AWS_ACCESS_KEY_ID": "d"})
+
+
+def test_the_longest_name_of_tritons_file_counts(tmp_path: Path) -> None:
+    file = tmp_path / "credentials.json"
+    keys = {name: {"key_id": name, "secret_key": "s"} for name in ("", "s3://bucket", "s3://bucket/a")}
+    file.write_text(json.dumps({"s3": keys, "gs": {"": "/google.json"}, "as": {"": {"account_key": "k"}}}))
+    environment = {"TRITON_CLOUD_CREDENTIAL_PATH": str(file)}
+
+    def options(url: str) -> dict[str, object]:
+        return store_options(parse_remote(url), environment)
+
+    assert options("s3://bucket/a/b")["access_key_id"] == "s3://bucket/a"
+    assert options("s3://bucket/c")["access_key_id"] == "s3://bucket"
+    assert "access_key_id" not in options("s3://other") or options("s3://other")["access_key_id"] == ""
+    assert options("gs://bucket")["application_credentials"] == "/google.json"
+    assert options("as://account/container")["account_key"] == "k"
+
+
+def test_a_file_of_credentials_that_is_none_is_named(tmp_path: Path) -> None:
+    environment = {"TRITON_CLOUD_CREDENTIAL_PATH": str(tmp_path / "none.json")}
+    with pytest.raises(StoreError, match=r"TRITON_CLOUD_CREDENTIAL_PATH=.*none.json: expected a JSON file"):
+        store_options(parse_remote("s3://bucket"), environment)
+
+
+def test_azure_by_the_machines_identity_takes_no_key() -> None:
+    environment = {"AZURE_STORAGE_KEY": "k", "AZURE_STORAGE_AUTH_TYPE": "managed_identity"}
+    place = parse_remote("as://account/container")
+    assert "account_key" not in store_options(place, environment)
+    assert store_options(place, {"AZURE_STORAGE_KEY": "k"})["account_key"] == "k"

@@ -1,4 +1,4 @@
-"""Paths in what clients are told."""
+"""What clients and operators are told: paths, hints behind names that nobody knows, numbers of bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.hints import names_hint
+from rocserve.core.printable import readable_size
 from rocserve.core.private_paths import PrivatePaths
 
 
@@ -76,3 +78,37 @@ def test_errors_keep_their_code() -> None:
     assert (hidden.code, hidden.text) == (StatusCode.UNAVAILABLE, "no .../x.so")
     plain = ServeError(StatusCode.UNAVAILABLE, "busy")
     assert PrivatePaths().without(plain) is plain
+
+
+def test_the_names_that_there_are_and_the_one_that_was_meant() -> None:
+    assert names_hint("its inputs are", "image", ["size", "images"]) == (
+        "; its inputs are: images, size; did you mean 'images'?"
+    )
+    assert names_hint("its inputs are", "x", ["images", "size"]) == "; its inputs are: images, size"
+    assert names_hint("its inputs are", "image", ["images"]) == "; its inputs are: images"
+    assert names_hint("its inputs are", "image", []) == ""
+
+
+def test_of_many_names_some_are_listed_and_few_compared() -> None:
+    many = [f"model_{number:03}" for number in range(100)]
+    assert names_hint("served are", "model_01", many) == (
+        "; served are: model_000, model_001, model_002, model_003, model_004, model_005, model_006, model_007, and 92"
+        " more; did you mean 'model_015'?"
+    )
+    assert "did you mean" not in names_hint("served are", "x" * 100_000, many)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (5 << 20, "5.0 MiB"),
+        (12 << 30, "12.00 GiB"),
+        (5 << 38, "1.25 TiB"),
+        (3 << 52, "12288.00 TiB"),
+    ],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert readable_size(count) == text

@@ -1,0 +1,117 @@
+"""What a child writes, and what is told of it. What is told of a job while it goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from rocserve.jobs.runner import JobOutput, JobWatch
+
+
+def test_lines_are_taken_as_they_come_and_half_a_line_in_the_end() -> None:
+    output = JobOutput()
+    os.write(output.descriptor, b"one\ntw")
+    assert output.take_lines() == ["one"]
+    os.write(output.descriptor, b"o\n\n   \nthree")
+    assert output.take_lines() == ["two"]
+    assert output.take_lines(ended=True) == ["three"]
+    assert output.last_lines == ("one", "two", "three")
+    output.close()
+
+
+def test_what_is_not_text_is_made_visible_and_long_lines_are_cut() -> None:
+    output = JobOutput()
+    os.write(output.descriptor, b"\x1b[31mred\xff\n" + b"x" * 5000 + b"\n")
+    red, cut = output.take_lines()
+    assert red == "\\x1b[31mred\\xff"
+    assert cut == "x" * 2000 + " ... (cut)"
+    output.close()
+
+
+def test_the_file_does_not_grow_without_end() -> None:
+    output = JobOutput()
+    line = b"y" * 999 + b"\n"
+    for _ in range(4):
+        os.write(output.descriptor, line * 5000)
+        assert len(output.take_lines()) == 5000
+    assert os.fstat(output.descriptor).st_size < 8 << 20
+    os.write(output.descriptor, b"after\n")
+    assert output.take_lines() == ["after"]
+    output.close()
+
+
+def test_a_line_without_end_is_not_kept_whole() -> None:
+    output = JobOutput()
+    for _ in range(40):
+        os.write(output.descriptor, b"z" * 100_000)
+        assert output.take_lines() == []
+    (line,) = output.take_lines(ended=True)
+    assert line.endswith(" ... (cut)")
+    assert len(line) < 3000
+    output.close()
+
+
+def test_only_the_last_lines_are_remembered() -> None:
+    output = JobOutput()
+    os.write(output.descriptor, b"".join(b"%d\n" % number for number in range(100)))
+    output.take_lines()
+    assert output.last_lines == tuple(str(number) for number in range(88, 100))
+    output.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reports() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def watch(clock: Clock, reports: list[str]) -> JobWatch:
+    return JobWatch("compiling batch size 4", reports.append, logging.getLogger("test.watch"), "MIGraphX", clock)
+
+
+def test_a_phase_is_told_at_once_and_then_with_the_time_it_has_taken(
+    watch: JobWatch, clock: Clock, reports: list[str]
+) -> None:
+    watch.enters("reading the model")
+    for _ in range(70):
+        clock.seconds += 1
+        watch.report_when_due()
+    clock.seconds += 7200
+    watch.enters("saving")
+    assert reports == [
+        "compiling batch size 4: reading the model",
+        "compiling batch size 4: reading the model (5 s so far)",
+        "compiling batch size 4: reading the model (13 s so far)",
+        "compiling batch size 4: reading the model (25 s so far)",
+        "compiling batch size 4: reading the model (42 s so far)",
+        "compiling batch size 4: reading the model (1 min 8 s so far)",
+        "compiling batch size 4: saving (2 h 1 min so far)",
+    ]
+
+
+def test_what_migraphx_said_last_is_told_with_it(watch: JobWatch, clock: Clock, reports: list[str]) -> None:
+    watch.enters("compiling")
+    watch.takes_lines(["Benchmarking gpu::mlir_op: 3 configs", "  Benchmarking gpu::mlir_op: 16 configs  "])
+    clock.seconds += 5
+    watch.report_when_due()
+    watch.enters("saving")
+    assert reports == [
+        "compiling batch size 4: compiling",
+        "compiling batch size 4: compiling (5 s so far); MIGraphX: Benchmarking gpu::mlir_op: 16 configs",
+        "compiling batch size 4: saving (5 s so far)",
+    ]
