@@ -80,7 +80,11 @@ def run_server(
 ) -> int:
     """Serve until a signal ends it; the result is the process's exit status. `command`: the flags that the settings
     come from."""
-    _allow_many_descriptors()
+    # The soft limit of open files is 1024 nearly everywhere, for programs that use select(), and an instance of a model
+    # takes up to 17. The zygote runs already: workers, which need few and whose engines may use select(), keep the
+    # limit that was given.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         tracing = create_tracing(settings.trace.values, settings.server_id, log.logger.getChild("tracing"))
     except ValueError as error:
@@ -395,14 +399,6 @@ class Ending:
 async def _call(end: Callable[[], object]) -> None:
     """For what ends without waiting."""
     end()
-
-
-def _allow_many_descriptors() -> None:
-    """Raise the soft limit of open files to the hard one. The soft one is 1024 nearly everywhere, for programs that use
-    select(), and an instance of a model takes up to 17. The zygote runs already: workers, which need few and whose
-    engines may use select(), keep the limit that was given."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _single_model(settings: ServerSettings, registry: BackendRegistry, log: logging.Logger) -> SingleModel | None:

@@ -106,12 +106,16 @@ class CustomMetrics:
         left_out: dict[str, str] = {}
         with self._lock:
             for change in changes.changes:
-                problem = _problem(change) or self._room_problem(owner, change)
+                problem, key = _problem(change), frozenset(change.labels.items())
+                if not problem and self._counts.get(owner, 0) >= _MOST_SERIES:
+                    there = self._families.get(change.family)
+                    known = None if there is None else there.series.get(key)
+                    if known is None or owner not in known.owners:
+                        problem = f"the model has {_MOST_SERIES} time series already"
                 if problem:
                     left_out[change.family[:_LONGEST_TEXT]] = problem
                     continue
                 family = self._families.setdefault(change.family, _Family(change.kind, change.help))
-                key = frozenset(change.labels.items())
                 series = family.series.get(key) or _Series(change.labels, change.bounds)
                 if family.kind is not change.kind or series.bounds != change.bounds:
                     left_out[change.family] = _OTHER_KIND
@@ -125,16 +129,6 @@ class CustomMetrics:
                     series.owners.add(owner)
                     self._counts[owner] = self._counts.get(owner, 0) + 1
         return left_out
-
-    def _room_problem(self, owner: Hashable, change: MetricChange) -> str:
-        """Under the lock: why a series cannot be taken; "" where it can."""
-        if self._counts.get(owner, 0) < _MOST_SERIES:
-            return ""
-        family = self._families.get(change.family)
-        series = None if family is None else family.series.get(frozenset(change.labels.items()))
-        if series is not None and owner in series.owners:
-            return ""
-        return f"the model has {_MOST_SERIES} time series already"
 
     def forget(self, owner: Hashable) -> None:
         """The model version is gone; so are the series that only it had."""

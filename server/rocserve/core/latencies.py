@@ -4,6 +4,7 @@ since the beginning, and summaries, as quantiles of the last minute."""
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -242,29 +243,19 @@ def read_latency_options(settings: Mapping[str, str]) -> tuple[LatencyOptions, l
             else:
                 switches[name] = value.lower() == "true"
         elif name == "summary_quantiles":
-            quantiles = _read_quantiles(value, problems) or quantiles
+            # `0.5:0.05,0.9:0.01`: quantiles, and how exact they need to be, which all are.
+            found: list[float] = []
+            for pair in value.split(","):
+                text, colon, _ = pair.partition(":")
+                with contextlib.suppress(ValueError):
+                    if colon and 0 <= float(text) <= 1:
+                        found.append(float(text))
+                        continue
+                expected = "<quantile>:<error> with a quantile from 0 to 1"
+                problems.append(f"summary_quantiles: expected {expected}, got '{pair}'")
+            quantiles = tuple(found) or quantiles
         else:
             known = ", ".join([*switches, "summary_quantiles"])
             problems.append(f"{name}={value}: there is no such setting, only {known}")
-    return (
-        LatencyOptions(
-            switches["counter_latencies"], switches["summary_latencies"], switches["histogram_latencies"], quantiles
-        ),
-        problems,
-    )
-
-
-def _read_quantiles(text: str, problems: list[str]) -> tuple[float, ...]:
-    """`0.5:0.05,0.9:0.01`: quantiles, and how exact they need to be, which all are."""
-    found: list[float] = []
-    for pair in text.split(","):
-        quantile, colon, _ = pair.partition(":")
-        try:
-            value = float(quantile)
-        except ValueError:
-            value = -1.0
-        if not colon or not 0 <= value <= 1:
-            problems.append(f"summary_quantiles: expected <quantile>:<error> with a quantile from 0 to 1, got '{pair}'")
-        else:
-            found.append(value)
-    return tuple(found)
+    counters, summaries, histograms = switches.values()
+    return LatencyOptions(counters, summaries, histograms, quantiles), problems

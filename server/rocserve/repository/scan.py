@@ -84,15 +84,6 @@ def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
     return f"'{path}' is a link that leads out of the model repository, to '{target}'; put the file itself there"
 
 
-def output_inodes() -> frozenset[int]:
-    """Of the files that are this process's standard output and error."""
-    inodes = set()
-    for number in (1, 2):
-        with contextlib.suppress(OSError):
-            inodes.add(os.fstat(number).st_ino)
-    return frozenset(inodes)
-
-
 def own_output(folder: Path) -> frozenset[str]:
     """The files of a folder, relative to it, that are this process's standard output and error: to load a model writes
     to them, and is no change of it."""
@@ -266,7 +257,11 @@ def scan_model(
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     paths = set()
     ignored = set()
-    outputs = output_inodes()
+    # Of the files that are this process's standard output and error.
+    outputs = set()
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            outputs.add(os.fstat(number).st_ino)
     has_links = folder.is_symlink()
     try:
         for mark in walk(folder, allowed, most_entries, flat.has if flat is not None and flat.is_alone else None):

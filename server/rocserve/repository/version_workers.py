@@ -257,8 +257,11 @@ def worker_group(
     assert backend is not None, "an ensemble has no workers"
     bounds = worker_bounds(definition.config.parameters)
     writable: tuple[str, ...] = ()
-    if _may_compile(definition, plan):
-        # Found here, for a worker may run as a user with another home.
+    config = definition.config
+    on_gpu = any(worker.device is not None for worker in plan.workers)
+    accelerated = bool(config.gpu_accelerators or config.cpu_accelerators) or on_gpu
+    if plan.engine.needs_migraphx or plan.engine.compiles_ahead or accelerated:
+        # They may want the cache of compiled programs. Found here, for a worker may run as a user with another home.
         engines = replace(engines, cache_directory=str(cache_directory(engines)))
         writable = (engines.cache_directory,)
     shared = _shared_worker(definition, plan, bounds, launcher.settings)
@@ -368,14 +371,6 @@ def _folders(load: Load) -> tuple[str, ...]:
     model, version = Path(load.model_folder), Path(load.version_folder)
     is_within = version.resolve().is_relative_to(model.resolve())
     return (load.model_folder,) if is_within else (load.model_folder, load.version_folder)
-
-
-def _may_compile(definition: ModelDefinition, plan: EnginePlan) -> bool:
-    """Whether the workers may want the cache of compiled programs."""
-    config = definition.config
-    asks_for_accelerators = bool(config.gpu_accelerators or config.cpu_accelerators)
-    on_gpu = any(worker.device is not None for worker in plan.workers)
-    return plan.engine.needs_migraphx or plan.engine.compiles_ahead or asks_for_accelerators or on_gpu
 
 
 PARAMETER = "EXECUTION_ENV_PATH"

@@ -133,7 +133,7 @@ def _compile(context: ToolContext, calibrated: ToolModel | None) -> _Compiled:
             if (datatype := datatypes[name]) is not None
         }
         _read_data(calibrated, context, recipe, tensors)
-    return _Compiled(context, plan, context.program(recipe).program)
+    return _Compiled(context, plan, context.program(recipe)[0])
 
 
 def _samples(
@@ -229,26 +229,26 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
         check_output(output, recipes)
         progress.steps(len(recipes))
         for recipe in recipes:
-            compiled = context.program(recipe)
-            about = compiled.program.about
+            program, is_from_cache = context.program(recipe)
+            about = program.about
             rows.append(
                 (
                     recipe.title,
                     recipe.options.precision.value,
-                    "cache" if compiled.from_cache else "compiled",
+                    "cache" if is_from_cache else "compiled",
                     f"{about.compile_seconds:.2f}",
-                    size(compiled.program.size_bytes),
+                    size(program.size_bytes),
                     "-" if about.scratch_bytes is None else size(about.scratch_bytes),
                 )
             )
             # Another than the cache's, where that could not take it.
-            folders.append(str(compiled.program.path.parents[2]))
+            folders.append(str(program.path.parents[2]))
             if output:
                 target = output_path(output, recipe)
                 mask = os.umask(0o022)
                 os.umask(mask)
                 try:
-                    with compiled.program.path.open("rb") as source, replacing(target, 0o666 & ~mask) as copy:
+                    with program.path.open("rb") as source, replacing(target, 0o666 & ~mask) as copy:
                         shutil.copyfileobj(source, copy)
                 except OSError as error:
                     raise unavailable(f"cannot write {target}: {error.strerror or error}") from None

@@ -174,7 +174,7 @@ def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
         for recipe in plan.recipes:
             name = f"{recipe.title} of model '{model.source.name}'"
             read = _inspected(context, InspectJob(name, recipe=recipe)).text
-            made = context.program(recipe).program
+            made, _ = context.program(recipe)
             outputs = [output.name for output in plan.outputs]
             facts = _program_facts(context, recipe.title, name, made.path, outputs, read)
             programs.append(replace(facts, compile_seconds=made.about.compile_seconds))
@@ -302,11 +302,25 @@ def _copies(copies: Copies) -> str:
 
 def _print_operators(program: ProgramFacts, place: str, out: Console) -> None:
     before, after = program.before, program.after
+
+    def show_counts(what: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        show(out, table(f"{program.title}: {what}", columns, rows[:_SHOWN_OPERATORS]))
+
+    done = [(operator.name, str(operator.count)) for operator in after.operators]
     if before is None:
-        rows = [(operator.name, str(operator.count)) for operator in after.operators[:_SHOWN_OPERATORS]]
-        show(out, table(f"{program.title}: what a run does", ("operator", "count"), rows))
+        show_counts("what a run does", ("operator", "count"), done)
     else:
-        _print_change(program.title, before, after, out)
+        read, compiled = plain_counts(before), plain_counts(after)
+        if after.kernels:
+            show_counts(
+                "as it was read", ("operator", "count"), [(one, str(count)) for one, count in read.most_common()]
+            )
+            show_counts("compiled", ("operator or kernel", "count"), done)
+        else:
+            names = sorted(read | compiled, key=lambda name: (-compiled[name], name))
+            rows = [(name, str(read[name]), str(compiled[name])) for name in names]
+            show_counts("operators", ("operator", "as it was read", "compiled"), rows)
+        say(out, f"instructions of a run: {before.instructions} as it was read, {after.instructions} compiled")
     hidden = len(after.operators) - _SHOWN_OPERATORS
     if hidden > 0:
         say(out, f"... and {hidden} more kinds (--json has them all)")
@@ -315,22 +329,6 @@ def _print_operators(program: ProgramFacts, place: str, out: Console) -> None:
         return
     kernels = [(kernel.name, " + ".join(kernel.operators), str(kernel.count)) for kernel in after.kernels]
     show(out, table("fused kernels", ("kernel", "made of", "count"), kernels, left=2))
-
-
-def _print_change(title: str, before: ProgramSummary, after: ProgramSummary, out: Console) -> None:
-    counts_before = plain_counts(before)
-    if after.kernels:
-        rows: Sequence[Sequence[str]] = [(name, str(count)) for name, count in counts_before.most_common()]
-        show(out, table(f"{title}: as it was read", ("operator", "count"), rows[:_SHOWN_OPERATORS]))
-        rows = [(operator.name, str(operator.count)) for operator in after.operators]
-        show(out, table(f"{title}: compiled", ("operator or kernel", "count"), rows[:_SHOWN_OPERATORS]))
-    else:
-        counts_after = plain_counts(after)
-        names = sorted(counts_before | counts_after, key=lambda name: (-counts_after[name], name))
-        rows = [(name, str(counts_before[name]), str(counts_after[name])) for name in names]
-        columns = ("operator", "as it was read", "compiled")
-        show(out, table(f"{title}: operators", columns, rows[:_SHOWN_OPERATORS]))
-    say(out, f"instructions of a run: {before.instructions} as it was read, {after.instructions} compiled")
 
 
 VERB = Verb(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.compiler import ProgramCompiler
@@ -33,12 +32,6 @@ _LIBRARY_SECONDS = 120.0
 """Loading ROCm for the first time may take long."""
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    program: CachedProgram
-    from_cache: bool
 
 
 def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Target]:
@@ -109,13 +102,13 @@ class ToolContext:
             raise invalid_argument("does not batch, so there is one program; leave --batch-sizes out")
         return plan
 
-    def program(self, recipe: ProgramRecipe) -> Compiled:
-        """From the cache, or compiled into it. Raises: ServeError: it cannot be."""
+    def program(self, recipe: ProgramRecipe) -> tuple[CachedProgram, bool]:
+        """The program, and whether it was in the cache: else it is compiled into that. Raises: ServeError: it cannot
+        be."""
         found = self.cache.find(recipe.key)
         if found is not None:
-            return Compiled(found, from_cache=True)
-        timeout = self.serving.compile_timeout_seconds
-        return Compiled(self._compiler.program(recipe, timeout_seconds=timeout), from_cache=False)
+            return found, True
+        return self._compiler.program(recipe, timeout_seconds=self.serving.compile_timeout_seconds), False
 
     @property
     def place(self) -> str:

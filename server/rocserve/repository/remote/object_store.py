@@ -7,6 +7,8 @@ providers' usual chains (roles of machines, pods and containers, tokens of workl
 from __future__ import annotations
 
 import asyncio
+import configparser
+import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,8 +22,6 @@ from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
-import configparser
-import json
 
 CHUNK_BYTES = 8 << 20
 """Of an object that is asked for at once: S3 gives some 100 MB/s a request, however large."""

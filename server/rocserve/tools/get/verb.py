@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -97,7 +97,9 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
             if options.untrained:
                 _build(name, repository / name, force, out)
             else:
-                remote = CATALOGUE[name].at(source) if source else CATALOGUE[name]
+                remote = CATALOGUE[name]
+                if source:
+                    remote = replace(remote, addresses=(f"{source.rstrip('/')}/{remote.name}",))
                 _fetch(name, remote, repository / name, force, out, patience)
             if folders:
                 say(out, f"{name}: with it came {', '.join(folders)}; to serve them: rocserve serve {repository}")

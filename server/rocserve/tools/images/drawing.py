@@ -56,22 +56,18 @@ def draw_detections(picture: Image.Image, detections: Sequence[Detection]) -> Im
     line = max(2, round(side / 180))
     font = ImageFont.load_default(max(11, round(side / 28)))
     for found in reversed(detections):
-        _draw_box(draw, found, picture.size, line)
+        # The coloured line between two dark ones, so that it shows on any ground; around the object where there is
+        # room, since a small one would vanish beneath it.
+        left, top, right, bottom = (round(side) for side in found.box)
+        left, top = max(left - line - 1, 0), max(top - line - 1, 0)
+        right = max(min(right + line, picture.width - 1), left)
+        bottom = max(min(bottom + line, picture.height - 1), top)
+        draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline="#101010", width=line + 2)
+        draw.rectangle((left, top, right, bottom), outline=class_colour(found.class_index), width=line)
     # All plates after all boxes: no line runs through a name.
     for found in reversed(detections):
         _draw_plate(draw, found, font, picture.size, line)
     return drawn
-
-
-def _draw_box(draw: ImageDraw.ImageDraw, found: Detection, picture_size: tuple[int, int], line: int) -> None:
-    """The coloured line between two dark ones, so that it shows on any ground; around the object where there is room,
-    since a small one would vanish beneath it."""
-    left, top, right, bottom = (round(side) for side in found.box)
-    left, top = max(left - line - 1, 0), max(top - line - 1, 0)
-    right = max(min(right + line, picture_size[0] - 1), left)
-    bottom = max(min(bottom + line, picture_size[1] - 1), top)
-    draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline="#101010", width=line + 2)
-    draw.rectangle((left, top, right, bottom), outline=class_colour(found.class_index), width=line)
 
 
 def _draw_plate(
