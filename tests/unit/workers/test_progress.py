@@ -1,4 +1,5 @@
-"""What an engine says while it works: on its way to the server."""
+"""What an engine says while it works: on its way to the server. The time of a load: all of its parts together, without
+what the engine compiles."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from support.workers import Workshop, config_of, running
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
-from rocserve.workers.group import WorkerGroup
+from rocserve.workers.group import LoadLimit, WorkerGroup
 from rocserve.workers.main import ControlSocket
 from rocserve.workers.messages import (
     LoadFailed,
@@ -139,3 +140,39 @@ def test_progress_for_a_server_that_is_gone() -> None:
         control.send_later(Progress("anybody there?"))
         with pytest.raises(OSError, match="Broken pipe"):
             control.send(LoadFailed(13, "why"))
+
+
+async def test_the_parts_of_a_load_share_its_time():
+    limit = LoadLimit(0.3)
+    async with limit.bounding():
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(0.3)
+    with pytest.raises(TimeoutError):
+        async with limit.bounding():
+            await asyncio.sleep(0.2)
+    with pytest.raises(TimeoutError):
+        async with limit.bounding():
+            await asyncio.sleep(0.2)
+
+
+async def test_what_is_compiled_is_not_counted_and_what_follows_is():
+    limit = LoadLimit(0.3)
+    with pytest.raises(TimeoutError):
+        async with limit.bounding():
+            await asyncio.sleep(0.2)
+            limit.note("compiling")
+            await asyncio.sleep(0.3)
+            limit.note("compiling (1 s so far)")
+            await asyncio.sleep(0.3)
+            limit.note("")
+            compiled = True
+            await asyncio.sleep(0.3)
+    assert compiled
+
+
+async def test_without_a_limit_it_takes_as_long_as_it_takes():
+    limit = LoadLimit(0)
+    async with limit.bounding():
+        limit.note("compiling")
+        limit.note("")
+        await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Bodies within bounds, whatever their client says of their length."""
+"""Bodies within bounds, whatever their client says of their length. Which encodings are taken, chosen and undone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import logging
 import threading
+import zlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.frontends.http import body as body_module
-from rocserve.frontends.http.body import BodyReader, decompressed
+from rocserve.frontends.http.body import BodyReader, compressed, decompressed, request_encoding, response_encoding
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import HttpError, Request, Response
 from rocserve.frontends.listen_address import ListenAddress
@@ -98,3 +99,59 @@ async def test_little_that_becomes_much_is_decompressed_on_another_thread(monkey
     reader = BodyReader(len(plain), RequestMemory())
     assert await reader.read_compressed(request, Holding()) == plain
     assert threads != [threading.get_ident()]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        (None, "identity"),
+        ("", "identity"),
+        ("gzip", "gzip"),
+        (" gzip", "gzip"),
+        ("gzip, deflate", "gzip"),
+        ("deflate, gzip", "deflate"),
+        ("gzip;q=0.5, deflate", "deflate"),
+        ("gzip;q=0", "identity"),
+        ("gzip;q=x, deflate;q=0.1", "deflate"),
+        ("identity, gzip", "identity"),
+        ("br", "identity"),
+        ("*", "identity"),
+        ("GZIP", "identity"),
+    ],
+)
+def test_the_encoding_of_an_answer(accepted: str | None, chosen: str) -> None:
+    assert response_encoding(accepted) == chosen
+
+
+def test_the_encoding_of_a_request() -> None:
+    assert request_encoding("identity") == "identity"
+    assert request_encoding("deflate") == "deflate"
+    with pytest.raises(HttpError, match="Unsupported compression type") as caught:
+        request_encoding("br")
+    assert caught.value.status == 501
+    assert caught.value.headers == {"Accept-Encoding": "gzip, deflate"}
+
+
+def test_both_ways() -> None:
+    assert gzip.decompress(compressed([b"a", memoryview(b"b")], "gzip")) == b"ab"
+    assert zlib.decompress(compressed([b"a", b"b"], "deflate")) == b"ab"
+    for encoding in ("gzip", "deflate"):
+        assert decompressed(compressed([b"abc"], encoding), 3) == b"abc"
+    assert decompressed(gzip.compress(b"abc" * 1000)[:-8], 10_000) == b"abc" * 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "nothing to be decompressed"),
+        (b"no gzip", "the request's body is not valid gzip or deflate data: "),
+        (
+            gzip.compress(bytes(100_000_000)),
+            "Decompressed data size exceeds the maximum allowed value of 1000 bytes. Use --http-max-input-size to",
+        ),
+    ],
+)
+def test_what_cannot_be_decompressed(data: bytes, text: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        decompressed(data, 1000)
+    assert caught.value.text.startswith(text)
