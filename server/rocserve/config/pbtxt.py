@@ -23,7 +23,8 @@ _LONGEST_NAME = 100
 _YAML = re.compile(r"^---\s*$|^\s*- \S|^\w+:\s*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
 """A document's mark, an entry of a list, a name with nothing behind it, a text without quotes."""
 _POSITION = re.compile(r"^\d+:\d+ : ")
-_NO_FIELD = re.compile(r'^Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"')
+NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"(?: at "(?P<path>[^"]*)")?')
+"""Protobuf's words, of its text format and of JSON."""
 _NO_VALUE = re.compile(r'^Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\w+)')
 
 
@@ -116,16 +117,19 @@ def _explain(error: str, text: str, line: int, message: Message) -> str:
     lines = text.split("\n")
     quoted = f"'{lines[line - 1]}': " if line <= len(lines) else ""
     reason = reason.removeprefix(quoted).rstrip(".")
-    pool = message.DESCRIPTOR.file.pool
-    if match := _NO_FIELD.match(reason):
-        fields = pool.FindMessageTypeByName(match["type"]).fields_by_name
-        return f"unknown field '{match['name']}' of {_short(match['type'])}{suggest(match['name'], fields)}"
+    if match := NO_FIELD.match(reason):
+        return unknown_field(match, message)
     if match := _NO_VALUE.match(reason):
-        values = list(pool.FindEnumTypeByName(match["type"]).values_by_name)
+        values = list(message.DESCRIPTOR.file.pool.FindEnumTypeByName(match["type"]).values_by_name)
         prefixed = [value for value in values if value.split("_", 1)[-1] == match["name"].upper()]
-        return f"unknown value {match['name']} of {_short(match['type'])}{suggest(match['name'], prefixed or values)}"
+        kind = match["type"].rsplit(".", 1)[-1]
+        return f"unknown value {match['name']} of {kind}{suggest(match['name'], prefixed or values)}"
     return reason[:1].lower() + reason[1:]
 
 
-def _short(type_name: str) -> str:
-    return type_name.rsplit(".", 1)[-1]
+def unknown_field(found: re.Match[str], message: Message) -> str:
+    """What NO_FIELD has found in an error, with the name that was probably meant."""
+    kind = found["type"].rsplit(".", 1)[-1]
+    where = f" at {found['path']}" if found["path"] and found["path"] != kind else ""
+    fields = message.DESCRIPTOR.file.pool.FindMessageTypeByName(found["type"]).fields_by_name
+    return f"unknown field '{found['name']}' of {kind}{where}{suggest(found['name'], fields)}"

@@ -6,7 +6,7 @@ Each field of ModelConfig has its rule here; what has none is refused.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -158,27 +158,19 @@ class ConfigRequest:
             if self.own.HasField("model_repository_agents"):
                 own.model_repository_agents.CopyFrom(self.own.model_repository_agents)
         kept = _HELD_FIELDS if is_data else (*_HELD_FIELDS, *_MODEL_FILES)
-        self._hold(message, own, kept)
+        given, written = ({entry.name for entry, _ in each.ListFields()} for each in (message, own))
+        for name in kept:
+            if name in given and getattr(message, name) != getattr(own, name):
+                raise _refused(message.name, name, "it says which code runs")
+            message.ClearField(name)
+            if name in written:
+                message.MergeFrom(ModelConfig(**{name: getattr(own, name)}))
         opened = frozenset() if backend is None else backend.request_parameters
         for name, parameter in own.parameters.items():
             if name not in opened and name not in message.parameters:
                 message.parameters[name].CopyFrom(parameter)
         labels = None if self.brings_files else {output.label_filename for output in own.output}
         _Check(message.name, own, opened, labels, kept).check(message, "")
-
-    def _hold(self, message: ModelConfig, own: ModelConfig, names: Iterable[str]) -> None:
-        given = {entry.name for entry, _ in message.ListFields()}
-        written = {entry.name for entry, _ in own.ListFields()}
-        for name in names:
-            if name in given and getattr(message, name) != getattr(own, name):
-                raise _refused(message.name, name, "it says which code runs")
-            message.ClearField(name)
-            if name in written:
-                part = ModelConfig()
-                part.CopyFrom(own)
-                for other in written - {name}:
-                    part.ClearField(other)
-                message.MergeFrom(part)
 
 
 @dataclass(frozen=True, slots=True)

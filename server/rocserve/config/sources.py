@@ -4,7 +4,6 @@ request may have one as JSON that takes its place."""
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,13 @@ from google.protobuf import json_format
 from rocserve.amd_inference_server import configurations
 from rocserve.config.bounds import check_config_size
 from rocserve.config.model_folder import ModelFolder
-from rocserve.config.pbtxt import parse_model_config, read_text, suggest, unknown_value
+from rocserve.config.pbtxt import NO_FIELD, parse_model_config, read_text, unknown_field, unknown_value
 from rocserve.config.written import WrittenConfig, WrittenModel
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 REQUEST_SOURCE = "the load request's config"
 """Where such a configuration comes from, in the place of a file's name."""
-
-_NO_FIELD = re.compile(
-    r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"(?: at "(?P<path>[^"]*)")?'
-)
 
 
 def parse_override(text: str) -> ModelConfig:
@@ -46,7 +41,9 @@ def parse_override(text: str) -> ModelConfig:
     try:
         json_format.ParseDict(_conforming(document, message.DESCRIPTOR), message, max_recursion_depth=20)
     except (json_format.Error, ValueError, TypeError) as error:
-        raise invalid_argument(f"Invalid config override: {_explain(str(error), message)}") from None
+        found = NO_FIELD.search(str(error))
+        fault = str(error).splitlines()[0] if found is None else unknown_field(found, message)
+        raise invalid_argument(f"Invalid config override: {fault}") from None
     if fault := unknown_value(message):
         raise invalid_argument(f"Invalid config override: {fault}")
     return message
@@ -68,16 +65,6 @@ def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
         elif isinstance(value, list):
             conforming[name] = [_conforming(each, kind) if isinstance(each, dict) else each for each in value]
     return conforming
-
-
-def _explain(error: str, message: ModelConfig) -> str:
-    match = _NO_FIELD.search(error)
-    if match is None:
-        return error.splitlines()[0]
-    fields = message.DESCRIPTOR.file.pool.FindMessageTypeByName(match["type"]).fields_by_name
-    type_name = match["type"].rsplit(".", 1)[-1]
-    where = f" at {match['path']}" if match["path"] and match["path"] != type_name else ""
-    return f"unknown field '{match['name']}' of {type_name}{where}{suggest(match['name'], fields)}"
 
 
 CONFIG_FILENAME = "config.pbtxt"
