@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from rocserve.config.ensemble_checks import check_ensemble, check_no_cycle
 from rocserve.core.errors import ServeError, invalid_argument
@@ -31,18 +30,9 @@ def missing_members(config: ModelConfig, served: Served) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.member for step in config.ensemble_steps if find_member(step, served) is None))
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """What an ensemble is with the members that are served now."""
-
-    error: ServeError | None
-    """Why it cannot run."""
-    is_decoupled: bool = False
-    """Whether it answers a request any number of times."""
-
-
-def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> Membership:
-    """The ensemble with the models served now; `ensembles`: all of them."""
+def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> tuple[ServeError | None, bool]:
+    """Why an ensemble cannot run with the models served now, and whether it answers a request any number of times.
+    `ensembles`: all of them."""
     found = ((step.member, find_member(step, served)) for step in config.ensemble_steps)
     members = {name: None if member is None else member.config for name, member in found}
     try:
@@ -55,9 +45,9 @@ def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelCon
                         f"ensemble '{config.name}' depends on '{step.model_name}' whose required version"
                         f" {step.model_version} is not loaded."
                     )
-        return Membership(None, check_ensemble(config, members))
+        return None, check_ensemble(config, members)
     except ServeError as error:
-        return Membership(error)
+        return error, False
 
 
 def outermost(ensembles: Iterable[tuple[str, ModelConfig]]) -> tuple[str, ...]:

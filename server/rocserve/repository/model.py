@@ -159,13 +159,13 @@ class ManagedModel:
         changed = False
         for version in self.versions:
             if version.served is not None:
-                membership = review(version.served.config, served, ensembles)
-                text = "" if membership.error is None else membership.error.text
+                error, is_decoupled = review(version.served.config, served, ensembles)
+                text = "" if error is None else error.text
                 if not text:
-                    version.served.follow_members(membership.is_decoupled)
+                    version.served.follow_members(is_decoupled)
                 changed |= bool(text) != bool(version.suspension)
                 version.suspension = text
-        self._gate = review(content.definition.config, served, ensembles).error
+        self._gate, _ = review(content.definition.config, served, ensembles)
         missing = missing_members(content.definition.config, served)
         reasons = [f"{name}: {lacking[name]}" for name in missing if name in lacking]
         if self._gate is not None and reasons:
