@@ -15,6 +15,7 @@ from typing import Any
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import InputConfig
 from rocserve.settings.flag import Kind, flag, number, positional
 from rocserve.tools.printing import console_on, say
 from rocserve.tools.verb import Verb
@@ -27,18 +28,11 @@ _PIXELS = "INPUT__0:FP32:3,224,224"
 _NAME = re.compile(r"[\w.-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class _Input:
-    name: str
-    datatype: DataType
-    dims: tuple[int, ...]
-
-
-def _input(text: str) -> _Input:
+def _input(text: str) -> InputConfig:
     name, _, rest = text.partition(":")
     datatype, _, dims = rest.partition(":")
     try:
-        return _Input(name, DataType(datatype), tuple(int(size) for size in dims.split(",")))
+        return InputConfig(name, DataType(datatype), tuple(int(size) for size in dims.split(",")))
     except ValueError:
         raise ValueError(f"expected NAME:DATATYPE:DIMS such as {_PIXELS}, got '{text}'") from None
 
@@ -47,7 +41,7 @@ def _input(text: str) -> _Input:
 class ConvertOptions:
     archive: Path = positional(Path(), Kind("MODEL.mar", Path), "an archive of torch-model-archiver")
     model_repository: Path = flag(Path(), Kind("DIR", Path), "write the model's folder there", required=True)
-    inputs: tuple[_Input, ...] = flag(
+    inputs: tuple[InputConfig, ...] = flag(
         (),
         Kind("NAME:DATATYPE:DIMS", _input),
         f"an input of a TorchScript program, without the batch dimension, e.g. {_PIXELS}; repeatable",

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.plain import from_json, to_json
-from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.tools.measuring.process import (
     Answer,
@@ -44,16 +42,7 @@ _FACTS = ("execution_providers", "program", "migraphx_binding", "device", "targe
 """Of a model's properties, those that describe the measured engine."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedEngine:
-    """A model in an engine."""
-
-    description: str
-    run: Run
-    signature: Signature | None = None
-
-
-def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
+def _open_worker_engine(engine: WorkerEngine) -> tuple[Opened, Run]:
     """As a worker of the server has it: the same session or program, devices and batch sizes."""
     file = Path(engine.model_file)
     model: LoadedModel = importlib.import_module(engine.module).load(
@@ -92,10 +81,10 @@ def _open_worker_engine(engine: WorkerEngine) -> OpenedEngine:
     )
     facts = ", ".join(properties[name] for name in _FACTS if name in properties)
     description = " ".join(filter(None, (engine.title, version, f"({facts})" if facts else "")))
-    return OpenedEngine(description, run, model.signature)
+    return Opened(description, model.signature), run
 
 
-def _open_torch(engine: TorchModule) -> OpenedEngine:
+def _open_torch(engine: TorchModule) -> tuple[Opened, Run]:
     torch = _needed("torch", "PyTorch is not installed; install torch (for ROCm: from pytorch.org's ROCm index)")
     module = _torch_module(torch, engine.torch_file)
     from torch.utils._pytree import tree_leaves
@@ -110,7 +99,7 @@ def _open_torch(engine: TorchModule) -> OpenedEngine:
             results = module(*(torch.from_numpy(array).to(device) for array in inputs.values()))
             return [result.cpu().numpy() for result in tree_leaves(results)]
 
-    return OpenedEngine(f"PyTorch {torch.__version__} ({device.type}, {Path(engine.torch_file).name})", run)
+    return Opened(f"PyTorch {torch.__version__} ({device.type}, {Path(engine.torch_file).name})"), run
 
 
 def _torch_module(torch: Any, file: str) -> Any:
@@ -147,18 +136,18 @@ def main(answers: int, parent_pipe: int) -> None:
     for descriptor in (answers, parent_pipe):
         os.set_inheritable(descriptor, False)
     held = exit_with_parent(parent_pipe)
-    engine: OpenedEngine | None = None
+    run: Run | None = None
     with open(_STANDARD_INPUT, "rb") as orders, os.fdopen(answers, "wb", buffering=0) as writing:
         for line in orders:
             order = from_json(Order, line)
             try:
                 if order.engine is not None:
                     asked = order.engine
-                    engine = _open_torch(asked) if isinstance(asked, TorchModule) else _open_worker_engine(asked)
-                    answer = Answer(opened=Opened(engine.description, engine.signature))
+                    opened, run = _open_torch(asked) if isinstance(asked, TorchModule) else _open_worker_engine(asked)
+                    answer = Answer(opened=opened)
                 else:
-                    assert engine is not None and order.measure is not None, "it is opened before"
-                    answer = Answer(measured=measure(engine, order.measure))
+                    assert run is not None and order.measure is not None, "it is opened before"
+                    answer = Answer(measured=measure(run, order.measure))
             except ServeError as error:
                 answer = Answer(failure=error.text)
             except Exception as error:
@@ -167,9 +156,8 @@ def main(answers: int, parent_pipe: int) -> None:
     os.close(held)
 
 
-def measure(engine: OpenedEngine, order: Measure) -> Measured:
+def measure(run: Run, order: Measure) -> Measured:
     """Time runs as the order says."""
-    run = engine.run
     inputs = _inputs(order.inputs, order.data_file)
     if order.outputs_file:
         save_outputs(order.outputs_file, run(inputs))
