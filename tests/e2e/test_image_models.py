@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 from rocserve_client import Client
@@ -168,16 +167,14 @@ def examples(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     """On all networks that find shapes or name colours."""
     repository = tmp_path_factory.mktemp("networks")
     for name, (preset, network) in FINDERS.items():
         put(repository, name, network, preset, SHAPES)
     for name, (preset, network, _) in NAMERS.items():
         put(repository, name, colour_classifier(**network), preset, "\n".join(COLOURS))
-    with RocserveProcess([repository], log=repository.with_suffix(".log")) as running:
-        running.wait_until_ready()
-        yield running
+    return start(repository)
 
 
 FINDERS = {

@@ -17,7 +17,7 @@ from onnx import TensorProto
 from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.models import add_sub, drop, identity
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.shared_memory import SharedFile, shared_file
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
@@ -76,11 +76,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with RocserveProcess([repository], *FLAGS, "--allow-client-shm=true", log=log) as process:
-        process.wait_until_ready()
-        yield process
+def server(start: Start, repository: Path) -> RocserveProcess:
+    return start(repository, *FLAGS, "--allow-client-shm=true")
 
 
 @pytest.fixture

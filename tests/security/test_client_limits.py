@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 from support.paced_models import drop_paced
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -20,13 +19,11 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("clients")
     (folder / "repository").mkdir()
     drop_paced(folder / "repository", "paced")
-    with RocserveProcess([folder / "repository"], "--max-requests-per-client=2", log=folder / "server.log") as running:
-        running.wait_until_ready()
-        yield running
+    return start(folder / "repository", "--max-requests-per-client=2")
 
 
 def paced(milliseconds: int) -> bytes:

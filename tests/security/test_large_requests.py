@@ -7,13 +7,13 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from support.http_requests import add_sub_body, ask, sums
 from support.models import add_sub, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 
 MOST_CPU_SECONDS = 0.3
 """Of the server's process while it answers one small request, which takes milliseconds. Most of the large ones below
@@ -36,17 +36,13 @@ output { name: "COUNT" data_type: TYPE_INT64 dims: [ 1 ] }
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("large")
     repository: Path = folder / "repository"
     drop(repository, "add_sub", add_sub(4))
     drop(repository, "numbers", SCRIPT, CONFIG % "TYPE_INT32")
     drop(repository, "texts", SCRIPT, CONFIG % "TYPE_STRING")
-    with RocserveProcess(
-        [repository], "--model-control-mode=explicit", "--load-model=*", log=folder / "log"
-    ) as running:
-        running.wait_until_ready()
-        yield running
+    return start(repository, "--model-control-mode=explicit", "--load-model=*")
 
 
 def tensor(datatype: str, element: bytes, count: int) -> bytes:

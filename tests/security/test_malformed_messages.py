@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.models import add_sub, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -31,13 +31,11 @@ WRONG_SEQUENCE_ID = (
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("malformed")
     (folder / "repository").mkdir()
     drop(folder / "repository", "add_sub", add_sub())
-    with RocserveProcess([folder / "repository"], "--log-verbose=0", log=folder / "server.log") as running:
-        running.wait_until_ready()
-        yield running
+    return start(folder / "repository", "--log-verbose=0")
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,18 @@
+"""The table of what was answered in time. What the guide says of a day that is simulated: of measured numbers, and as
+the simulation has it now."""
+
 from __future__ import annotations
 
-import pytest
+import re
 
+import pytest
+from support.migraphx import CHECKOUT
+
+from benchmarks import scale
 from benchmarks.cases import Case, Quantity, Target, add_sub_cases, identity_cases
 from benchmarks.comparison import Comparison, compare, round_order
+from benchmarks.deadline_clients import Answers
+from benchmarks.overload import MODELS, Goodput, goodput_table
 from benchmarks.ratios import Measurement, Spread, ratio
 from benchmarks.table import (
     IDLE_SHARE_LIMIT,
@@ -147,3 +156,58 @@ def test_every_contender_begins_a_round() -> None:
     contenders = [Named("a"), Named("b"), Named("c")]
     orders = ["".join(one.name for one in round_order(contenders, index)) for index in range(4)]  # type: ignore[arg-type]
     assert orders == ["abc", "bca", "cab", "abc"]
+
+
+def test_goodput_is_beside_the_peak_of_the_same_server_and_model():
+    single, batched = MODELS
+    results = [
+        Goodput(single, 0.9, "rocserve", 2.0, [Answers(sent=200, in_time=160), Answers(sent=220, in_time=200)]),
+        Goodput(single, 4.0, "rocserve", 2.0, [Answers(sent=800, in_time=90), Answers(sent=800, in_time=90)]),
+        Goodput(single, 4.0, "triton", 2.0, [Answers(sent=800, in_time=10, p50_ms=12.0)]),
+        Goodput(batched, 4.0, "rocserve", 2.0, [Answers(sent=800)]),
+    ]
+    cells = [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in goodput_table(results).splitlines()
+        if line.startswith("| ")
+    ][2:]
+    assert [row[1:6] for row in cells] == [
+        ["0.9", "rocserve", "105.0", "90.0", "1.00"],
+        ["4", "rocserve", "400.0", "45.0", "0.50"],
+        ["4", "triton", "400.0", "5.0", "1.00"],
+        ["4", "rocserve", "400.0", "0.0", "-"],
+    ]
+    assert cells[2][6] == "12.0"
+
+
+def test_a_replica_does_what_was_measured() -> None:
+    results = (CHECKOUT / "benchmarks/results/gpu.md").read_text()
+    measured = re.findall(r"1 instance, (\d+) in flight \(another day\) \| ([\d,]+) \| \S+ \| ([\d.]+) ", results)
+    in_flight, rates, latencies = zip(*measured, strict=True)
+    assert tuple(map(float, in_flight)) == scale.IN_FLIGHT[1:4]
+    rates = [float(rate.replace(",", "")) for rate in rates]
+    assert rates[-1] == scale.CAPACITY
+    assert [rate / scale.CAPACITY for rate in rates] == pytest.approx(scale.BUSY[1:4])
+    assert [round(float(latency), 1) for latency in latencies] == list(scale.LATENCY_MS[1:4])
+    assert f"{scale.CAPACITY:,.0f}\na second" in (CHECKOUT / "docs/guides/scale.md").read_text()
+
+
+@pytest.mark.long
+def test_the_guides_table_is_what_the_simulation_prints() -> None:
+    table = (CHECKOUT / "docs/guides/scale.md").read_text().partition("| scaled by |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+    assert len(rows) == 11
+    policies = {policy.name: policy for policy in scale.POLICIES}
+    said, found, name = [], [], ""
+    for scaled_by, target, *outcomes in rows:
+        name = scaled_by or name
+        value = float(re.sub(r"[^\d.]", "", target.partition(" ")[0]))
+        if name == "a number that stays":
+            numbers = [scale.fixed(round(value), 1000)]
+        else:
+            policy = policies[name]
+            value = value / 100 if "%" in target else value
+            numbers = [scale.mean_outcome(policy, value, 1000, start) for start in scale.STARTS]
+        said.append([outcome for outcome in outcomes if outcome])
+        found.append([f"{100 * late:.2f} %, {over:.2f}" for late, over in numbers])
+    assert said == found

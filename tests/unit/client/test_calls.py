@@ -7,17 +7,22 @@ import time
 from socket import socket
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve_client import (
+    Classification,
     Client,
     DeadlineExceeded,
     Duration,
     IndexEntry,
+    Input,
     InvalidArgument,
     KeepAlive,
     NotFound,
+    Output,
     ResourceExhausted,
     RocserveError,
     ServerMetadata,
@@ -26,6 +31,7 @@ from rocserve_client import (
     Unavailable,
     errors,
 )
+from rocserve_client.messages import decode_infer_response, encode_infer_request
 
 ONE = {"A": np.zeros(1, np.float32)}
 
@@ -189,3 +195,148 @@ def test_an_address_with_a_scheme_is_none(scheme: str, tls: str) -> None:
         f"'{scheme}://host:8001/' is no address of gRPC: leave out '{scheme}://' and give host:port of the server's"
         f" gRPC port (8001 by default), as in 'host:8001'{tls}"
     )
+
+
+ARRAYS: dict[str, np.ndarray[Any, Any]] = {
+    "BOOL": np.array([True, False, True]),
+    "UINT8": np.array([0, 255], np.uint8),
+    "UINT16": np.array([0, 65_535], np.uint16),
+    "UINT32": np.array([2**32 - 1], np.uint32),
+    "UINT64": np.array([2**64 - 1], np.uint64),
+    "INT8": np.array([-128, 127], np.int8),
+    "INT16": np.array([-32_768], np.int16),
+    "INT32": np.arange(12, dtype=np.int32).reshape(3, 4),
+    "INT64": np.array([-(2**63)], np.int64),
+    "FP16": np.array([[1.5, -np.inf]], np.float16),
+    "BF16": np.array([[1.5, -3.0]], ml_dtypes.bfloat16),
+    "FP32": np.array([np.pi], np.float32),
+    "FP64": np.array([np.pi]),
+    "BYTES": np.array([[b"", b"a\0"], [b"\xff\xd8", "é".encode()]], dtype=object),
+}
+
+
+@pytest.mark.parametrize("datatype", ARRAYS)
+def test_every_datatype_comes_back_as_it_went(call: Any, loopback: Any, datatype: str) -> None:
+    array = ARRAYS[datatype]
+    result = call(loopback.address, "infer", "echo", {"A": array})
+    assert loopback.requests[0].inputs[0].datatype == datatype
+    assert not loopback.requests[0].inputs[0].HasField("contents")
+    assert result["A"].dtype == array.dtype
+    np.testing.assert_array_equal(result["A"], array)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (), (1, 1, 1)])
+@pytest.mark.parametrize("dtype", [np.float32, object])
+def test_shapes_without_or_with_one_element(call: Any, loopback: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    array = np.full(shape, b"x" if dtype is object else 1.0, dtype=dtype)
+    result = call(loopback.address, "infer", "echo", {"A": array})
+    assert result["A"].shape == shape
+    np.testing.assert_array_equal(result["A"], array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.int32).reshape(3, 4).T,
+        np.arange(12, dtype=np.int32)[::-2],
+        np.arange(12, dtype=">i4"),
+        np.asfortranarray(np.ones((4, 5), np.float64)),
+        np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3).T,
+    ],
+    ids=["transposed", "strided", "big-endian", "fortran", "bfloat16-transposed"],
+)
+def test_memory_order_does_not_show(call: Any, loopback: Any, array: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_array_equal(call(loopback.address, "infer", "echo", {"A": array})["A"], array)
+
+
+def test_text_arrays_are_sent_as_utf8(call: Any, loopback: Any) -> None:
+    result = call(loopback.address, "infer", "echo", {"A": np.array(["é", "b"]), "B": np.array([b"c"])})
+    assert result["A"].tolist() == ["é".encode(), b"b"]
+    assert result["B"].tolist() == [b"c"]
+
+
+def test_bfloat16_as_bits(call: Any, loopback: Any) -> None:
+    bits = np.array([0x3FC0], np.uint16)
+    result = call(loopback.address, "infer", "echo", {"A": Input(bits, datatype="BF16", parameters={"k": True})})
+    assert loopback.requests[0].inputs[0].datatype == "BF16"
+    assert loopback.requests[0].inputs[0].parameters["k"].bool_param
+    assert result["A"].astype(np.float32).tolist() == [1.5]
+
+
+def test_all_that_a_request_says_arrives(call: Any, loopback: Any) -> None:
+    parameters = {"flag": True, "count": -1, "big": 2**64 - 1, "share": 0.5, "text": "t", "timeout": 1000}
+    result = call(
+        loopback.address,
+        "infer",
+        "echo",
+        {"A": np.zeros(1, np.float32), "B": np.zeros(1, np.float32)},
+        ["A", Output("B", classification=3)],
+        version="3",
+        request_id="r1",
+        priority=2,
+        parameters=parameters,
+        headers={"X-Key": "secret"},
+    )
+    request = loopback.requests[0]
+    assert (request.model_name, request.model_version, request.id) == ("echo", "3", "r1")
+    assert [output.name for output in request.outputs] == ["A", "B"]
+    assert "classification" not in request.outputs[0].parameters
+    assert request.outputs[1].parameters["classification"].int64_param == 3
+    assert request.parameters["priority"].uint64_param == 2
+    assert request.parameters["timeout"].int64_param == 1000
+    assert loopback.metadata[0]["x-key"] == "secret"
+    assert (result.model_name, result.model_version, result.request_id) == ("echo", "3", "r1")
+    assert result.parameters == {**parameters, "priority": 2}
+    assert set(result.outputs) == {"A", "B"}
+
+
+def test_classes_are_parsed(call: Any, loopback: Any) -> None:
+    texts = np.array([[b"0.900000:3:three", b"0.1:1"], [b"1:0:a:b", b"-2.5e-3:7:"]], dtype=object)
+    result = call(loopback.address, "infer", "echo", {"P": texts, "Q": texts[0], "R": np.zeros(2, np.float32)})
+    first = (Classification(0.9, 3, "three"), Classification(0.1, 1, ""))
+    assert result.classes("P") == (first, (Classification(1.0, 0, "a:b"), Classification(-0.0025, 7, "")))
+    assert result.classes("Q") == (first,)
+    with pytest.raises(ValueError, match="'R' holds no classes"):
+        result.classes("R")
+
+
+def test_an_unknown_output_names_those_there_are(call: Any, loopback: Any) -> None:
+    result = call(loopback.address, "infer", "echo", {"A": np.zeros(1, np.float32)})
+    with pytest.raises(KeyError, match=r"no output 'B'.*\['A'\]"):
+        result["B"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([1, 2], "is a list, expected a numpy array"),
+        (np.array([1 + 2j]), "complex128 has no KServe datatype"),
+        (Input(np.zeros(1, np.float32), datatype="INT32"), "INT32 is made from int32, got float32"),
+        (Input(np.zeros(1, np.float32), datatype="FLOAT"), "'FLOAT' is not a valid DataType"),
+        (np.array([b"", 5], dtype=object), "expected to be bytes or str"),
+    ],
+)
+def test_inputs_that_cannot_be_sent(value: Any, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text) as caught:
+        encode_infer_request("m", {"A": value}, None, {})
+    assert caught.value.text.startswith("input 'A'")
+
+
+def test_a_parameter_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="parameter 'p' is of type list"):
+        encode_infer_request("m", {}, None, {"parameters": {"p": [1]}})  # type: ignore[dict-item]
+
+
+def test_large_messages_pass(call: Any, loopback: Any) -> None:
+    array = np.arange(3 << 20, dtype=np.int32)
+    np.testing.assert_array_equal(call(loopback.address, "infer", "echo", {"A": array})["A"], array)
+
+
+def test_outputs_are_views_on_the_message() -> None:
+    array = np.arange(1000, dtype=np.int32)
+    response = pb.ModelInferResponse(raw_output_contents=[array.tobytes()])
+    response.outputs.add(name="A", datatype="INT32", shape=[1000])
+    message = response.SerializeToString()
+    output = decode_infer_response(message)["A"]
+    assert np.shares_memory(output, np.frombuffer(message, np.uint8))
+    assert not output.flags.writeable

@@ -1,11 +1,33 @@
-"""The counters of the statistics extension."""
+"""The counters of the statistics extension. What of latencies is kept, and what --metrics-config says of it."""
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import replace
 
-from rocserve.core.latencies import WINDOW_NS
-from rocserve.core.statistics import Execution, ModelStatistics
+import numpy as np
+import pytest
+
+from rocserve.core.latencies import (
+    BATCH_SIZE_HISTOGRAM,
+    CACHE_HIT_SUMMARY,
+    CACHE_MISS_SUMMARY,
+    FIRST_RESPONSE_HISTOGRAM,
+    INFER_SUMMARY,
+    QUEUE_HISTOGRAM,
+    QUEUE_SUMMARY,
+    REQUEST_HISTOGRAM,
+    REQUEST_SUMMARY,
+    WINDOW_NS,
+    Histogram,
+    LatencyOptions,
+    LatencyReadings,
+    SlidingSummary,
+    read_latency_options,
+)
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.statistics import Execution, ModelStatistics, PhaseTotals
 
 
 def test_each_request_of_a_batch_is_charged_the_whole_batch():
@@ -74,3 +96,170 @@ def test_the_last_failures_are_kept():
     assert [failure.text.split()[0] for failure in statistics.failures] == [str(number) for number in range(80, 100)]
     assert {len(failure.text) for failure in statistics.failures} == {500}
     assert statistics.snapshot().fail.count == 0
+
+
+SECOND = 10**9
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+def test_a_histogram_counts_what_is_at_most_its_bounds() -> None:
+    histogram = Histogram((1.0, 2.5))
+    for value in (0.5, 1.0, 1.1, 2.5, 2.6, 100.0):
+        histogram.observe(value)
+    reading = histogram.read()
+    assert (reading.bounds, reading.cumulative, reading.count) == ((1.0, 2.5), (2, 4), 6)
+    assert reading.total == pytest.approx(107.7)
+
+
+def test_quantiles_are_within_a_hundredth() -> None:
+    values = np.random.default_rng(0).lognormal(8, 1, 20_000).astype(np.int64)
+    summary = SlidingSummary()
+    for value in values.tolist():
+        summary.observe(value, 5 * SECOND)
+    reading = summary.read(QUANTILES, 6 * SECOND)
+    assert (reading.count, reading.total) == (20_000, values.sum())
+    for quantile, value in reading.quantiles:
+        assert value == pytest.approx(np.quantile(values, quantile), rel=0.012)
+
+
+def test_zero_is_zero_and_small_values_are_told_apart() -> None:
+    summary = SlidingSummary()
+    for value in (0, 0, 1, 3):
+        summary.observe(value, 0)
+    assert summary.read((0.0, 0.5, 0.75, 1.0), 0).quantiles == ((0.0, 0.0), (0.5, 0.0), (0.75, 1.0), (1.0, 3.0))
+
+
+def test_several_at_once() -> None:
+    summary = SlidingSummary()
+    summary.observe(10, 0, times=9)
+    summary.observe(1000, 0)
+    reading = summary.read((0.9, 1.0), 0)
+    assert (reading.count, reading.total) == (10, 1090)
+    assert [value for _, value in reading.quantiles] == pytest.approx([10, 1000], rel=0.012)
+
+
+def test_quantiles_forget_after_a_minute_and_sums_do_not() -> None:
+    summary = SlidingSummary()
+    summary.observe(100, 0)
+    summary.observe(200, 30 * SECOND)
+    assert summary.read((0.0,), 45 * SECOND).quantiles[0][1] == pytest.approx(100, rel=0.012)
+    reading = summary.read((0.0,), 70 * SECOND)
+    assert reading.quantiles[0][1] == pytest.approx(200, rel=0.012)
+    assert (reading.count, reading.total) == (2, 300)
+    assert math.isnan(summary.read((0.5,), 30 * SECOND + WINDOW_NS + 12 * SECOND).quantiles[0][1])
+
+
+def test_what_is_kept_does_not_grow_with_the_values() -> None:
+    summary = SlidingSummary()
+    for step in range(300):
+        for value in (1, 10, 100, 10**9):
+            summary.observe(value, step * SECOND)
+    assert sum(len(section) for section in summary._sections.values()) <= 5 * 4
+
+
+def test_without_values_there_is_no_quantile() -> None:
+    ((_, value),) = SlidingSummary().read((0.5,), 0).quantiles
+    assert math.isnan(value)
+
+
+CONFIG = ModelConfig(name="m")
+ALL = LatencyOptions(summaries=True, histograms=True, quantiles=(0.5,))
+MS = 1_000_000
+
+
+def counted(config: ModelConfig = CONFIG) -> tuple[ModelStatistics, int]:
+    """Statistics, and a time to count from."""
+    return ModelStatistics(ALL.distributions(config)), time.monotonic_ns()
+
+
+def readings(statistics: ModelStatistics) -> LatencyReadings:
+    found = statistics.snapshot().latencies
+    assert found is not None
+    return found
+
+
+def test_nothing_is_kept_unless_it_is_asked_for() -> None:
+    assert LatencyOptions().distributions(CONFIG) is None
+    assert ModelStatistics().snapshot().latencies is None
+
+
+def test_a_batch_in_summaries_and_histograms() -> None:
+    statistics, now = counted()
+    statistics.record_batch(
+        Execution(now + 4 * MS, now + 5 * MS, now + 9 * MS, now + 9 * MS, [now, now + 2 * MS], now + 10 * MS, 6)
+    )
+    found = readings(statistics)
+    totals = {name: (summary.count, summary.total) for name, summary in found.summaries.items()}
+    assert totals[REQUEST_SUMMARY] == (2, 18_000)
+    assert totals[QUEUE_SUMMARY] == (2, 6_000)
+    assert totals[INFER_SUMMARY] == (2, 8_000)
+    assert CACHE_HIT_SUMMARY not in totals
+    assert found.histograms[REQUEST_HISTOGRAM].total == pytest.approx(18.0)
+    assert found.histograms[QUEUE_HISTOGRAM].count == 2
+    assert (found.histograms[BATCH_SIZE_HISTOGRAM].count, found.histograms[BATCH_SIZE_HISTOGRAM].total) == (1, 6)
+    assert FIRST_RESPONSE_HISTOGRAM not in found.histograms
+
+
+def test_with_the_cache_there_is_no_summary_of_requests_as_in_triton() -> None:
+    statistics, now = counted(replace(CONFIG, response_cache=True))
+    statistics.record_cache_hit(now, now + MS)
+    statistics.record_cache_miss(2 * MS)
+    found = readings(statistics)
+    assert REQUEST_SUMMARY not in found.summaries
+    assert found.summaries[CACHE_HIT_SUMMARY].total == 1_000
+    assert found.summaries[CACHE_MISS_SUMMARY].total == 2_000
+    assert found.summaries[QUEUE_SUMMARY].count == 1
+    assert found.histograms[REQUEST_HISTOGRAM].count == 1
+
+
+def test_an_ensemble_and_the_first_response_of_a_decoupled_model() -> None:
+    statistics, now = counted(replace(CONFIG, decoupled=True))
+    statistics.record_ensemble(now, now, now + 3 * MS, 2, PhaseTotals())
+    statistics.record_first_response(700 * MS)
+    found = readings(statistics)
+    assert found.summaries[REQUEST_SUMMARY].total == 3_000
+    assert found.histograms[FIRST_RESPONSE_HISTOGRAM].cumulative == (0, 0, 1, 1)
+
+
+def test_a_model_has_buckets_of_its_own() -> None:
+    config = replace(CONFIG, histogram_buckets={BATCH_SIZE_HISTOGRAM: (3.0,)})
+    statistics, now = counted(config)
+    statistics.record_ensemble(now, now, now, 4, PhaseTotals())
+    assert readings(statistics).histograms[BATCH_SIZE_HISTOGRAM].bounds == (3.0,)
+
+
+def test_options() -> None:
+    given = {
+        "summary_latencies": "true",
+        "histogram_latencies": "True",
+        "counter_latencies": "false",
+        "summary_quantiles": "0.5:0.05,0.9:0.01",
+    }
+    assert read_latency_options(given) == (LatencyOptions(False, True, True, (0.5, 0.9)), [])
+    assert read_latency_options({}) == (LatencyOptions(), [])
+
+
+def test_what_is_wrong_is_passed_over_and_said() -> None:
+    options, problems = read_latency_options(
+        {"summary_quantiles": "0.5,2:0.1,0.25:0.01", "histogram_latencies": "maybe", "other": "1"}
+    )
+    assert options == LatencyOptions(quantiles=(0.25,))
+    assert problems == [
+        "summary_quantiles: expected <quantile>:<error> with a quantile from 0 to 1, got '0.5'",
+        "summary_quantiles: expected <quantile>:<error> with a quantile from 0 to 1, got '2:0.1'",
+        "histogram_latencies=maybe: expected true or false",
+        "other=1: there is no such setting, only counter_latencies, summary_latencies, histogram_latencies,"
+        " summary_quantiles",
+    ]
+
+
+def test_responses_of_a_decoupled_model_by_their_place() -> None:
+    statistics = ModelStatistics()
+    for _ in range(2):
+        statistics.record_response(0, started_ns=10, made_ns=30, sent_ns=35)
+    statistics.record_response(1, started_ns=35, made_ns=40, sent_ns=41, failed=True)
+    statistics.record_empty_response(2, started_ns=41, made_ns=44)
+    first, second, third = statistics.snapshot().responses.values()
+    assert (first.compute_infer.count, first.compute_infer.ns, first.success.ns) == (2, 40, 50)
+    assert (second.fail.count, second.fail.ns, second.success.count) == (1, 6, 0)
+    assert (third.empty_response.count, third.empty_response.ns, third.compute_output.count) == (1, 3, 0)
