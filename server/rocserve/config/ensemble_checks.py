@@ -95,21 +95,15 @@ def _check_output(name: str, message: ModelConfig, tensors: dict[str, _Node]) ->
     if tensors[name].ready:
         return
     text = f"output '{name}' for ensemble '{message.name}' is not written"
-    source = _unready_source(name, tensors)
+    # The furthest tensor up the graph that keeps it from being ready; cycles end the search.
+    source = name
+    seen: set[str] = set()
+    while unready := [read for read in tensors[source].reads if not tensors[read].ready and read not in seen]:
+        source = unready[0]
+        seen.add(source)
     if source != name:
         text += f": at least one of its depending tensors, '{source}', is not connected"
     raise invalid_argument(text)
-
-
-def _unready_source(name: str, tensors: dict[str, _Node]) -> str:
-    """The furthest tensor up the graph that keeps `name` from being ready; cycles end the search."""
-    seen: set[str] = set()
-    while True:
-        unready = [read for read in tensors[name].reads if not tensors[read].ready and read not in seen]
-        if not unready:
-            return name
-        name = unready[0]
-        seen.add(name)
 
 
 _VARIABLE = -1

@@ -5,15 +5,8 @@ Times are seconds of any steady clock. Fingerprints are equal or not, never newe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    fingerprint: Hashable | None
-    since: float
-    """When the scan that first saw it had ended."""
 
 
 class Debounce:
@@ -22,7 +15,8 @@ class Debounce:
     def __init__(self, settle_seconds: float) -> None:
         self._settle_seconds = settle_seconds
         self._settled: dict[str, Hashable] = {}
-        self._candidates: dict[str, _Candidate] = {}
+        self._candidates: dict[str, tuple[Hashable | None, float]] = {}
+        """Fingerprints, and when the scan that first saw each had ended."""
 
     @property
     def unsettled(self) -> frozenset[str]:
@@ -34,12 +28,12 @@ class Debounce:
         changed = set()
         for name in self._settled.keys() | self._candidates.keys() | fingerprints.keys():
             fingerprint = fingerprints.get(name)
-            candidate = self._candidates.get(name)
+            candidate, since = self._candidates.get(name, (None, math.inf))
             if self._settled.get(name) == fingerprint:
                 self._candidates.pop(name, None)
-            elif candidate is None or candidate.fingerprint != fingerprint:
-                self._candidates[name] = _Candidate(fingerprint, ended)
-            elif began - candidate.since >= self._settle_seconds:
+            elif since == math.inf or candidate != fingerprint:
+                self._candidates[name] = fingerprint, ended
+            elif began - since >= self._settle_seconds:
                 changed.add(name)
                 self.accept(name, fingerprint)
         return frozenset(changed)
@@ -59,4 +53,4 @@ class Debounce:
         """The earliest time at which a scan could settle something; None while nothing is unsettled."""
         if not self._candidates:
             return None
-        return min(candidate.since for candidate in self._candidates.values()) + self._settle_seconds
+        return min(since for _, since in self._candidates.values()) + self._settle_seconds
