@@ -50,11 +50,6 @@ def rows_of(server: RocserveProcess) -> dict[str, tuple[str, str]]:
     return {row.name: (row.state, row.reason) for row in rows}
 
 
-def resident(server: RocserveProcess) -> int:
-    assert server.process is not None
-    return int(server.server_process().memory_info().rss)
-
-
 def refusal(server: RocserveProcess, model: str, config: dict[str, object]) -> str:
     """What a load with this configuration is told, beside the index."""
     client = server.client()
@@ -70,7 +65,7 @@ def test_instances_without_number_are_refused_and_nobody_notices(serve, reposito
     drop(repository, "m", add_constant(1.0), MODEL)
     drop(repository, "python", SCRIPT, PYTHON)
     server = serve(repository, "--model-control-mode=explicit", "--load-model=*", "--max-model-instances=3")
-    before = resident(server)
+    before = server.resident_bytes()
     groups = {
         "many": [{"count": 2_000_000_000, "kind": "KIND_CPU"}],
         "sums": [{"count": 2, "kind": "KIND_CPU"}, {"count": 2, "kind": "KIND_CPU"}],
@@ -90,7 +85,7 @@ def test_instances_without_number_are_refused_and_nobody_notices(serve, reposito
         assert health.result() < REFUSED_SECONDS
     assert load.failures == []
     assert load.wrong == []
-    assert resident(server) - before < MEMORY
+    assert server.resident_bytes() - before < MEMORY
     assert len(server.workers()) == 2
 
 
@@ -118,7 +113,7 @@ def test_what_costs_only_as_it_is_used_is_served(serve, repository: Path, schedu
     drop(repository, "m", SCRIPT, config)
     server = serve(repository, SETTLE)
     assert rows_of(server)["m"] == ("READY", "")
-    before = resident(server)
+    before = server.resident_bytes()
     client = server.client()
     for number in range(1, 20):
         answer = client.infer(
@@ -129,7 +124,7 @@ def test_what_costs_only_as_it_is_used_is_served(serve, repository: Path, schedu
             sequence_start=True,
         )
         assert answer.as_numpy("Y").tolist() == [[1.0, 1.0]]
-    assert resident(server) - before < MEMORY
+    assert server.resident_bytes() - before < MEMORY
 
 
 def tensor() -> triton.InferInput:

@@ -73,11 +73,6 @@ def open_files(server: RocserveProcess) -> int:
     return server.server_process().num_fds()
 
 
-def resident(server: RocserveProcess) -> int:
-    assert server.process is not None
-    return int(server.server_process().memory_info().rss)
-
-
 def get(port: int, path: str, tls: ssl.SSLContext | None = None) -> int:
     if tls is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -167,10 +162,10 @@ def test_connections_with_tls_take_no_more_than_the_memory_for_requests(tmp_path
     (tmp_path / "repository").mkdir()
     with RocserveProcess([tmp_path / "repository"], *flags, log=tmp_path / "log") as server, ExitStack() as opened:
         server.wait_until_ready()
-        before = resident(server)
+        before = server.resident_bytes()
         for _ in range(1000):
             opened.enter_context(socket.create_connection(("127.0.0.1", server.http_port), timeout=30))
         assert get(server.http_port, "/v2/health/live", tls) == 200
-        grown = resident(server) - before
+        grown = server.resident_bytes() - before
     print(f"grown by {grown / 2**20:.0f} MiB")
     assert grown < 96 << 20

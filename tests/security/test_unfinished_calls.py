@@ -137,11 +137,6 @@ def held(server: RocserveProcess) -> float:
     return float(scrape(port_of(server))['rocserve_request_memory_bytes{kind="request"}'])
 
 
-def resident(server: RocserveProcess) -> int:
-    assert server.process is not None
-    return int(server.server_process().memory_info().rss)
-
-
 @pytest.mark.parametrize("method", [INFER, SERVICE + "ModelStreamInfer"])
 def test_half_messages_count_against_the_memory_for_requests(small_server: RocserveProcess, method: str) -> None:
     """80 of 4 MiB on four connections in four seconds: 320 MiB."""
@@ -149,7 +144,7 @@ def test_half_messages_count_against_the_memory_for_requests(small_server: Rocse
     large = pb.ModelInferRequest(model_name="large", raw_input_contents=[bytes(1 << 20)] * 2)
     for name in ("INPUT0", "INPUT1"):
         large.inputs.add(name=name, datatype="INT32", shape=[1, 1 << 18])
-    before, most_held, most_resident = resident(small_server), 0.0, 0
+    before, most_held, most_resident = small_server.resident_bytes(), 0.0, 0
     with ExitStack() as opened, grpc.insecure_channel(small_server.address) as channel:
         infer = channel.unary_unary(INFER)
         greedy = [opened.enter_context(Http2Connection(small_server.port)) for _ in range(4)]
@@ -158,7 +153,10 @@ def test_half_messages_count_against_the_memory_for_requests(small_server: Rocse
             if step < 20:
                 sent += [(connection, connection.begin(method, half)) for connection in greedy]
             time.sleep(0.2)
-            most_held, most_resident = max(most_held, held(small_server)), max(most_resident, resident(small_server))
+            most_held, most_resident = (
+                max(most_held, held(small_server)),
+                max(most_resident, small_server.resident_bytes()),
+            )
             # They have the other half.
             assert infer(large.SerializeToString(), timeout=30)
         for connection in greedy:

@@ -165,6 +165,9 @@ class RocserveProcess:
         wait_until(is_there, "the server's process")
         return found[0]
 
+    def resident_bytes(self) -> int:
+        return int(self.server_process().memory_info().rss)
+
     def workers(self) -> list[psutil.Process]:
         """The processes that hold models."""
         return [process for process in self.family() if _is_worker(process)]

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from support.amd_rocal import stand_in
 
 from rocserve.backends.base import ModelSource
 from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 
 SourceMaker = Callable[..., ModelSource]
+
+
+@pytest.fixture
+def rocal() -> Iterator[ModuleType]:
+    """The rocal_pybind that stands in for the real one."""
+    with stand_in() as native:
+        yield native
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.amd_rocal import engines, run_batch, setup_for, stand_in
+from support.amd_rocal import engines, run_batch, setup_for
 from support.pictures import jpeg
 from support.rocal_operations import EXAMPLES
 
@@ -26,12 +25,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "data" / "rocal-golden"
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
 
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
-
-
-@pytest.fixture(autouse=True)
-def rocal() -> Iterator[ModuleType]:
-    with stand_in() as native:
-        yield native
+pytestmark = pytest.mark.usefixtures("rocal")
 
 
 def output(operation: str, **values: Any) -> dict[str, Any]:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
-from support.amd_rocal import setup_for, stand_in
+from support.amd_rocal import setup_for
 
 from rocserve.backends.rocal.amd.binding import import_binding
 from rocserve.backends.rocal.amd.engine import RocalEngine, batch_sizes
 from rocserve.core.errors import ServeError, StatusCode
 
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
-
-
-@pytest.fixture
-def rocal() -> Iterator[ModuleType]:
-    with stand_in() as native:
-        yield native
 
 
 def refusal(*steps: dict[str, Any], **options: Any) -> ServeError:

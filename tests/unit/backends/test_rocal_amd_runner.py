@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -16,19 +15,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from support.amd_rocal import STAND_IN, engines, run_batch, setup_for, stand_in
+from support.amd_rocal import STAND_IN, engines, run_batch, setup_for
 from support.pictures import jpeg
 
 from rocserve.backends.rocal.amd.engine import RocalEngine
 
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
 SHAPES = [(8, 16, 3)]
-
-
-@pytest.fixture(autouse=True)
-def rocal() -> Iterator[ModuleType]:
-    with stand_in() as native:
-        yield native
+pytestmark = pytest.mark.usefixtures("rocal")
 
 
 class BareRocal:

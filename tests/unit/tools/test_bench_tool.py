@@ -21,11 +21,6 @@ pytestmark = pytest.mark.long
 _QUICK = ("--seconds", "0", "--repeats", "6", "--warm-up", "1")
 
 
-@pytest.fixture
-def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path / "cache", capsys)
-
-
 def _file(tmp_path: Path, content: bytes, name: str = "m.onnx") -> Path:
     path = tmp_path / name
     path.write_bytes(content)

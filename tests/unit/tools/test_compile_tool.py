@@ -23,11 +23,6 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path / "cache", capsys)
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model folder that asks for fp16 and two batch sizes."""
     folder = tmp_path / "models" / "scorer"

@@ -29,11 +29,6 @@ pytestmark = pytest.mark.long
 _ONNXRUNTIME = "rocserve.backends.onnx.backend"
 
 
-@pytest.fixture
-def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path / "cache", capsys)
-
-
 def _failure(engine: str, python: tuple[str, ...] = (sys.executable,), seconds: float = 60) -> str:
     """ "" = the tiny model's answer was right."""
     try:

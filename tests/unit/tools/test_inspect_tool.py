@@ -32,11 +32,6 @@ data = @param:data -> float_type, {1, 3, 8, 8}, {192, 64, 8, 1}, target_id=0
 """
 
 
-@pytest.fixture
-def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path / "cache", capsys)
-
-
 def test_a_program_for_a_gpu_its_fusion_its_memory_and_its_copies() -> None:
     summary = summarise_program(_GPU)
     assert [(kernel.name, kernel.operators, kernel.count) for kernel in summary.kernels] == [

@@ -169,11 +169,6 @@ _QUICK = ("--seconds", "0", "--repeats", "4", "--warm-up", "1")
 
 
 @pytest.fixture
-def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path / "cache", capsys)
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "models" / "scorer"
     (folder / "1").mkdir(parents=True)
