@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.parity.bad_configurations import READ, VERSIONS, bad_configurations
+from support.parity.bad_configurations import ENDS, MEMBER, READ, VERSIONS, bad_configurations
 from support.parity.configurations import Configuration, IndexRows, described, dropped
 from support.parity.differences import Difference
 from support.parity.exchange import Exchange, Outcome
@@ -176,13 +176,6 @@ CONFIGURATION_DIFFERENCES: tuple[Difference, ...] = (
 _INPUT = tensor("input", "IN", "FP32", [4])
 _OUTPUT = tensor("output", "OUT", "FP32", [4])
 _TENSORS = _INPUT + _OUTPUT
-_MEMBER = {"INPUT0": "A", "INPUT1": "B"}, {"OUTPUT0": "SUM", "OUTPUT1": "DIFFERENCE"}
-_ENDS = (
-    tensor("input", "A", "INT32", [4])
-    + tensor("input", "B", "INT32", [4])
-    + tensor("output", "SUM", "INT32", [4])
-    + tensor("output", "DIFFERENCE", "INT32", [4])
-)
 
 
 def _python(more: str = "", tensors: str = _TENSORS, max_batch_size: int = 8) -> str:
@@ -308,19 +301,17 @@ def _sequences() -> dict[str, str]:
 
 
 def _ensembles() -> dict[str, str]:
-    whole = step("add_sub", *_MEMBER)
+    whole = step("add_sub", *MEMBER)
     more = step("add_sub", {"INPUT0": "A", "INPUT1": "mid"}, {"OUTPUT0": "SUM", "OUTPUT1": "DIFFERENCE"})
     return {
-        "ensemble": ensemble(_ENDS, whole),
-        "ensemble_whole": ensemble(_ENDS.replace("dims: [4]", "dims: [-1, 4]"), whole, max_batch_size=0),
-        "ensemble_two_steps": ensemble(
-            _ENDS, step("add_sub", {"INPUT0": "A", "INPUT1": "B"}, {"OUTPUT0": "mid"}), more
-        ),
-        "ensemble_any_dims": ensemble(_ENDS.replace("dims: [4]", "dims: [-1]"), whole),
-        "ensemble_version": ensemble(_ENDS, step("add_sub", *_MEMBER, version=1)),
-        "ensemble_member_whole": ensemble(_ENDS, step("add_sub_whole", *_MEMBER)),
-        "ensemble_labels_of_member": ensemble(_ENDS, whole) + 'parameters { key: "k" value { string_value: "v" } }',
-        "ensemble_version_policy": ensemble(_ENDS, whole) + "version_policy { all { } }",
+        "ensemble": ensemble(ENDS, whole),
+        "ensemble_whole": ensemble(ENDS.replace("dims: [4]", "dims: [-1, 4]"), whole, max_batch_size=0),
+        "ensemble_two_steps": ensemble(ENDS, step("add_sub", {"INPUT0": "A", "INPUT1": "B"}, {"OUTPUT0": "mid"}), more),
+        "ensemble_any_dims": ensemble(ENDS.replace("dims: [4]", "dims: [-1]"), whole),
+        "ensemble_version": ensemble(ENDS, step("add_sub", *MEMBER, version=1)),
+        "ensemble_member_whole": ensemble(ENDS, step("add_sub_whole", *MEMBER)),
+        "ensemble_labels_of_member": ensemble(ENDS, whole) + 'parameters { key: "k" value { string_value: "v" } }',
+        "ensemble_version_policy": ensemble(ENDS, whole) + "version_policy { all { } }",
     }
 
 

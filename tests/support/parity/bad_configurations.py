@@ -131,7 +131,7 @@ def _versions() -> dict[str, str]:
         "specific_none": _python("version_policy { specific { } }"),
         "specific_negative": _python("version_policy { specific { versions: [-1] } }"),
         "latest_none": _python("version_policy { latest { } }"),
-        "ensemble_no_version": ensemble(_ENDS, step("add_sub", *_MEMBER))
+        "ensemble_no_version": ensemble(ENDS, step("add_sub", *MEMBER))
         + "version_policy { specific { versions: [7] } }",
     }
 
@@ -205,8 +205,8 @@ def _sequences() -> dict[str, str]:
     }
 
 
-_MEMBER = {"INPUT0": "A", "INPUT1": "B"}, {"OUTPUT0": "SUM", "OUTPUT1": "DIFFERENCE"}
-_ENDS = (
+MEMBER = {"INPUT0": "A", "INPUT1": "B"}, {"OUTPUT0": "SUM", "OUTPUT1": "DIFFERENCE"}
+ENDS = (
     tensor("input", "A", "INT32", [4])
     + tensor("input", "B", "INT32", [4])
     + tensor("output", "SUM", "INT32", [4])
@@ -216,24 +216,24 @@ _ENDS = (
 
 def _ensembles() -> dict[str, str]:
     """Ensembles that are wrong in themselves."""
-    whole = step("add_sub", *_MEMBER)
+    whole = step("add_sub", *MEMBER)
     return {
-        "ensemble_backend": 'backend: "python"\n' + ensemble(_ENDS, whole),
-        "ensemble_platform": _python(f"ensemble_scheduling {{ {whole} }}", _ENDS),
-        "ensemble_without_scheduling": f'platform: "ensemble"\n{_ENDS}',
-        "ensemble_groups": ensemble(_ENDS, whole) + "instance_group { count: 1 }",
-        "ensemble_optimization": ensemble(_ENDS, whole) + "optimization { priority: PRIORITY_MAX }",
-        "ensemble_without_steps": ensemble(_ENDS),
-        "ensemble_nameless_step": ensemble(_ENDS, step("", *_MEMBER)),
-        "ensemble_no_input_map": ensemble(_ENDS, step("add_sub", {}, _MEMBER[1])),
-        "ensemble_no_output_map": ensemble(_ENDS, step("add_sub", _MEMBER[0], {})),
-        "ensemble_written_twice": ensemble(_ENDS, whole, whole),
-        "ensemble_input_unused": ensemble(tensor("input", "C", "INT32", [4]) + _ENDS, whole),
-        "ensemble_output_unknown": ensemble(_ENDS + tensor("output", "X", "INT32", [4]), whole),
-        "ensemble_output_unwritten": ensemble(_ENDS, step("add_sub", {"INPUT0": "A", "INPUT1": "GAP"}, _MEMBER[1])),
-        "ensemble_tensor_unused": ensemble(_ENDS, step("add_sub", _MEMBER[0], {"OUTPUT0": "SUM", "OUTPUT1": "LOST"})),
+        "ensemble_backend": 'backend: "python"\n' + ensemble(ENDS, whole),
+        "ensemble_platform": _python(f"ensemble_scheduling {{ {whole} }}", ENDS),
+        "ensemble_without_scheduling": f'platform: "ensemble"\n{ENDS}',
+        "ensemble_groups": ensemble(ENDS, whole) + "instance_group { count: 1 }",
+        "ensemble_optimization": ensemble(ENDS, whole) + "optimization { priority: PRIORITY_MAX }",
+        "ensemble_without_steps": ensemble(ENDS),
+        "ensemble_nameless_step": ensemble(ENDS, step("", *MEMBER)),
+        "ensemble_no_input_map": ensemble(ENDS, step("add_sub", {}, MEMBER[1])),
+        "ensemble_no_output_map": ensemble(ENDS, step("add_sub", MEMBER[0], {})),
+        "ensemble_written_twice": ensemble(ENDS, whole, whole),
+        "ensemble_input_unused": ensemble(tensor("input", "C", "INT32", [4]) + ENDS, whole),
+        "ensemble_output_unknown": ensemble(ENDS + tensor("output", "X", "INT32", [4]), whole),
+        "ensemble_output_unwritten": ensemble(ENDS, step("add_sub", {"INPUT0": "A", "INPUT1": "GAP"}, MEMBER[1])),
+        "ensemble_tensor_unused": ensemble(ENDS, step("add_sub", MEMBER[0], {"OUTPUT0": "SUM", "OUTPUT1": "LOST"})),
         "ensemble_cycle_of_steps": ensemble(
-            _ENDS,
+            ENDS,
             step("add_sub", {"INPUT0": "A", "INPUT1": "BACK"}, {"OUTPUT0": "SUM", "OUTPUT1": "ON"}),
             step("add_sub", {"INPUT0": "ON", "INPUT1": "B"}, {"OUTPUT0": "BACK", "OUTPUT1": "DIFFERENCE"}),
         ),
@@ -242,48 +242,48 @@ def _ensembles() -> dict[str, str]:
 
 def _with(kind: str, name: str, dims: list[int]) -> str:
     """The ensemble's ends with another shape of one of them."""
-    return _ENDS.replace(tensor(kind, name, "INT32", [4]), tensor(kind, name, "INT32", dims))
+    return ENDS.replace(tensor(kind, name, "INT32", [4]), tensor(kind, name, "INT32", dims))
 
 
 def _graphs() -> dict[str, str]:
     """Ensembles that do not fit their members."""
 
-    def over(model: str, ends: str = _ENDS, max_batch_size: int = 8) -> str:
-        return ensemble(ends, step(model, *_MEMBER), max_batch_size=max_batch_size)
+    def over(model: str, ends: str = ENDS, max_batch_size: int = 8) -> str:
+        return ensemble(ends, step(model, *MEMBER), max_batch_size=max_batch_size)
 
-    floats = _ENDS.replace('"A" data_type: TYPE_INT32', '"A" data_type: TYPE_FP32')
-    chained = step("add_sub", *_MEMBER), step("floats", {"INPUT_FP32": "SUM"}, {"OUTPUT_FP32": "OUT"})
+    floats = ENDS.replace('"A" data_type: TYPE_INT32', '"A" data_type: TYPE_FP32')
+    chained = step("add_sub", *MEMBER), step("floats", {"INPUT_FP32": "SUM"}, {"OUTPUT_FP32": "OUT"})
     return {
         "member_missing": over("nonesuch"),
         "members_missing": ensemble(
-            _ENDS,
-            step("nonesuch", _MEMBER[0], {"OUTPUT0": "SUM"}),
-            step("nor_this", _MEMBER[0], {"OUTPUT1": "DIFFERENCE"}),
+            ENDS,
+            step("nonesuch", MEMBER[0], {"OUTPUT0": "SUM"}),
+            step("nor_this", MEMBER[0], {"OUTPUT1": "DIFFERENCE"}),
         ),
-        "member_version_missing": ensemble(_ENDS, step("add_sub", *_MEMBER, version=7)),
-        "member_itself": ensemble(_ENDS, step("bad_member_itself", *_MEMBER)),
+        "member_version_missing": ensemble(ENDS, step("add_sub", *MEMBER, version=7)),
+        "member_itself": ensemble(ENDS, step("bad_member_itself", *MEMBER)),
         "member_batch_too_small": over("add_sub", max_batch_size=16),
         "member_input_unknown": ensemble(
-            _ENDS, step("add_sub", {"INPUT0": "A", "INPUT1": "B", "INPUT2": "A"}, _MEMBER[1])
+            ENDS, step("add_sub", {"INPUT0": "A", "INPUT1": "B", "INPUT2": "A"}, MEMBER[1])
         ),
-        "member_output_unknown": ensemble(_ENDS, step("add_sub", _MEMBER[0], {"OUTPUT0": "SUM", "NONE": "DIFFERENCE"})),
+        "member_output_unknown": ensemble(ENDS, step("add_sub", MEMBER[0], {"OUTPUT0": "SUM", "NONE": "DIFFERENCE"})),
         "member_input_unmapped": ensemble(
-            _ENDS.replace(tensor("input", "B", "INT32", [4]), ""), step("add_sub", {"INPUT0": "A"}, _MEMBER[1])
+            ENDS.replace(tensor("input", "B", "INT32", [4]), ""), step("add_sub", {"INPUT0": "A"}, MEMBER[1])
         ),
         "member_input_type": over("add_sub", floats),
         "member_output_type": over(
-            "add_sub", _ENDS.replace('"SUM" data_type: TYPE_INT32', '"SUM" data_type: TYPE_FP32')
+            "add_sub", ENDS.replace('"SUM" data_type: TYPE_INT32', '"SUM" data_type: TYPE_FP32')
         ),
         "member_input_shape": over(
-            "add_sub", _ENDS.replace(tensor("input", "A", "INT32", [4]), tensor("input", "A", "INT32", [5]))
+            "add_sub", ENDS.replace(tensor("input", "A", "INT32", [4]), tensor("input", "A", "INT32", [5]))
         ),
         "member_input_rank": over(
-            "add_sub", _ENDS.replace(tensor("input", "A", "INT32", [4]), tensor("input", "A", "INT32", [4, 1]))
+            "add_sub", ENDS.replace(tensor("input", "A", "INT32", [4]), tensor("input", "A", "INT32", [4, 1]))
         ),
         "member_output_shape": over(
-            "add_sub", _ENDS.replace(tensor("output", "SUM", "INT32", [4]), tensor("output", "SUM", "INT32", [9]))
+            "add_sub", ENDS.replace(tensor("output", "SUM", "INT32", [4]), tensor("output", "SUM", "INT32", [9]))
         ),
-        "members_disagree": ensemble(_ENDS + tensor("output", "OUT", "FP32", [-1]), *chained),
+        "members_disagree": ensemble(ENDS + tensor("output", "OUT", "FP32", [-1]), *chained),
     }
 
 
@@ -330,7 +330,7 @@ def _warmups() -> dict[str, str]:
 
 def _caches_metrics_and_agents() -> dict[str, str]:
     return {
-        "warmup_of_ensemble": ensemble(_ENDS, step("add_sub", *_MEMBER)) + 'model_warmup { name: "s" batch_size: 1 }',
+        "warmup_of_ensemble": ensemble(ENDS, step("add_sub", *MEMBER)) + 'model_warmup { name: "s" batch_size: 1 }',
         "agent_unknown": _python('model_repository_agents { agents { name: "nonesuch" } }'),
         "cached_decoupled": _python("model_transaction_policy { decoupled: true } response_cache { enable: true }"),
         "metric_without_identifier": _python("model_metrics { metric_control { } }"),
