@@ -128,6 +128,10 @@ class BackendSpec:
         return EngineChoice(self.engines[0], f"the only one of backend '{self.name}'")
 
 
+def _ignore(text: str) -> None:
+    """Where nobody asks what goes on. A lambda could not be pickled, and sources are."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """All that an engine is given to load one version of a model."""
@@ -149,7 +153,7 @@ class ModelSource:
     shares_process: bool = False
     """Whether many other models are in the process: threads of its own are not worth it."""
     settings: EngineSettings = field(default_factory=EngineSettings)
-    report: Callable[[str], None] = lambda text: None
+    report: Callable[[str], None] = _ignore
     """Says in one line what goes on, for the index and the log: while the model loads, and later of what still goes on
     beside it. It stands until the next; "" = nothing goes on any more. From any thread; never waits."""
 
