@@ -1,9 +1,9 @@
-"""rocserve beside itself on many cores: other code or other flags, in one run.
+"""rocserve beside itself and Triton on many cores: other code or other flags, in one run.
 
 usage: python -m benchmarks.front_ends --server 'NAME=TREE [FLAG ...]' --server ... (see --help)
 
 All servers are up, and loaded in turn by h2load over gRPC, in the group http over HTTP/1.1. The first one is what the
-others are compared with.
+others are compared with; with --triton that is a real Triton, which serves all models by its Python backend.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.cases import SEED, Case, infer_request
 from benchmarks.comparison import round_order
 from benchmarks.contenders import ServedContender
+from benchmarks.environments import PeerUnavailable
 from benchmarks.http_request import HttpRequest, http_request
 from benchmarks.load_generator import LoadFailed, h2load_program
 from benchmarks.machine import machine_facts
@@ -38,9 +39,11 @@ from benchmarks.models import ADD_SUB_LENGTH, IDENTITY_LENGTH, TwinModel, add_su
 from benchmarks.probe import Outputs, WrongAnswer
 from benchmarks.ratios import Measurement, Spread
 from benchmarks.rocserve_peer import rocserve_server
-from benchmarks.server_process import ServerFailed, ServerProcess, free_port
+from benchmarks.server_process import ServerFailed, ServerProcess, free_port, http_flags
 from benchmarks.table import markdown_table, scaled
+from benchmarks.triton_peer import MEASURED_FLAGS, TritonPeer, default_cache_folder, provision
 
+TRITON = "triton"
 HTTP_GROUP = "http"
 GROUPS = ("add_sub", "add_sub_batched", "python", HTTP_GROUP, "image", "identity")
 IN_FLIGHT = (1, 8, 32, 128, 256)
@@ -160,12 +163,13 @@ def main() -> int:
         options.folder.mkdir(parents=True, exist_ok=True)
     try:
         h2load_program()
-    except LoadFailed as error:
+        triton = provision(default_cache_folder()) if options.triton else None
+    except (LoadFailed, PeerUnavailable) as error:
         print(f"front_ends: {error}", file=sys.stderr)
         return 1
-    servers = [name for name, _, _ in options.servers]
-    results = measure(options)
-    print("\n".join(f"- {fact}" for fact in machine_facts(None)))
+    servers = [*([TRITON] if triton else []), *(name for name, _, _ in options.servers)]
+    results = measure(options, triton)
+    print("\n".join(f"- {fact}" for fact in machine_facts(triton)))
     print(f"- {options.seconds} s a measurement after a warm-up; ratios to the first server, within each round\n")
     print(table(results, servers))
     whole = all(result.measurement for result in results) and {result.server for result in results} == {*servers}
@@ -183,6 +187,7 @@ def parse_arguments() -> argparse.Namespace:
         metavar="'NAME=TREE [FLAG ...]'",
         help="a checkout to serve from, and flags of `rocserve serve`; repeatable, the first is compared with",
     )
+    parser.add_argument("--triton", action="store_true", help="a real Triton too, with which the others are compared")
     parser.add_argument("--only", type=names(GROUPS), default=GROUPS, help=f"of {','.join(GROUPS)} (default all)")
     parser.add_argument("--in-flight", type=numbers, default=IN_FLIGHT, help="requests (default 1,8,32,128,256)")
     parser.add_argument("--instances", type=numbers, default=INSTANCES, help="of each model (default 1,4)")
@@ -219,7 +224,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def measure(options: argparse.Namespace) -> list[Result]:
+def measure(options: argparse.Namespace, triton: TritonPeer | None = None) -> list[Result]:
     """Start the servers, measure the cases in turns until the rounds or the time are over, end the servers."""
     deadline = time.monotonic() + options.time_limit
     python = options.python or importlib.util.find_spec("onnxruntime") is None
@@ -227,14 +232,20 @@ def measure(options: argparse.Namespace) -> list[Result]:
     results: list[Result] = []
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        contenders = []
-        for name, tree, flags in options.servers:
+        contenders: list[Contender] = []
+        for name, tree, flags in [*([(TRITON, None, [])] if triton else []), *options.servers]:
             repository = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "models"
-            for subject in chosen:
-                subject.model.write_for_rocserve(repository)
             http_port = free_port() if HTTP_GROUP in options.only else None
-            log = folder / f"{name}.log"
-            server = rocserve_server(repository, free_port(), log, *flags, http_port=http_port, name=name, tree=tree)
+            port, log = free_port(), folder / f"{name}.log"
+            for subject in chosen:
+                model = subject.model
+                (model.write_for_rocserve if tree else model.write_for_triton)(repository)
+            if tree:
+                server = rocserve_server(repository, port, log, *flags, http_port=http_port, name=name, tree=tree)
+            else:
+                assert triton is not None
+                measured = (*http_flags(http_port), *MEASURED_FLAGS)
+                server = triton.server(name, repository, port, log, measured, http_port)
             try:
                 contenders.append(Contender(stack.enter_context(server), folder))
             except ServerFailed as error:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -9,8 +11,10 @@ import numpy
 import pytest
 from tritonclient.grpc import service_pb2
 
+from benchmarks.environments import PeerUnavailable
 from benchmarks.front_ends import IMAGE_SOURCE, Result, parse_server, subjects, table
 from benchmarks.ratios import Measurement
+from benchmarks.triton_peer import default_cache_folder, provision
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -64,3 +68,18 @@ def test_the_image_model_answers_each_request_of_a_batch_with_its_own_rows(monke
     image.check(dict(right.output_tensors))
     with pytest.raises(AssertionError):
         image.check({"LOGITS": first})
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed")
+def test_a_real_triton_serves_the_same_models_and_is_what_others_are_compared_with() -> None:
+    try:
+        provision(default_cache_folder())
+    except PeerUnavailable as error:
+        pytest.skip(f"no Triton here: {error}")
+    case = ("--only=add_sub,http", "--instances=1", "--in-flight=2", "--rounds=1", "--seconds=0.3")
+    command = [sys.executable, "-m", "benchmarks.front_ends", "--triton", f"--server=new={ROOT}", *case]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    rows = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if line.startswith("|")][2:]
+    assert [row[2] for row in rows] == ["triton", "new"] * 2
+    assert [row[5] for row in rows[::2]] == ["1.00"] * 2
