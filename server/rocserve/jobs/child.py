@@ -1,6 +1,6 @@
-"""A job's child process: `python -P -m rocserve.jobs.child MODULE JOB REPLIES LIFELINE`.
+"""A job's child process: `python -P -m rocserve.jobs.child MODULE JOB REPLIES PARENT_PIPE`.
 
-MODULE and JOB name the job's class, REPLIES and LIFELINE are descriptors. The JobOrder comes by standard input. What
+MODULE and JOB name the job's class, REPLIES and PARENT_PIPE are descriptors. The JobOrder comes by standard input. What
 the engine writes goes to standard output and error, which the parent reads. It leads a process group of its own, that
 of the compilers which the engine starts, and ends with it when its parent does.
 """

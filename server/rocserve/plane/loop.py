@@ -172,7 +172,7 @@ class PlaneLoop:
     def __init__(self, log: logging.Logger, spin: int = 0) -> None:
         """`spin`: turns without anything before it sleeps, after one that had something."""
         self.doorbell = Doorbell("rocserve:doorbell")
-        """Rung by those who write into a link of this process."""
+        """Those who write into a link of this process ring it."""
         self.sleeps = self.doorbell.sleeps
         """The file of the word that says whether it sleeps (doorbell.py)."""
         self._failures = RequestFailures(log)

@@ -180,7 +180,7 @@ class FrontLinkEnd:
         """Of these, what it need not keep for longer than it handles the entries of this turn."""
         self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
         self.ring: Callable[[], None] = lambda: None
-        """Where the other end cannot be rung yet it looks by itself before it first sleeps."""
+        """Where the doorbell of the other end is not there yet, that end looks by itself before it first sleeps."""
         self._is_open = True
 
     def post(self, entry: bytes) -> None:

@@ -1,5 +1,5 @@
-"""A measuring process: `python -m rocserve.tools.measuring.child ANSWERS LIFELINE`, two descriptors; orders come by its
-standard input."""
+"""A measuring process: `python -m rocserve.tools.measuring.child ANSWERS PARENT_PIPE`, two descriptors; orders come by
+its standard input."""
 
 from __future__ import annotations
 
