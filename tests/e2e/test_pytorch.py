@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.migraphx import CHECKOUT
 from support.models import drop
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
@@ -115,3 +119,31 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
 
         wait_until(is_swapped, seconds=LOAD_SECONDS)
         wait_until(lambda: len(server.workers()) == 4)
+
+
+WRITE_WEIGHTS = """
+import json, sys, torch
+from network import Scorer
+torch.manual_seed(1)
+network = Scorer().eval()
+torch.save(network.state_dict(), "weights.pt")
+print(json.dumps(network(torch.tensor(json.loads(sys.argv[1]))).tolist()))
+"""
+
+
+def test_a_class_and_its_weights_are_served_as_the_page_says(torch_files: TorchFiles, tmp_path: Path) -> None:
+    page = (CHECKOUT / "docs/reference/pytorch.md").read_text()
+    files = re.findall(r"`(model_repository/scorer/[\w./]+)`:\n\n```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    for name, text in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    features = np.random.default_rng(1).standard_normal((40, 8), np.float32)
+    command = [sys.executable, "-c", WRITE_WEIGHTS, json.dumps(features.tolist())]
+    version = tmp_path / "model_repository/scorer/1"
+    expected = np.array(json.loads(subprocess.run(command, cwd=version, check=True, capture_output=True).stdout))
+    log = tmp_path / "server.log"
+    with RocserveProcess([tmp_path / "model_repository"], log=log) as server, Client(server.address) as client:
+        client.wait_until_ready(LOAD_SECONDS, model="scorer")
+        with ThreadPoolExecutor(8) as threads:
+            answers = threads.map(lambda row: client.infer("scorer", {"FEATURES": row[None]})["SCORES"], features)
+            np.testing.assert_allclose(np.concatenate(list(answers)), expected, rtol=1e-5)
