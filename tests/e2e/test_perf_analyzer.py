@@ -24,6 +24,10 @@ _MEMBER = "bin/perf_analyzer"
 _LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
 """What the binary asks for -> what the wheel calls it."""
 
+_ANY_STABILITY = "99999"
+"""Per cent by which windows may differ: of a level that stays unstable it writes no row, and on a loaded machine one
+window may take a hundred times another's."""
+
 Row = dict[str, float]
 """One level of a sweep, by the names of perf_analyzer's table."""
 
@@ -35,7 +39,7 @@ class PerfAnalyzer:
 
     def run(self, url: str, protocol: str, model: str, *options: str, table: Path) -> list[Row]:
         """Measure for a short while; what it printed is in the AssertionError when it fails."""
-        command = [str(self.binary), "-m", model, "-i", protocol, "-u", url, "-p", "400", "-s", "999"]
+        command = [str(self.binary), "-m", model, "-i", protocol, "-u", url, "-p", "400", "-s", _ANY_STABILITY]
         command += ["--max-trials", "3", "-f", str(table), "--verbose-csv", *options]
         environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, self.libraries))}
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
