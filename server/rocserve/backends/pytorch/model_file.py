@@ -40,16 +40,22 @@ def file_kind(path: Path) -> FileKind:
     return kind
 
 
+def engine_in_errors(model: ModelSource, engine: str) -> tuple[bool, str]:
+    """Whether the configuration names the engine, and what an error says before what that does or needs."""
+    if model.config.parameters.get("engine", "").strip() == engine:
+        return True, f"parameter 'engine' is \"{engine}\", which"
+    return False, f"engine {engine}"
+
+
 def require_exported(model: ModelSource, engine: str) -> None:
     """Raises: ServeError: INVALID_ARGUMENT, the file is no program of torch.export, which is all that this engine
     takes."""
     kind = file_kind(model.model_file)
     if kind is not FileKind.EXPORTED:
-        is_named = model.config.parameters.get("engine", "").strip() == engine
-        asks = f"parameter 'engine' is \"{engine}\", which takes" if is_named else f"engine {engine} takes"
+        is_named, asks = engine_in_errors(model, engine)
         remedy = "leave the parameter out" if is_named else "set parameter 'engine' to \"eager\""
         raise invalid_argument(
-            f"model '{model.name}': {asks} programs of torch.export, and {model.model_file.name} is {kind.value};"
+            f"model '{model.name}': {asks} takes programs of torch.export, and {model.model_file.name} is {kind.value};"
             f" export the module with torch.export, or {remedy}"
         )
 

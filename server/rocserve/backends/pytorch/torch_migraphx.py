@@ -27,7 +27,7 @@ from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.eager import set_up
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel, fixed_batch_sizes
-from rocserve.backends.pytorch.model_file import require_exported
+from rocserve.backends.pytorch.model_file import engine_in_errors, require_exported
 from rocserve.backends.pytorch.program import (
     DTYPES,
     Program,
@@ -71,8 +71,7 @@ def load(model: ModelSource) -> LoadedModel:
             no GPU, or it cannot lower the program.
     """
     require_exported(model, "migraphx")
-    is_named = model.config.parameters.get("engine", "").strip() == "migraphx"
-    asks = "parameter 'engine' is \"migraphx\", which" if is_named else "engine migraphx"
+    _, asks = engine_in_errors(model, "migraphx")
     if not is_installed(_MODULE):
         raise unavailable(
             f"model '{model.name}': {asks} needs torch_migraphx, and that is not installed; pip install torch_migraphx"
