@@ -13,7 +13,6 @@ import tritonclient.http as http_client
 import tritonclient.http.aio as aio_client
 import tritonclient.utils.shared_memory as shared_memory
 from support.http_requests import LEFT, RIGHT, add_sub_inputs, ask
-from support.infer_inputs import infer_input
 from support.models import add_constant
 from support.server import RocserveProcess
 from tritonclient.utils import InferenceServerException
@@ -25,17 +24,6 @@ def test_what_there_is(triton_http: http_client.InferenceServerClient) -> None:
     assert triton_http.is_model_ready("add_sub")
     assert triton_http.is_model_ready("add_sub", "1")
     assert not triton_http.is_model_ready("nowhere")
-    metadata = triton_http.get_server_metadata()
-    assert metadata["name"] == "rocserve"
-    assert "binary_tensor_data" in metadata["extensions"]
-    assert triton_http.get_model_metadata("add_sub", "1")["inputs"] == [
-        {"name": "INPUT0", "datatype": "INT32", "shape": [-1, 4]},
-        {"name": "INPUT1", "datatype": "INT32", "shape": [-1, 4]},
-    ]
-    config = triton_http.get_model_config("add_sub")
-    assert (config["max_batch_size"], config["input"][0]["dims"]) == (8, [4])
-    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nowhere' is not found"):
-        triton_http.get_model_metadata("nowhere")
 
 
 @pytest.mark.parametrize("binary_out", [True, False])
@@ -83,28 +71,11 @@ def test_datatypes(triton_http: http_client.InferenceServerClient, datatype: str
         assert found.tolist() == array.tolist()
 
 
-def test_half_precision_is_binary_only(
-    http_server: RocserveProcess, triton_http: http_client.InferenceServerClient
-) -> None:
+def test_half_precision_in_binary(triton_http: http_client.InferenceServerClient) -> None:
     array = np.array([[0.5, 2.0]], dtype=np.float16)
     entry = http_client.InferInput("INPUT_FP16", [1, 2], "FP16").set_data_from_numpy(array)
     wanted = [http_client.InferRequestedOutput("OUTPUT_FP16")]
     assert triton_http.infer("types", [entry], outputs=wanted).as_numpy("OUTPUT_FP16").tolist() == array.tolist()
-    body = {"inputs": [{"name": "INPUT_FP16", "shape": [1, 1], "datatype": "FP16", "data": [1]}]}
-    assert ask(http_server, "POST", "/v2/models/types/infer", body) == (
-        400,
-        {
-            "error": "receiving FP16 data via JSON is not supported. Please use the binary data format for input"
-            " INPUT_FP16"
-        },
-    )
-
-
-def test_classification(triton_http: http_client.InferenceServerClient) -> None:
-    entry = infer_input("IN", np.array([[0.5, 3.0, 2.0]], dtype=np.float32), http_client)
-    wanted = [http_client.InferRequestedOutput("OUT", class_count=2)]
-    found = triton_http.infer("labelled", [entry], outputs=wanted).as_numpy("OUT")
-    assert found.tolist() == [[b"3.000000:1:pear", b"2.000000:2:plum"]]
 
 
 def test_parameters_and_headers_reach_the_model(triton_http: http_client.InferenceServerClient) -> None:
@@ -120,14 +91,6 @@ def test_parameters_and_headers_reach_the_model(triton_http: http_client.Inferen
     seen = json.loads(result.as_numpy("SEEN")[0])
     assert seen["parameters"] == {"a": 1, "b": "x", "c": True, "x-forwarded-user": "me"}
     assert (seen["request_id"], seen["correlation_id"]) == ("r", 7)
-
-
-def test_a_body_without_a_head(http_server: RocserveProcess) -> None:
-    headers = {"Inference-Header-Content-Length": "0"}
-    body = np.zeros(3, np.float32).tobytes()
-    status, answer = ask(http_server, "POST", "/v2/models/seen/infer", body, headers)
-    assert status == 200
-    assert b'[["IN", [3]]]' in answer
 
 
 def test_many_at_once(http_server: RocserveProcess) -> None:
@@ -218,84 +181,7 @@ def test_settings_and_statistics(triton_http: http_client.InferenceServerClient)
     )
 
 
-@pytest.mark.parametrize(
-    ("verb", "path", "body", "status", "text"),
-    [
-        ("GET", "/v2/nothing", b"", 404, "Not Found"),
-        ("GET", "/v2/models/add_sub/", b"", 404, "Not Found"),
-        ("GET", "/v2/models/add_sub/versions/x", b"", 404, "Not Found"),
-        ("POST", "/v2", b"", 405, "Method Not Allowed"),
-        ("GET", "/v2/models/add_sub/infer", b"", 405, "Method Not Allowed"),
-        ("GET", "/v2/models/nowhere/ready", b"", 400, "Model version not ready"),
-        ("GET", "/v2/models/nowhere/stats", b"", 400, "requested model 'nowhere' is not available"),
-        ("GET", "/v2/systemsharedmemory/region/r/status", b"", 404, "Unable to find system shared memory region: 'r'"),
-        (
-            "POST",
-            "/v2/repository/models/add_sub/load",
-            {"parameters": {"other": "x"}},
-            500,
-            "unexpected error on creating Triton parameter",
-        ),
-        (
-            "POST",
-            "/v2/models/add_sub/infer",
-            b"{",
-            500,
-            "failed to parse the request JSON buffer: Missing a name for object member. at 1",
-        ),
-        (
-            "POST",
-            "/v2/models/add_sub/infer",
-            {},
-            500,
-            "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'",
-        ),
-        (
-            "POST",
-            "/v2/models/repeat/infer",
-            {"inputs": []},
-            501,
-            "HTTP end point doesn't support models with decoupled transaction policy",
-        ),
-        (
-            "POST",
-            "/v2/models/faults/infer",
-            {"inputs": [{"name": "MODE", "shape": [1], "datatype": "BYTES", "data": ["unavailable"]}]},
-            503,
-            "unavailable on purpose",
-        ),
-        (
-            "POST",
-            "/v2/models/repeat/generate",
-            {"IN": 3},
-            500,
-            "generate expects model to produce exactly 1 response, use generate stream for model that generates various"
-            " number of responses",
-        ),
-        ("POST", "/v2/models/add_sub/generate", {"INPUT0": [1, 2, 3, 4]}, 400, "expected 2 inputs but got 1 inputs"),
-    ],
-)
-def test_errors(http_server: RocserveProcess, verb: str, path: str, body: Any, status: int, text: str) -> None:
-    found, answer = ask(http_server, verb, path, body)
-    assert found == status
-    assert text in answer["error"]
-
-
-def test_generate(http_server: RocserveProcess) -> None:
-    assert ask(http_server, "POST", "/v2/models/repeat/generate", {"IN": 1, "id": "a"}) == (
-        200,
-        {"OUT": 0, "id": "a", "model_name": "repeat", "model_version": "1"},
-    )
+def test_parameters_of_generate_reach_the_model(http_server: RocserveProcess) -> None:
     status, answer = ask(http_server, "POST", "/v2/models/seen/generate", {"parameters": {"IN": [1.5, 2], "x": True}})
     assert status == 200
     assert json.loads(answer["SEEN"])["parameters"] == {"x": True}
-
-
-def test_generate_streams(http_server: RocserveProcess) -> None:
-    status, answer = ask(http_server, "POST", "/v2/models/repeat/generate_stream", {"IN": -2})
-    assert status == 200
-    assert [json.loads(event.removeprefix("data: ")) for event in answer.decode().split("\n\n")[:-1]] == [
-        {"OUT": 0, "model_name": "repeat", "model_version": "1"},
-        {"OUT": 1, "model_name": "repeat", "model_version": "1"},
-        {"error": "no more after 2"},
-    ]

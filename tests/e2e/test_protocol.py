@@ -10,8 +10,6 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_sub, drop
 from support.server import RocserveProcess
-from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException
 
 from rocserve.protocol import health_pb2
 
@@ -73,18 +71,6 @@ def test_liveness_readiness_and_metadata(client):
     assert "statistics" in metadata.extensions
 
 
-def test_model_metadata_and_config(client):
-    metadata = client.get_model_metadata("add_sub")
-    assert (metadata.name, list(metadata.versions), metadata.platform) == ("add_sub", ["1"], "onnx_onnxv1")
-    assert [(entry.name, entry.datatype, list(entry.shape)) for entry in metadata.inputs] == [
-        ("INPUT0", "INT32", [-1, 16]),
-        ("INPUT1", "INT32", [-1, 16]),
-    ]
-    config = client.get_model_config("add_sub").config
-    assert config.max_batch_size == 8
-    assert config.HasField("dynamic_batching")
-
-
 def test_a_model_without_a_config_is_completed_from_its_file(client):
     config = client.get_model_config("untold").config
     assert config.max_batch_size == 64
@@ -99,82 +85,6 @@ def test_inference_by_name_version_and_id(client):
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), LEFT - RIGHT)
     response = result.get_response()
     assert (response.model_name, response.model_version, response.id) == ("add_sub", "1", "abc")
-
-
-def test_only_the_wanted_output_and_its_classes(client):
-    wanted = [triton.InferRequestedOutput("OUTPUT0", class_count=2)]
-    result = client.infer("add_sub", inputs(LEFT, RIGHT), outputs=wanted)
-    assert result.as_numpy("OUTPUT0").tolist() == [[b"18:15:class15", b"17:14:class14"]]
-    assert result.as_numpy("OUTPUT1") is None
-
-
-def test_typed_contents(server):
-    request = service_pb2.ModelInferRequest(model_name="add_sub")
-    for name, values in (("INPUT0", LEFT), ("INPUT1", RIGHT)):
-        entry = request.inputs.add(name=name, datatype="INT32", shape=[1, 16])
-        entry.contents.int_contents.extend(values.ravel().tolist())
-    with grpc.insecure_channel(server.address) as channel:
-        response = channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelInferResponse.FromString,
-        )(request)
-    np.testing.assert_array_equal(np.frombuffer(response.raw_output_contents[0], np.int32), (LEFT + RIGHT)[0])
-
-
-@pytest.mark.parametrize(
-    ("model", "version", "status", "text"),
-    [
-        ("nothing", "", "NOT_FOUND", "Request for unknown model: 'nothing' is not found"),
-        ("add_sub", "99", "NOT_FOUND", "Request for unknown model: 'add_sub' version 99 is not found"),
-        ("add_sub", "abc", "INVALID_ARGUMENT", "failed to get model version from specified version string 'abc'"),
-    ],
-)
-def test_unknown_models_and_versions(client, model, version, status, text):
-    with pytest.raises(InferenceServerException) as caught:
-        client.infer(model, inputs(LEFT, RIGHT), model_version=version)
-    assert caught.value.status() == f"StatusCode.{status}"
-    assert text in caught.value.message()
-
-
-def test_bad_requests_are_told_why_and_harm_nobody(client):
-    with pytest.raises(InferenceServerException, match="expected 2 inputs but got 1 inputs for model 'add_sub'"):
-        client.infer("add_sub", inputs(LEFT, RIGHT)[:1])
-    too_many = np.zeros((9, 16), np.int32)
-    with pytest.raises(InferenceServerException, match="inference request batch-size must be <= 8 for 'add_sub'"):
-        client.infer("add_sub", inputs(too_many, too_many))
-    assert client.infer("add_sub", inputs(LEFT, RIGHT)).as_numpy("OUTPUT0") is not None
-
-
-def test_statistics_count_what_was_asked(client):
-    def counted():
-        return client.get_inference_statistics("add_sub").model_stats[0]
-
-    before = counted()
-    for _ in range(3):
-        client.infer("add_sub", inputs(np.vstack([LEFT] * 2), np.vstack([RIGHT] * 2)))
-    with pytest.raises(InferenceServerException):
-        client.infer("add_sub", inputs(LEFT, RIGHT)[:1])
-    after = counted()
-    assert after.inference_count - before.inference_count == 6
-    assert after.execution_count - before.execution_count == 3
-    assert after.inference_stats.success.count - before.inference_stats.success.count == 3
-    # What does not fit the model has never been one of its requests.
-    assert after.inference_stats.fail.count == before.inference_stats.fail.count
-    for phase in ("queue", "compute_input", "compute_infer", "compute_output"):
-        assert getattr(after.inference_stats, phase).ns > 0
-    assert after.inference_stats.success.ns >= after.inference_stats.compute_infer.ns
-    assert 2 in [row.batch_size for row in after.batch_stats]
-    with pytest.raises(InferenceServerException, match="requested model 'nothing' is not available"):
-        client.get_inference_statistics("nothing")
-
-
-def test_the_index_lists_every_version(client):
-    rows = client.get_model_repository_index().models
-    assert sorted((row.name, row.version, row.state) for row in rows) == [
-        ("add_sub", "1", "READY"),
-        ("untold", "1", "READY"),
-    ]
 
 
 def test_a_stream_answers_in_order_and_survives_an_error(server):
@@ -194,17 +104,6 @@ def test_a_stream_answers_in_order_and_survives_an_error(server):
             assert error is None
             assert result.get_response().id == str(number)
             np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), LEFT + number + RIGHT)
-
-
-def test_the_final_response_is_marked_when_asked_for(server):
-    answers: list = []
-    client = triton.InferenceServerClient(server.address)
-    client.start_stream(lambda result, error: answers.append((result, error)))
-    client.async_stream_infer("add_sub", inputs(LEFT, RIGHT), enable_empty_final_response=True)
-    client.stop_stream()
-    ((result, error),) = answers
-    assert error is None
-    assert result.get_response().parameters["triton_final_response"].bool_param is True
 
 
 async def test_the_asyncio_client(server):

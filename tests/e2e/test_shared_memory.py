@@ -20,7 +20,7 @@ from support.models import add_sub, drop, identity
 from support.server import RocserveProcess, Start
 from support.shared_memory import SharedFile, shared_file
 from support.waiting import wait_until
-from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+from tritonclient.utils import InferenceServerException
 
 LEFT = np.arange(16, dtype=np.int32).reshape(1, 16)
 RIGHT = np.full((1, 16), 3, np.int32)
@@ -45,17 +45,6 @@ class TritonPythonModel:
         inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", given)]) for given in inputs]
 """
-CHAIN = """
-platform: "ensemble"
-max_batch_size: 8
-input [ { name: "A" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "B" data_type: TYPE_INT32 dims: [ 16 ] } ]
-output [ { name: "SUM" data_type: TYPE_INT32 dims: [ 16 ] } ]
-ensemble_scheduling { step {
-  model_name: "add_sub" model_version: -1
-  input_map { key: "INPUT0" value: "A" } input_map { key: "INPUT1" value: "B" }
-  output_map { key: "OUTPUT0" value: "SUM" }
-} }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +57,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drop(folder, "patient", add_sub(), batching)
     drop(folder, "wide", identity(TensorProto.FLOAT, ["batch", WIDE]), batching)
     drop(folder, "large", identity(TensorProto.FLOAT, [LARGE]))
-    drop(folder, "words", identity(TensorProto.STRING, [3]))
     shutil.copytree(PYTHON_MODELS / "repeat", folder / "repeat")
     drop(folder, "python", PYTHON_IDENTITY, 'backend: "python"\n')
-    drop(folder, "chain", None, CHAIN)
     return folder
 
 
@@ -147,40 +134,6 @@ def test_tritonclients_own_way(client):
     finally:
         shm.destroy_shared_memory_region(left)
         shm.destroy_shared_memory_region(right)
-
-
-def test_one_input_in_the_region_and_one_in_the_request(client, file):
-    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
-    shared, _ = shared_inputs()
-    sent = infer_input("INPUT1", RIGHT)
-    for order in ([shared, sent], [sent, shared]):
-        result = client.infer(
-            "add_sub", order, outputs=[shared_output("OUTPUT0"), triton.InferRequestedOutput("OUTPUT1")]
-        )
-        assert result.as_numpy("OUTPUT1").tolist() == (LEFT - RIGHT).tolist()
-        assert integers(file) == (LEFT + RIGHT)[0].tolist()
-
-
-def test_an_ensemble_reads_and_writes_regions(client, file):
-    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
-    client.infer("chain", shared_inputs(("A", "B")), outputs=[shared_output("SUM")])
-    assert integers(file) == (LEFT + RIGHT)[0].tolist()
-    assert refused(lambda: client.infer("chain", shared_inputs(("A", "B")), outputs=[shared_output("SUM", 60)])) == (
-        "StatusCode.INTERNAL: in ensemble 'chain', shared memory size specified with the request for output 'SUM'"
-        " (60 bytes) should be at least 64 bytes to hold the results"
-    )
-
-
-def test_strings(client, file):
-    words = serialize_byte_tensor(np.array([b"one", b"", b"three"], dtype=np.object_)).item()
-    file.put(0, words)
-    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
-    entry = triton.InferInput("INPUT0", [3], "BYTES")
-    entry.set_shared_memory("r", len(words))
-    client.infer("words", [entry], outputs=[shared_output("OUTPUT0", 100, 128)])
-    assert file.get(128, len(words) + 1) == words + b"\0"
-    entry.set_shared_memory("r", len(words) - 1)
-    assert "incomplete string data for inference input 'INPUT0'" in refused(lambda: client.infer("words", [entry]))
 
 
 def test_large_tensors(client):
@@ -337,37 +290,6 @@ def test_a_region_stays_while_a_request_is_to_write_to_it(client, server, file):
     assert answers.next() is None
     assert not client.get_system_shared_memory_status().regions
     assert integers(file) == (LEFT + RIGHT)[0].tolist()
-
-
-def test_refusals(client, file):
-    assert refused(lambda: client.register_system_shared_memory("r", "/rocserve_nothing", 64)) == (
-        "StatusCode.INTERNAL: Unable to open shared memory region: '/rocserve_nothing'"
-    )
-    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
-    assert refused(lambda: client.register_system_shared_memory("r", file.key, 64)) == (
-        "StatusCode.ALREADY_EXISTS: shared memory region 'r' already in manager"
-    )
-    assert refused(lambda: client.register_system_shared_memory("s", file.key, 4 * NBYTES + 1)) == (
-        "StatusCode.INVALID_ARGUMENT: failed to register shared memory region 's': invalid args"
-    )
-    assert refused(lambda: client.get_system_shared_memory_status("nothing")) == (
-        "StatusCode.NOT_FOUND: Unable to find system shared memory region: 'nothing'"
-    )
-    client.unregister_system_shared_memory("nothing")
-    entries = shared_inputs()
-    entries[1].set_shared_memory("r", 60)
-    assert refused(lambda: client.infer("add_sub", entries)) == (
-        "StatusCode.INVALID_ARGUMENT: [request id: <id_unknown>] input byte size mismatch for input 'INPUT1' for model"
-        " 'add_sub'. Expected 64, got 60"
-    )
-    both = shared_output("OUTPUT0")
-    both._output.parameters["classification"].int64_param = 1
-    assert refused(lambda: client.infer("add_sub", shared_inputs(), outputs=[both])) == (
-        "StatusCode.INVALID_ARGUMENT: output can't set both 'shared_memory_region' and 'classification'"
-    )
-    assert refused(lambda: client.infer("add_sub", shared_inputs(region="q"))) == (
-        "StatusCode.NOT_FOUND: Unable to find shared memory region: 'q'"
-    )
 
 
 def test_cudas_shared_memory_is_told_apart(client, file):

@@ -29,12 +29,6 @@ def test_anything_else_is_none(text: str) -> None:
     )
 
 
-def test_a_version_below_zero_has_a_text_of_its_own() -> None:
-    with pytest.raises(ServeError) as caught:
-        parse_version("-3")
-    assert caught.value.text == "invalid model version specified '-3' , version should be an integral value > 0"
-
-
 @pytest.mark.parametrize(
     ("name", "version", "code", "text"),
     [

@@ -10,7 +10,6 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.request_parameters import MOST_ENTRIES
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
-from rocserve.core.tensors import bytes_elements, encode_bytes_elements
 from rocserve.frontends.grpc.codec import LONGEST_REMEMBERED_HEAD, RequestDecoder
 from rocserve.protocol.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 
@@ -101,10 +100,6 @@ def test_messages_of_one_length_are_told_apart() -> None:
     assert [len(view) for view in codec.decode_request(moved).data] == [63, 65]
 
 
-def test_an_id_longer_than_a_one_byte_length() -> None:
-    assert _decode(_add_sub(id="é" * 200)).id == "é" * 200
-
-
 def test_parameters_of_every_kind() -> None:
     kinds = {
         "flag": InferParameter(bool_param=False),
@@ -126,42 +121,6 @@ def test_parameters_of_every_kind() -> None:
     assert head.outputs[0].parameters == {"classification": 5}
 
 
-def test_a_parameter_without_value() -> None:
-    text = _refusal(_add_sub(parameters={"x": InferParameter()}).SerializeToString())
-    assert text == "invalid value type for 'x' parameter, expected int64_param, bool_param, or string_param."
-
-
-@pytest.mark.parametrize(
-    ("datatype", "field", "values", "array_type"),
-    [
-        ("BOOL", "bool_contents", [True, False], "?"),
-        ("INT8", "int_contents", [-128, 127], "<i1"),
-        ("INT16", "int_contents", [-32768, 32767], "<i2"),
-        ("INT32", "int_contents", [-(1 << 31), (1 << 31) - 1], "<i4"),
-        ("INT64", "int64_contents", [-(1 << 63), (1 << 63) - 1], "<i8"),
-        ("UINT8", "uint_contents", [0, 255], "<u1"),
-        ("UINT16", "uint_contents", [0, 65535], "<u2"),
-        ("UINT32", "uint_contents", [0, (1 << 32) - 1], "<u4"),
-        ("UINT64", "uint64_contents", [0, (1 << 64) - 1], "<u8"),
-        ("FP32", "fp32_contents", [0.5, float("-inf")], "<f4"),
-        ("FP64", "fp64_contents", [1e300, float("nan")], "<f8"),
-    ],
-)
-def test_typed_contents(datatype: str, field: str, values: list[float], array_type: str) -> None:
-    request = _decode(_typed(datatype, 2, **{field: values}))
-    np.testing.assert_array_equal(np.frombuffer(request.data[0], array_type), np.array(values, array_type))
-
-
-def test_typed_integers_keep_their_low_bytes() -> None:
-    assert bytes(_decode(_typed("INT8", 2, int_contents=[300, -129])).data[0]) == bytes([300 - 256, 127])
-    assert bytes(_decode(_typed("UINT16", 1, uint_contents=[65537])).data[0]) == b"\x01\x00"
-
-
-def test_typed_bytes() -> None:
-    data = _decode(_typed("BYTES", 3, bytes_contents=[b"ab", b"", b"\xff\x00"])).data[0]
-    assert bytes(data) == b"\x02\0\0\0ab" + b"\0\0\0\0" + b"\x02\0\0\0\xff\x00"
-
-
 def test_two_typed_requests_with_one_head_keep_their_own_data() -> None:
     codec = RequestDecoder()
     first, second = (
@@ -170,37 +129,12 @@ def test_two_typed_requests_with_one_head_keep_their_own_data() -> None:
     assert [bytes(request.data[0]) for request in (first, second)] == [b"\1\0\0\0", b"\2\0\0\0"]
 
 
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_floats_come_raw(datatype: str) -> None:
-    tensor = Tensor(name="X", datatype=datatype, shape=[2])
-    request = _decode(ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b"\x00\x3c\x00\xc0"]))
-    assert request.head.inputs[0].datatype == datatype
-    assert bytes(request.data[0]) == b"\x00\x3c\x00\xc0"
-
-
-def test_raw_bytes_elements() -> None:
-    raw = encode_bytes_elements([b"one", b"", b"three"])
-    tensor = Tensor(name="X", datatype="BYTES", shape=[3])
-    request = _decode(ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[raw]))
-    assert [bytes(element) for element in bytes_elements(request.data[0], 3, "X")] == [b"one", b"", b"three"]
-
-
 def test_tensors_without_elements() -> None:
     tensor = Tensor(name="X", datatype="FP32", shape=[0, 4])
     raw = _decode(ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b""]))
     assert (raw.head.inputs[0].shape, bytes(raw.data[0])) == ((0, 4), b"")
     tensor.contents.SetInParent()
     assert bytes(_decode(ModelInferRequest(model_name="m", inputs=[tensor])).data[0]) == b""
-
-
-def test_a_request_without_inputs() -> None:
-    request = RequestDecoder().decode_request(b"")
-    assert (request.head.model_name, request.head.inputs, request.id, request.data) == ("", (), "", [])
-
-
-def test_more_raw_entries_than_inputs_are_accepted() -> None:
-    request = _decode(_add_sub(raw_input_contents=[b"a", b"b", b"c"]))
-    assert [bytes(view) for view in request.data] == [b"a", b"b"]
 
 
 def test_an_input_in_shared_memory_takes_no_raw_entry() -> None:
@@ -215,55 +149,11 @@ def test_an_input_in_shared_memory_takes_no_raw_entry() -> None:
         assert [bytes(view) for view in request.data] == [b"", b"for INPUT1"]
 
 
-def test_fewer_raw_entries_than_inputs() -> None:
-    data = _add_sub(raw_input_contents=[b"a"]).SerializeToString()
-    assert _refusal(data) == "unable to find data for input tensor 'INPUT1' for model 'm' in request."
-
-
 def test_missing_data_is_noticed_with_a_remembered_head_too() -> None:
     codec = RequestDecoder()
     codec.decode_request(_add_sub().SerializeToString())
     with pytest.raises(ServeError, match="unable to find data for input tensor 'INPUT0'"):
         codec.decode_request(_add_sub(raw_input_contents=[]).SerializeToString())
-
-
-def test_contents_and_raw_contents_together() -> None:
-    message = _add_sub()
-    message.inputs[0].contents.int_contents.extend(range(16))
-    assert _refusal(message.SerializeToString()) == (
-        "contents field must not be specified when using raw_input_contents for 'INPUT0' for model 'm'"
-    )
-
-
-def test_contents_and_shared_memory_together() -> None:
-    message = _typed("INT32", 1, int_contents=[1])
-    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    assert _refusal(message.SerializeToString()) == (
-        "unexpected 'content' provided when using shared memory for input tensor 'X' for model 'm'"
-    )
-
-
-@pytest.mark.parametrize(
-    ("message", "held", "declared"),
-    [
-        (_typed("INT32", 1, fp32_contents=[1.0]), "FP32", "INT32"),
-        (_typed("INT64", 1, int_contents=[1]), "INT32", "INT64"),
-        (_typed("FP16", 1, fp32_contents=[1.0]), "FP32", "FP16"),
-        (_typed("BYTES", 1, uint_contents=[1]), "UINT32", "BYTES"),
-    ],
-)
-def test_wrong_typed_field(message: ModelInferRequest, held: str, declared: str) -> None:
-    assert _refusal(message.SerializeToString()) == (
-        f"unexpected explicit tensor data for input tensor 'X' for model 'm' of type '{held}', expected datatype"
-        f" '{declared}'"
-    )
-
-
-def test_two_typed_fields() -> None:
-    message = _typed("INT32", 1, int_contents=[1], fp32_contents=[1.0])
-    assert _refusal(message.SerializeToString()) == (
-        "unexpected explicit tensor data for input tensor 'X' for model 'm', binary data was already supplied."
-    )
 
 
 PREFIX = "the request is not a valid inference.ModelInferRequest: "

@@ -19,9 +19,6 @@ def test_a_configuration_and_files() -> None:
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"colour": "red"}, "unrecognized load parameter 'colour'."),
-        ({"config": b"{}"}, "invalid value type for load parameter 'config', expected string_param."),
-        ({"config": True}, "invalid value type for load parameter 'config', expected string_param."),
         ({"file:1/m": "x"}, "invalid value type for load parameter 'file:1/m', expected bytes_param."),
     ],
 )

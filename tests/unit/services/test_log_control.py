@@ -58,10 +58,6 @@ def at_start(folder: Path) -> dict[str, Value]:
     }
 
 
-def test_what_holds(control: Control, tmp_path: Path) -> None:
-    assert control.ask() == at_start(tmp_path)
-
-
 def test_what_is_taken(control: Control, tmp_path: Path) -> None:
     changed: dict[str, Value] = {
         "log_info": False,
@@ -77,10 +73,8 @@ def test_what_is_taken(control: Control, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("log_info", "x", "expect boolean for 'log_info'"),
         ("log_warning", 1, "expect boolean for 'log_warning'"),
         ("log_error", None, "expect boolean for 'log_error'"),
-        ("log_verbose_level", True, "expect int32 for 'log_verbose_level'"),
         ("log_format", True, "expect string for 'log_format'"),
         ("log_format", "iso", "invalid argument for log_format, got: iso"),
     ],
@@ -136,13 +130,6 @@ async def test_parameters_of_a_load(service: RepositoryControlService, repositor
     assert repository.calls == [("load", "m", {"config": "{}", "file:1/x": b"x"})]
 
 
-async def test_a_parameter_without_a_value(service: RepositoryControlService) -> None:
-    request = pb.RepositoryModelLoadRequest(model_name="m")
-    request.parameters["config"].SetInParent()
-    with pytest.raises(ServeError, match="invalid value type for load parameter 'config', expected string_param"):
-        await service.load(request)
-
-
 @pytest.mark.parametrize("value", [True, False])
 async def test_unload_dependents(service: RepositoryControlService, repository: NotingRepository, value: bool) -> None:
     request = pb.RepositoryModelUnloadRequest(model_name="m")
@@ -150,10 +137,3 @@ async def test_unload_dependents(service: RepositoryControlService, repository: 
     await service.unload(request)
     await service.unload(pb.RepositoryModelUnloadRequest(model_name="m"))
     assert repository.calls == [("unload", "m", value), ("unload", "m", False)]
-
-
-async def test_unload_dependents_is_a_truth_value(service: RepositoryControlService) -> None:
-    request = pb.RepositoryModelUnloadRequest(model_name="m")
-    request.parameters["unload_dependents"].string_param = "true"
-    with pytest.raises(ServeError, match="invalid value type for 'unload_dependents' parameter, expected bool_param"):
-        await service.unload(request)

@@ -260,30 +260,12 @@ def test_large_strings_for_a_model_that_takes_none_are_left_to_validation(
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        (part(region="q"), "NOT_FOUND: Unable to find shared memory region: 'q'"),
-        (part(16, 4096), "INVALID_ARGUMENT: Invalid offset for shared memory region: 'r'"),
         (part(16, -1), "INVALID_ARGUMENT: Invalid offset for shared memory region: 'r'"),
-        (part(16, 4081), "INVALID_ARGUMENT: Invalid offset + byte size for shared memory region: 'r'"),
         (part(-1), "INVALID_ARGUMENT: Invalid offset + byte size for shared memory region: 'r'"),
         (
             part(-5, 10),
             f"INVALID_ARGUMENT: Integer overflow detected: byte_size ({MOST - 4}) + offset (10) exceeds maximum value"
             f" ({MOST}) for region 'r'",
-        ),
-        (
-            part(None),
-            "INVALID_ARGUMENT: 'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter"
-            " for tensor 'IN'",
-        ),
-        (
-            part(16, region=None),
-            "INVALID_ARGUMENT: 'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter"
-            " for tensor 'IN'",
-        ),
-        (
-            part(None, 4, None),
-            "INVALID_ARGUMENT: 'shared_memory_offset' can not be specified without 'shared_memory_region' parameter"
-            " for tensor 'IN'",
         ),
         (
             part(region=3),
@@ -324,13 +306,6 @@ def test_an_unknown_model_is_told_before_an_unknown_region(memory: ClientMemory,
     asked = request(four(**part(region="q")), model="nothing")
     assert error_of(memory, asked, regions) == (
         "NOT_FOUND: Request for unknown model: 'nothing' is not found; served are: cached, e, m, sequences, texts"
-    )
-
-
-def test_a_region_holds_no_classes(memory: ClientMemory, regions: ClientRegions) -> None:
-    asked = request(four(), outputs={"OUT": part(classification=2)})
-    assert error_of(memory, asked, regions) == (
-        "INVALID_ARGUMENT: output can't set both 'shared_memory_region' and 'classification'"
     )
 
 
