@@ -122,7 +122,7 @@ def test_calls_side_by_side(server):
     left, right = np.arange(40, dtype=np.float32).reshape(10, 4), np.ones((10, 4), np.float32)
     result = server.client().infer("fan_out", [entry("LEFT", left, "FP32"), entry("RIGHT", right, "FP32")])
     np.testing.assert_array_equal(result.as_numpy("SUMS"), left + right)
-    assert b"not_there" in result.as_numpy("REFUSAL")[0]
+    assert result.as_numpy("REFUSAL")[0].startswith(b"Request for unknown model: 'not_there' is not found")
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
@@ -148,10 +148,11 @@ def test_coroutines_of_a_decoupled_model(stream):
     assert len(stream.infer("square_async", one("IN", 2))[0]) == 2
 
 
-def test_a_call_of_a_decoupled_model(server):
-    result = server.client().infer("collector", [entry("IN", np.array([4, 5, 6], np.int32), "INT32")])
-    assert result.as_numpy("SUM").tolist() == [15]
-    assert b"decoupled" in result.as_numpy("SINGLE")[0]
+@pytest.mark.parametrize("numbers", [[], [4, 5, 6]])
+def test_a_call_of_a_decoupled_model(server, numbers):
+    result = server.client().infer("collector", [entry("IN", np.array(numbers, np.int32), "INT32")])
+    assert result.as_numpy("SUM").tolist() == [sum(numbers)]
+    assert b"Please use 'decoupled=True'" in result.as_numpy("SINGLE")[0]
 
 
 def test_a_model_completes_its_configuration(server):
@@ -165,9 +166,16 @@ def test_a_model_completes_its_configuration(server):
     assert client.infer("completed", [entry("DATA", data, "FP32"), scale]).as_numpy("SCALED").tolist() == [[5, 10, 15]]
 
 
-def test_an_error_for_one_request_of_a_batch(server):
-    """The requests meet in the dynamic batcher."""
-    words = ["one", "code NOT_FOUND", "two", "code INVALID_ARG"] * 4
+def test_errors_for_some_requests_of_a_batch(server):
+    """They meet in the dynamic batcher."""
+    codes = {
+        "NOT_FOUND": "NOT_FOUND",
+        "INVALID_ARG": "INVALID_ARGUMENT",
+        "CANCELLED": "CANCELLED",
+        "UNSUPPORTED": "UNIMPLEMENTED",
+    }
+    refused = {f"code {word}": code for word, code in codes.items()}
+    words = ["one", *refused, "two"] * 3
 
     def ask(word: str) -> object:
         try:
@@ -175,9 +183,8 @@ def test_an_error_for_one_request_of_a_batch(server):
         except InferenceServerException as error:
             return error.status(), error.message()
 
-    with ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(len(words)) as pool:
         answers = list(pool.map(ask, words))
-    refused = {"code NOT_FOUND": "NOT_FOUND", "code INVALID_ARG": "INVALID_ARGUMENT"}
     assert answers == [(f"StatusCode.{refused[word]}", "as you wish") if word in refused else word for word in words]
 
 
@@ -195,7 +202,7 @@ def test_exceptions_and_exits_fail_the_batch_and_the_model_goes_on(server):
         assert message in fault.value.message()
     assert client.infer("moody", [text("WORD", "fine")]).as_numpy("ECHO").tolist() == [[b"fine"]]
     wait_until(lambda: "heard fine" in server.log_text, "what the model prints, in the log")
-    assert "raise ValueError" in server.log_text
+    assert 'model.py", line 19, in execute' in server.log_text
 
 
 def test_a_crash_is_survived(server):
@@ -243,7 +250,16 @@ def test_what_models_see_of_requests_and_how_they_are_spread(server):
     assert (seen["timeout"], seen["requested"]) == (9_000_000, ["SEEN"])
     assert seen["parameters"] == {"mood": "good", "tries": 3, "sure": True}
     assert seen["model_parameters"] == {"colour": {"string_value": "green"}}
-    assert seen["args"]["model_instance_kind"] == "CPU"
+    folder = server.repositories[0] / "mirror"
+    assert seen["args"].pop("model_instance_name").startswith("mirror_0_")
+    assert seen["args"] == {
+        "model_instance_kind": "CPU",
+        "model_instance_device_id": "0",
+        "model_repository": str(folder),
+        "model_version": "1",
+        "model_name": "mirror",
+    }
+    assert seen["model_dir"] == str(folder / "1")
 
 
 def test_a_model_sees_that_its_client_has_gone(server):

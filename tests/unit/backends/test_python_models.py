@@ -23,11 +23,9 @@ from support.python_models import (
 
 from rocserve.backends.python import BACKEND
 from rocserve.backends.request_model import ModelResponse
-from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.core.requests import TensorSpec
-from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.core.tensors import tensor_from_numpy
 from rocserve.repository.engine_plan import plan_workers
 
 NUMBERS = """
@@ -63,21 +61,6 @@ def fault_of(folder: Path, body: str, config: str = NUMBERS, count: int = 1) -> 
     return fault.value
 
 
-def test_add_sub() -> None:
-    with serving(MODELS / "add_sub") as model:
-        assert model.signature.inputs == (
-            TensorSpec("INPUT0", DataType.FP32, (-1, 4)),
-            TensorSpec("INPUT1", DataType.FP32, (-1, 4)),
-        )
-        left, right = np.arange(8, dtype=np.float32).reshape(2, 4), np.ones((2, 4), np.float32)
-        first, second = model.execute(
-            [request(INPUT0=left, INPUT1=right), request(INPUT0=right, INPUT1=right, outputs=("OUTPUT1",))]
-        )
-    np.testing.assert_array_equal(outputs(first)["OUTPUT0"], left + right)
-    np.testing.assert_array_equal(outputs(first)["OUTPUT1"], left - right)
-    assert list(outputs(second)) == ["OUTPUT1"]
-
-
 def test_texts_and_modules_beside_the_model() -> None:
     with serving(MODELS / "words") as model:
         texts = np.array([["grüße", ""]], dtype=object)
@@ -94,51 +77,6 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     with serving_source(tmp_path / "shout", source.split("```")[0], config.split("```")[0]) as model:
         (answer,) = model.execute([request(TEXT=np.array([["hello"]], dtype=object))])
     assert outputs(answer)["SHOUTED"].tolist() == [[b"HELLO!"]]
-
-
-def test_a_model_completes_its_configuration() -> None:
-    with serving(MODELS / "completed") as model:
-        signature = model.signature
-        assert signature.inputs == (
-            TensorSpec("DATA", DataType.FP32, (-1, -1)),
-            TensorSpec("SCALE", DataType.FP32, (-1, 1)),
-        )
-        assert signature.outputs == (TensorSpec("SCALED", DataType.FP32, (-1, -1)),)
-        assert signature.optional_inputs == {"SCALE"}
-        assert (signature.max_batch_size, signature.supports_batching, signature.dynamic_batching) == (16, True, True)
-        data = np.array([[1, 2]], np.float32)
-        with_scale = request(DATA=data, SCALE=np.array([[10]], np.float32))
-        first, second = model.execute([request(DATA=data), with_scale])
-    assert outputs(first)["SCALED"].tolist() == [[2, 4]]
-    assert outputs(second)["SCALED"].tolist() == [[10, 20]]
-
-
-def test_the_arguments_of_a_model() -> None:
-    details = {
-        "id": "seven",
-        "correlation_id": "thread",
-        "flags": 3,
-        "timeout_microseconds": 5000,
-        "parameters": {"name": "value", "count": 3, "sure": True},
-    }
-    with serving(MODELS / "mirror") as model:
-        (answer,) = model.execute([request(X=np.zeros((1, 1), np.int32), outputs=("SEEN",), details=details)])
-    assert isinstance(answer, ModelResponse)
-    assert answer.parameters == {"together": 1, "kind": "mirror", "whole": True}
-    seen = json.loads(outputs(answer)["SEEN"][0, 0])
-    assert seen["args"] == {
-        "model_instance_kind": "CPU",
-        "model_instance_name": "mirror_0_0",
-        "model_instance_device_id": "0",
-        "model_repository": str(MODELS / "mirror"),
-        "model_version": "1",
-        "model_name": "mirror",
-    }
-    assert seen["model_parameters"] == {"colour": {"string_value": "green"}}
-    assert seen["model_dir"] == str(MODELS / "mirror" / "1")
-    assert (seen["request_id"], seen["correlation_id"], seen["flags"]) == ("seven", "thread", 3)
-    assert (seen["timeout"], seen["parameters"]) == (5000, {"name": "value", "count": 3, "sure": True})
-    assert (seen["requested"], seen["pid"]) == (["SEEN"], os.getpid())
 
 
 def test_an_instance_on_a_gpu_finds_it_as_the_first() -> None:
@@ -164,42 +102,12 @@ return [answer(request) for request in requests]
         assert list(outputs(model.execute([request(X=X)])[0])) == ["Y", "Z"]
 
 
-def test_an_error_for_one_request_leaves_the_others() -> None:
-    words = ["hello", "code NOT_FOUND", "code CANCELLED", "code UNSUPPORTED", "you"]
-    with serving(MODELS / "moody") as model:
-        answers = model.execute([request(WORD=np.array([[word]], dtype=object)) for word in words])
-    assert outputs(answers[0])["ECHO"].tolist() == [[b"hello"]]
-    assert outputs(answers[4])["ECHO"].tolist() == [[b"you"]]
-    errors = [answer for answer in answers if isinstance(answer, ServeError)]
-    assert [error.code for error in errors] == [
-        StatusCode.NOT_FOUND,
-        StatusCode.CANCELLED,
-        StatusCode.UNIMPLEMENTED,
-    ]
-    assert errors[0].text == "as you wish"
-
-
-def test_an_exception_fails_the_batch_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(MODELS / "moody") as model:
-        for word, message in (("raise", "ValueError: cannot bear 'raise'"), ("exit", "SystemExit: 3")):
-            with pytest.raises(ServeError) as fault:
-                model.execute([request(WORD=np.array([[each]], dtype=object)) for each in ("hello", word)])
-            assert fault.value.code is StatusCode.INTERNAL
-            text = f"Failed to process the request(s) for model 'moody_0_0', message: {message}"
-            assert fault.value.text == text
-        (answer,) = model.execute([request(WORD=np.array([["fine"]], dtype=object))])
-    assert outputs(answer)["ECHO"].tolist() == [[b"fine"]]
-    assert 'model.py", line 19, in execute' in caplog.text
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return []", "InferenceRequest(s) size is:2, and InferenceResponse(s) size is:0"),
         ("return tuple(map(answer, requests))", "Expected a list in the execute return, found type '<class 'tuple'>'."),
         ("return [1, 2]", "found type '<class 'int'>'."),
         ("return [pb_utils.Tensor('Y', np.array(['text']))] * 2", "NumPy dtype is not supported."),
-        ("return [answer(requests[0]) for _ in (1,)]", "InferenceResponse(s) size is:1"),
         ("requests[0].set_release_flags(2)", "rescheduling needs sequence_batching with iterative_sequence"),
         ("pb_utils.load_model('other')", "Failed to load model: other"),
         ("pb_utils.InferenceResponse([None])", "Output tensor for inference response should not be empty."),
@@ -273,27 +181,6 @@ self.kept.send(answer(requests[0]))
             model.execute([request(X=X)])
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_any_number_of_responses_from_another_thread(count: int) -> None:
-    responder = RecordingResponder()
-    with serving(MODELS / "repeat") as model:
-        assert model.signature.decoupled
-        assert model.execute([request(IN=np.arange(count, dtype=np.int32), responder=responder)]) == [None]
-        *sent, end = responder.wait()
-    assert [outputs(answer)["OUT"].tolist() for answer, _ in sent] == [[number] for number in range(count)]
-    assert not any(final for _, final in sent)
-    assert end == (None, True)
-
-
-def test_an_error_among_the_responses() -> None:
-    responder = RecordingResponder()
-    with serving(MODELS / "repeat") as model:
-        model.execute([request(IN=np.array([4, -1], np.int32), responder=responder)])
-        _, (error, _), _ = responder.wait()
-    assert isinstance(error, ServeError)
-    assert (error.code, error.text) == (StatusCode.INVALID_ARGUMENT, "only what is not negative")
-
-
 def test_coroutines_of_a_decoupled_model_go_on_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
     responders = {number: RecordingResponder() for number in (3, 13, 0)}
     with serving(MODELS / "square_async") as model:
@@ -346,61 +233,13 @@ if len(requests) == 2:
         assert decoupled.wait() == [(None, True)]
 
 
-def test_cancellation_is_seen() -> None:
-    responder = RecordingResponder()
-    responder.is_cancelled = True
-    with serving(MODELS / "patient") as model:
-        (error,) = model.execute([request(WAIT=np.array([True]), responder=responder)])
-        (answer,) = model.execute([request(WAIT=np.array([False]))])
-    assert isinstance(error, ServeError)
-    assert error.code is StatusCode.CANCELLED
-    assert outputs(answer)["CANCELLED"].tolist() == [1]
-
-
-def test_dlpack_and_bfloat16() -> None:
-    brain = Tensor("BRAIN", DataType.BF16, (2,), bytes([0x80, 0x3F, 0x00, 0xC0]))
-    with serving(MODELS / "bits") as model:
-        (answer,) = model.execute([request(inputs=[brain], HALF=np.array([1, 2, 3], np.float16))])
-    assert isinstance(answer, ModelResponse)
-    doubled, same = answer.outputs
-    assert doubled.numpy().tolist() == [2, 4, 6]
-    assert (same.datatype, same.shape, bytes(same.data)) == (DataType.BF16, (2,), brain.data)
-
-
 # Calls
-
-
-def _adder(call, on_answer) -> None:
-    tensors = {tensor.name: tensor.numpy() for tensor in call.inputs}
-    on_answer(ModelResponse([tensor_from_numpy("OUTPUT0", tensors["INPUT0"] + tensors["INPUT1"])]), True)
-
-
-def _not_there(call, on_answer) -> None:
-    on_answer(ServeError(StatusCode.NOT_FOUND, f"Request for unknown model: '{call.model_name}' is not found"), True)
 
 
 def _counter(call, on_answer) -> None:
     for number in call.inputs[0].numpy():
         on_answer(ModelResponse([tensor_from_numpy("OUT", np.array([number], np.int32))]), False)
     on_answer(None, True)
-
-
-def test_calls_side_by_side() -> None:
-    calls = FakeCalls(add_sub=_adder, not_there=_not_there)
-    left, right = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones((3, 4), np.float32)
-    with serving(MODELS / "fan_out", calls) as model:
-        (answer,) = model.execute([request(LEFT=left, RIGHT=right)])
-    np.testing.assert_array_equal(outputs(answer)["SUMS"], left + right)
-    assert outputs(answer)["REFUSAL"].tolist() == [b"Request for unknown model: 'not_there' is not found"]
-    assert [call.requested_outputs for call in calls.calls] == [("OUTPUT0",)] * 3 + [("X",)]
-
-
-@pytest.mark.parametrize("count", [0, 2, 6])
-def test_a_call_of_a_decoupled_model(count: int) -> None:
-    with serving(MODELS / "collector", FakeCalls(repeat=_counter)) as model:
-        (answer,) = model.execute([request(IN=np.arange(count, dtype=np.int32))])
-    assert outputs(answer)["SUM"].tolist() == [sum(range(count))]
-    assert b"Please use 'decoupled=True'" in outputs(answer)["SINGLE"][0]
 
 
 def test_responses_of_a_call_are_iterated_asynchronously_too(tmp_path: Path) -> None:
