@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
-from support.paced_models import REPEATING_SCRIPT, REPEATING_TENSORS, TENSORS, drop_paced
+from support.paced_models import TENSORS, drop_paced
 from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -35,13 +35,6 @@ def server(start: Start, tmp_path_factory) -> RocserveProcess:
         repository,
         "strict",
         "max_batch_size: 1 dynamic_batching { default_queue_policy { default_timeout_microseconds: 100000 } }",
-    )
-    drop_paced(
-        repository,
-        "ordered",
-        "dynamic_batching { preserve_ordering: true } instance_group { kind: KIND_CPU count: 2 }",
-        REPEATING_TENSORS,
-        REPEATING_SCRIPT,
     )
     return start(repository, *FLAGS)
 
@@ -101,20 +94,6 @@ def test_what_waits_is_counted_wherever_it_waits(server: RocserveProcess) -> Non
         wait_until(lambda: pending() == 7, "seven waiting requests")
     assert [answers.get(timeout=20) for _ in range(7)] == [None] * 7
     assert pending() == 0
-
-
-def test_decoupled_responses_keep_the_order_of_requests(server: RocserveProcess) -> None:
-    told: queue.Queue = queue.Queue()
-    with server.client() as client:
-        client.start_stream(lambda result, error: told.put((result, error)))
-        for name, pause in (("slow", 150), ("quick", 0)):
-            client.async_stream_infer("ordered", [milliseconds(pause, "ordered")], request_id=name)
-        found = []
-        for _ in range(4):
-            result, error = told.get(timeout=20)
-            assert error is None, error
-            found.append((result.get_response().id, int(result.as_numpy("NUMBER")[0, 0])))
-    assert found == [("slow", 0), ("slow", 1), ("quick", 0), ("quick", 1)]
 
 
 def spans(server: RocserveProcess, models: Sequence[str]) -> list[tuple[int, int]]:

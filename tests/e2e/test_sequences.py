@@ -143,16 +143,6 @@ def test_a_python_model_sees_its_controls_and_states(client: triton.InferenceSer
         assert [output.name for output in result.get_response().outputs] == ["SUM", "SEEN", "NAME"]
 
 
-def test_rows_of_nobody_stand_between(client: triton.InferenceServerClient) -> None:
-    for sequence in ("one", "two", "three"):
-        ask(client, "python", 1, sequence, start=True)
-    # The first two have nothing to run: their rows are sent along all the same.
-    result = ask(client, "python", 1, "three", end=True)
-    assert result.as_numpy("SEEN").tolist() == [[-3, 1, 1, 3]]
-    for sequence in ("one", "two"):
-        ask(client, "python", 1, sequence, end=True)
-
-
 def test_states_of_text_grow_as_the_model_says(server: RocserveProcess) -> None:
     def run(number: int) -> None:
         words = [f"{number}:{place}" for place in range(number % 5 + 1)]
@@ -241,32 +231,6 @@ def test_iterative_responses_come_as_they_are_made(client: triton.InferenceServe
     assert seen == [4, 3, 2, 1, 0]
 
 
-def test_what_is_refused(client: triton.InferenceServerClient) -> None:
-    cases = [
-        ({"sequence": 0}, "inference request to model 'direct' must specify a non-zero or non-empty correlation ID"),
-        (
-            {"sequence": 77},
-            "inference request for sequence 77 to model 'direct' must specify the START flag on the first request of"
-            " the sequence",
-        ),
-        (
-            {"sequence": "a text", "start": True},
-            "[request id: <id_unknown>] sequence batching control 'CORRID' data-type is 'BYTES', but model 'direct'"
-            " expects 'UINT64'",
-        ),
-    ]
-    for fields, text in cases:
-        with pytest.raises(InferenceServerException) as caught:
-            ask(client, "direct", 1, **fields)
-        assert (caught.value.status(), caught.value.message()) == ("StatusCode.INVALID_ARGUMENT", text)
-    two = infer_input("INPUT", np.zeros((2, 2), np.int32))
-    with pytest.raises(InferenceServerException) as caught:
-        client.infer("direct", [two], sequence_id=5, sequence_start=True)
-    assert caught.value.message() == (
-        "inference request to model 'direct' must specify batch-size 1 due to requirements of sequence batcher"
-    )
-
-
 def test_a_second_start_begins_anew(client: triton.InferenceServerClient) -> None:
     assert int(ask(client, "direct", 5, 31, start=True).as_numpy("SUM")[0, 0]) == 5
     assert int(ask(client, "direct", 6, 31, start=True).as_numpy("SUM")[0, 0]) == 6
@@ -290,14 +254,6 @@ def test_a_backlog_waits_no_longer_than_it_says(client: triton.InferenceServerCl
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
     assert caught.value.message() == "timeout of the corresponding sequence has been expired"
     assert int(ask(client, "single", 1, 1, end=True, batches=False).as_numpy("SUM")[0]) == 6
-
-
-def test_statistics_count_requests_not_empty_rows(client: triton.InferenceServerClient) -> None:
-    before = client.get_inference_statistics("direct").model_stats[0]
-    assert run_sequence(client, "direct", 4000, [1, 2, 3]) == [1, 3, 6]
-    after = client.get_inference_statistics("direct").model_stats[0]
-    assert after.inference_count - before.inference_count == 3
-    assert after.inference_stats.success.count - before.inference_stats.success.count == 3
 
 
 def test_sequences_stay_with_the_version_that_began_them(serve: Callable[..., RocserveProcess], tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import drop, slow_sum
 from support.server import RocserveProcess, Start
-from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -28,18 +27,6 @@ def server(start: Start, tmp_path_factory) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("waiting")
     repository: Path = folder / "repository"
     drop(repository, "slow", slow_sum(4000), CONFIG)
-    drop(
-        repository,
-        "ranked",
-        slow_sum(4000),
-        CONFIG + "dynamic_batching { priority_levels: 2 default_priority_level: 2 }",
-    )
-    drop(
-        repository,
-        "narrow",
-        slow_sum(4000),
-        CONFIG + "dynamic_batching { preferred_batch_size: [ 1 ] default_queue_policy { max_queue_size: 2 } }",
-    )
     return start(repository)
 
 
@@ -79,15 +66,6 @@ class Busy:
             self.answered += 1
 
 
-def test_the_timeout_parameter(server):
-    client = server.client()
-    client.is_server_live()
-    with Busy(server, "slow"), pytest.raises(InferenceServerException) as caught:
-        client.infer("slow", [rows()], timeout=1000)
-    assert caught.value.status() == "StatusCode.UNAVAILABLE"
-    assert caught.value.message() == "Request timeout expired"
-
-
 def test_a_request_whose_client_no_longer_waits_never_runs(server):
     client = server.client()
     client.is_server_live()
@@ -112,41 +90,3 @@ def test_cancelled_requests_never_run(server):
     time.sleep(0.5)
     # One or two may have begun before they were cancelled.
     assert executed(server, "slow") - before - busy.answered < cancelled / 2
-
-
-def test_an_urgent_request_overtakes(server):
-    finished: list[str] = []
-    client = server.client()
-    client.is_server_live()
-    everything = threading.Semaphore(0)
-
-    def note(name: str):
-        def done(result, error) -> None:
-            assert error is None, error
-            finished.append(name)
-            everything.release()
-
-        return done
-
-    with Busy(server, "ranked"):
-        for number in range(4):
-            client.async_infer("ranked", [rows()], note(f"patient {number}"))
-        client.async_infer("ranked", [rows()], note("urgent"), priority=1)
-        for _ in range(5):
-            assert everything.acquire(timeout=20)
-    assert finished.index("urgent") <= 1
-
-
-def test_a_full_queue_refuses_at_once(server):
-    client = server.client()
-    client.is_server_live()
-    answers: list = []
-    for _ in range(12):
-        client.async_infer("narrow", [rows()], lambda result, error: answers.append(error))
-    wait_until(lambda: len(answers) == 12, "twelve answers")
-    refused = [error for error in answers if error is not None]
-    assert refused
-    assert len(refused) < 12
-    for error in refused:
-        assert error.status() == "StatusCode.UNAVAILABLE"
-        assert error.message() == "[request id: <id_unknown>] Exceeds maximum queue size"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -66,22 +66,13 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 class Answers:
     """A responder that keeps what it receives."""
 
-    def __init__(self, plane: PlaneLoop) -> None:
-        self._plane = plane
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._told = asyncio.Event()
         self.responses: list[InferResponse] = []
         self.errors: list[ServeError] = []
         self.expects_many = False
         self.ended = False
-        self.has_left = False
-        self._watchers: list[Callable[[], None]] = []
-
-    def leave(self) -> None:
-        """As a client that cancels."""
-        self.has_left = True
-        for callback in self._watchers:
-            self._plane.call_soon(callback)
 
     def expect_many(self) -> None:
         self.expects_many = True
@@ -97,15 +88,9 @@ class Answers:
             self._tell(lambda: self.responses.append(answer), final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        if self.has_left:
-            callback()
-        else:
-            self._watchers.append(callback)
+        pass
 
     def _tell(self, keep: Callable[[], None], final: bool) -> None:
-        if final:
-            self._watchers.clear()
-
         def receive() -> None:
             assert not self.ended, "more came after the end"
             keep()
@@ -146,13 +131,10 @@ class RequestModels:
         self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}
 
     async def load(self, name: str, behaviour: str = "echo", more: str = "", target: str = "") -> LoadedModelVersion:
-        return await self.load_config(name, CONFIG.format(behaviour=behaviour, target=target, more=more))
-
-    async def load_config(self, name: str, config: str) -> LoadedModelVersion:
         folder = self.folder / name
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.py").touch()
-        (folder / "config.pbtxt").write_text(config)
+        (folder / "config.pbtxt").write_text(CONFIG.format(behaviour=behaviour, target=target, more=more))
         (definition,) = FolderReading(folder, REGISTRY).definitions()
         loaded = await self._loader.load(LoadOrder(definition, 1, folder / "1"))
         self._loaded[name] = loaded
@@ -181,14 +163,10 @@ class RequestModels:
             tuple(RequestedOutput(output) for output in outputs),
             others,
         )
-        answers = Answers(self._plane)
+        answers = Answers()
         request = InferRequest(head, request_id, [memoryview(array).cast("B")], sequence=sequence)
         self._plane.call_soon(functools.partial(self._dispatcher.dispatch, request, answers))
         return answers
-
-    @property
-    def loaded(self) -> Mapping[str, LoadedModelVersion | LoadedEnsemble]:
-        return self._loaded
 
     async def unload(self, name: str) -> None:
         version = self._loaded.pop(name)

@@ -146,13 +146,6 @@ def response(request_id: str, value: int) -> InferResponse:
     return InferResponse.of("many", "1", request_id, [Tensor("OUT", DataType.INT32, (1,), data)])
 
 
-def test_a_single_call_of_a_decoupled_model_is_refused(served: Any) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        served.unary(INFER)(pb.ModelInferRequest(model_name="many").SerializeToString(), timeout=10)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert caught.value.details() == "ModelInfer RPC doesn't support models with decoupled transaction policy"
-
-
 def test_responses_come_as_they_are_made(stream: Stream, models: dict[str, HandModel]) -> None:
     for request_id in ("a", "b"):
         stream.ask("many", request_id)
@@ -182,18 +175,6 @@ def test_an_open_request_holds_up_no_answer_behind_it(stream: Stream, models: di
     assert [stream.told()[0] for _ in range(2)] == ["x", "y"]
     open_request.send(response("open", 3))
     assert stream.told() == ("open", 3, True)
-
-
-def test_the_end_alone_is_told_when_asked_for(stream: Stream, models: dict[str, HandModel]) -> None:
-    stream.ask("many", "a", marked=True)
-    stream.ask("many", "b", marked=True)
-    first, second = models["many"].next(), models["many"].next()
-    first.send(response("a", 1), False)
-    first.send(response("a", 2))
-    assert [stream.told() for _ in range(2)] == [("a", 1, False), ("a", 2, True)]
-    second.send(response("b", 1), False)
-    second.send(None)
-    assert [stream.told() for _ in range(2)] == [("b", 1, False), ("b", None, True)]
 
 
 def test_the_stream_ends_behind_its_open_requests(stream: Stream, models: dict[str, HandModel]) -> None:

@@ -229,16 +229,6 @@ def test_a_watcher_that_raises_harms_nobody(serve: Any) -> None:
     assert unary(b"on", timeout=10) == b"on"
 
 
-def test_a_message_over_the_limit_is_refused_and_the_server_goes_on(serve: Any) -> None:
-    served = serve(one(echo), max_message_bytes=1000)
-    unary = served.unary()
-    with pytest.raises(grpc.RpcError) as raised:
-        unary(bytes(1001), timeout=10)
-    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert unary(bytes(1000), timeout=10) == bytes(1000)
-    wait_until(lambda: not served.transport.live)
-
-
 def test_an_answer_over_the_limit_is_refused_and_the_server_goes_on(serve: Any) -> None:
     unary = serve(one(lambda call: call.reply(bytes(int(call.message)))), max_message_bytes=1000).unary()
     with pytest.raises(grpc.RpcError) as raised:

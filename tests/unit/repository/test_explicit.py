@@ -91,13 +91,6 @@ async def test_load_reload_and_unload(explicit: Start, folders: Folders, loader:
     assert served.data("m") == "new"
 
 
-async def test_unloading_what_is_unknown_or_unloaded_is_fine(explicit: Start, folders: Folders) -> None:
-    folders.model("m", 1)
-    served: Served = await explicit()
-    await served.repository.unload("absent", True)
-    await served.repository.unload("m", False)
-
-
 async def test_new_folders_are_listed_without_being_loaded(explicit: Start, folders: Folders) -> None:
     served: Served = await explicit()
     folders.model("m", 1)
@@ -107,18 +100,11 @@ async def test_new_folders_are_listed_without_being_loaded(explicit: Start, fold
 async def test_what_cannot_be_found_or_read_is_answered_in_tritons_words(explicit: Start, folders: Folders) -> None:
     served: Served = await explicit()
     polled = "failed to load '{}', failed to poll from model repository"
-    assert await error_of(served.repository.load("absent", {})) == (StatusCode.INTERNAL, polled.format("absent"))
     folders.model("typo", 1, more="max_bach_size: 8")
     assert await error_of(served.repository.load("typo", {})) == (StatusCode.INTERNAL, polled.format("typo"))
     assert "max_bach_size" in served.reason("typo", ""), "the index tells the reason"
     folders.model("named", 1, more='name: "other"')
     assert await error_of(served.repository.load("named", {})) == (StatusCode.INTERNAL, polled.format("named"))
-    folders.model("empty")
-    assert await error_of(served.repository.load("empty", {})) == (
-        StatusCode.INVALID_ARGUMENT,
-        "load failed for model 'empty': at least one version must be available under the version policy of model"
-        " 'empty'",
-    )
     folders.model("broken", 1, data="broken")
     assert await error_of(served.repository.load("broken", {})) == (
         StatusCode.INVALID_ARGUMENT,
@@ -126,14 +112,6 @@ async def test_what_cannot_be_found_or_read_is_answered_in_tritons_words(explici
         " version 1;\n",
     )
     assert served.state("broken") == "UNAVAILABLE"
-    folder = folders.model("foreign", 1)
-    (folder / "config.pbtxt").write_text('backend: "b"')
-    code, text = await error_of(served.repository.load("foreign", {}))
-    assert code is StatusCode.INVALID_ARGUMENT
-    assert text.startswith(
-        "load failed for model 'foreign': version 1 is at UNAVAILABLE state: Invalid argument: unable to find backend"
-        " library for backend 'b', try specifying runtime on the model configuration."
-    )
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../m", "a/b", "m\0"])
@@ -155,16 +133,6 @@ async def test_a_reload_that_fails_keeps_what_serves_and_may_be_tried_again(
     assert served.data("m") == "good"
     assert served.state("m") == "READY"
     assert served.reason("m") == "newer content failed to load: cannot parse the model of version 1"
-
-
-async def test_a_config_in_the_request_takes_the_place_of_the_file(explicit: Start, folders: Folders) -> None:
-    folders.model("m", 1)
-    served: Served = await explicit("m")
-    assert served.table.table.find("m", "").config.max_batch_size == 8
-    await served.repository.load("m", {"config": CONFIG_JSON})
-    assert served.table.table.find("m", "").config.max_batch_size == 4
-    await served.repository.load("m", {})
-    assert served.table.table.find("m", "").config.max_batch_size == 8
 
 
 async def test_files_in_the_request_take_the_place_of_the_folder_and_go_with_the_model(
@@ -191,25 +159,6 @@ async def test_private_files_are_deleted_when_the_model_is_unloaded(
     await served.until(lambda: not list((tmp_path / "private").iterdir()))
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "file:../1/model.onnx",
-        "file:1/../../model.onnx",
-        "file:/etc/passwd",
-        "file:1//model.onnx",
-        "file:1/",
-        "file:1/a\\..\\b",
-        "file:",
-    ],
-)
-async def test_paths_that_leave_the_models_folder_are_refused(explicit: Start, key: str, tmp_path: Path) -> None:
-    served: Served = await explicit()
-    code, text = await error_of(served.repository.load("m", {"config": CONFIG_JSON, key: b"x"}))
-    assert code is StatusCode.INVALID_ARGUMENT
-    assert "'file:<version>/<path>'" in text
-
-
 @pytest.mark.parametrize("key", ["file:model.onnx", "file:x/model.onnx", "file:01/model.onnx"])
 async def test_files_outside_a_version_make_no_version(explicit: Start, key: str) -> None:
     served: Served = await explicit()
@@ -225,32 +174,6 @@ async def test_files_that_cannot_be_written(explicit: Start, files: list[str]) -
     code, text = await error_of(served.repository.load("m", parameters))
     assert code is StatusCode.INTERNAL
     assert text == "failed to load 'm', failed to poll from model repository"
-
-
-async def test_wrong_parameters_are_refused(explicit: Start, folders: Folders) -> None:
-    folders.model("m", 1)
-    served: Served = await explicit()
-    load = served.repository.load
-    invalid = StatusCode.INVALID_ARGUMENT
-    assert await error_of(load("m", {"foo": "x"})) == (invalid, "unrecognized load parameter 'foo'.")
-    assert (await error_of(load("m", {"config": 3})))[0] is invalid
-    assert (await error_of(load("m", {"config": CONFIG_JSON, "file:1/model.onnx": "text"})))[0] is invalid
-    code, text = await error_of(load("m", {"file:1/model.onnx": b"x"}))
-    assert code is StatusCode.INTERNAL
-    assert "no 'config'" in text
-    assert await error_of(load("m", {"config": "{"})) == (
-        StatusCode.INTERNAL,
-        "failed to load 'm', failed to poll from model repository",
-    )
-
-
-async def test_programs_are_not_taken_from_a_request(explicit: Start) -> None:
-    served: Served = await explicit()
-    config = json.dumps({**json.loads(CONFIG_JSON), "platform": "", "backend": "python"})
-    code, text = await error_of(served.repository.load("m", {"config": config, "file:1/model.py": b"evil"}))
-    assert code is StatusCode.PERMISSION_DENIED
-    assert "only loaded from the repository, not from files in a request" in text
-    assert not served.repository.index(ready_only=False)
 
 
 async def test_loading_an_ensemble_loads_its_members(explicit: Start, folders: Folders, loader: FakeLoader) -> None:

@@ -32,14 +32,8 @@ def formed(bench, rows: list[int]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("preferred", "rows", "batches"),
     [
-        ((), [1, 1, 1], [(1, 1, 1)]),
-        ((), [1] * 10, [(1,) * 8, (1, 1)]),
-        ((), [5, 5, 2], [(5,), (5, 2)]),
-        ((4,), [1] * 10, [(1,) * 4, (1,) * 4, (1, 1)]),
-        ((4,), [3, 3, 2], [(3,), (3,), (2,)]),
         ((4,), [3, 1, 2], [(3, 1), (2,)]),
         ((4,), [6, 1], [(6,), (1,)]),
-        ((2, 4), [1] * 7, [(1,) * 4, (1, 1), (1,)]),
         ((2, 6), [1, 2, 3, 1], [(1, 2, 3), (1,)]),
         ((3, 8), [2, 2, 2, 2], [(2, 2, 2, 2)]),
         ((3,), [2, 2, 2, 2], [(2,), (2,), (2,), (2,)]),
@@ -72,26 +66,6 @@ def test_with_a_delay_that_has_not_passed(make_bench, preferred, rows, batches) 
         bench.executions[done].finish()
         done += 1
     assert [execution.request_sizes for execution in bench.executions] == batches
-
-
-def test_the_delay_over_a_batch_is_as_large_as_can_be(make_bench) -> None:
-    bench = make_bench(DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay_microseconds=30_000))
-    bench.submit(0.0, 8)
-    for _ in range(6):
-        bench.submit(1.0)
-    bench.loop.run(0.05)
-    bench.executions[0].engine_ns = 10_000_000
-    bench.executions[0].finish()
-    assert bench.executions[1].request_sizes == (1,) * 6
-
-
-def test_another_shape_is_not_waited_for(make_bench) -> None:
-    bench = make_bench(DynamicBatching(preferred_batch_sizes=(8,), max_queue_delay_microseconds=_LONG))
-    bench.submit(1.0)
-    bench.submit(1.0)
-    assert not bench.executions
-    bench.submit(1.0, width=5)
-    assert bench.executions[0].request_sizes == (1, 1)
 
 
 def test_what_is_sent_ahead_could_not_have_grown(make_bench) -> None:

@@ -141,16 +141,6 @@ def plus(number: float):
     return lambda values: values + number
 
 
-def test_a_chain_of_two():
-    version = ensemble(
-        Member("a", plus(1)), Member("b", plus(10)), steps=[step("b", "mid", "Y"), step("a", "X", "mid")]
-    )
-    answer = ask(version, 1, 2)
-    assert answer.value() == [12, 13]
-    assert (answer.response.head.model_name, answer.response.id) == ("e", "id-1")
-    assert version.statistics.snapshot().success.count == 1
-
-
 def test_fan_out_runs_at_once_and_fan_in_waits_for_both():
     left, right = Member("left", plus(1), held=True), Member("right", plus(2), held=True)
     joined: list[np.ndarray] = []
@@ -194,13 +184,6 @@ def test_a_member_is_asked_with_the_same_head_again():
     assert member.requests[0].head is member.requests[1].head
 
 
-def test_id_and_parameters_go_to_each_step():
-    member = Member("a", plus(1))
-    ask(ensemble(member, steps=[step("a", "X", "Y")]), 1, 1, priority=3)
-    assert member.requests[0].id == "id-1"
-    assert member.requests[0].head.parameters == {"priority": 3}
-
-
 def test_a_parameter_keeps_its_type_where_another_request_has_an_equal_one():
     member = Member("a", plus(1))
     version = ensemble(member, steps=[step("a", "X", "Y")])
@@ -236,20 +219,6 @@ def test_a_batching_member_in_an_ensemble_without_batching():
     assert answer.response.outputs[0].shape == (2,)
 
 
-def test_an_error_says_in_which_ensemble_and_keeps_its_code():
-    def refuse(values: np.ndarray) -> np.ndarray:
-        raise invalid_argument("no such image")
-
-    version = ensemble(Member("a", refuse), Member("b", plus(1)), steps=[step("a", "X", "m"), step("b", "m", "Y")])
-    answer = ask(version, 1, 2)
-    assert (answer.error.code, answer.error.text) == (
-        StatusCode.INVALID_ARGUMENT,
-        "in ensemble 'e', no such image",
-    )
-    assert answer.count == 1
-    assert version.statistics.snapshot().fail.count == 1
-
-
 def test_two_failing_steps_answer_once():
     def refuse(values: np.ndarray) -> np.ndarray:
         raise invalid_argument("no")
@@ -268,30 +237,12 @@ def test_a_member_that_is_gone_is_named():
     assert answer.error.text.startswith("in ensemble 'e', ")
 
 
-def test_an_output_that_a_member_leaves_out_is_left_out_of_the_answer():
-    class Silent(Member):
-        def _answer(self, request, plan, responder) -> None:
-            responder.send(InferResponse.of(self.name, "1", request.id, []))
-
-    answer = ask(ensemble(Silent("a", plus(1)), steps=[step("a", "X", "Y")]), 1, 2)
-    assert answer.error is None
-    assert answer.response.outputs == []
-    assert answer.count == 1
-
-
 def test_a_member_replaced_meanwhile_serves_the_next_request():
     version = ensemble(Member("a", plus(1)), steps=[step("a", "X", "Y")])
     assert ask(version, 1, 1).value() == [2, 2]
     successor = Member("a", plus(5))
     version.dispatcher.tables.table = ServingTable({"a": ServedModel("a", {1: successor}, successor)})
     assert ask(version, 1, 1).value() == [6, 6]
-
-
-def test_labels_come_from_the_member():
-    member = Member("a", plus(0), labels=("no", "yes"))
-    version = ensemble(member, steps=[step("a", "X", "Y")])
-    answer = ask(version, 0.25, 0.75, outputs=[RequestedOutput("Y", {"classification": 1})])
-    assert answer.response.outputs[0].numpy().tolist() == [[b"0.750000:1:yes"]]
 
 
 def test_cancelling_reaches_a_waiting_step():

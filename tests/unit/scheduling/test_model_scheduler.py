@@ -9,7 +9,7 @@ import pytest
 from support.hand_loop import Flag
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
+from rocserve.core.model_config import DynamicBatching
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.workers.instance import WorkerGone
 
@@ -96,59 +96,6 @@ def test_what_can_run_takes_no_room_from_what_comes_in_the_same_turn(make_bench)
         bench.submit_in_one_turn(3.0)
 
 
-def test_what_waits_runs_together_when_an_instance_is_free(make_bench):
-    bench = make_bench(DynamicBatching())
-    first = bench.submit(1.0)
-    waiting = [bench.submit(value, rows) for value, rows in ((2.0, 1), (3.0, 3), (4.0, 2))]
-    bench.executions[0].finish()
-    assert bench.executions[1].request_sizes == (1, 3, 2)
-    assert bench.executions[1].shape == (6, 2)
-    bench.executions[1].finish()
-    assert [value_of(answer) for answer in (first, *waiting)] == [2.0, 4.0, 6.0, 8.0]
-    assert waiting[1].response.outputs[0].shape == (3, 2)
-
-
-def test_a_request_is_never_split_and_the_next_batch_starts_with_it(make_bench):
-    bench = make_bench(DynamicBatching(), max_batch_size=4)
-    bench.submit(1.0)
-    for rows in (3, 2, 2):
-        bench.submit(2.0, rows)
-    bench.executions[0].finish()
-    bench.executions[1].finish()
-    bench.executions[2].finish()
-    assert [execution.request_sizes for execution in bench.executions] == [(1,), (3,), (2, 2)]
-
-
-def test_a_different_shape_closes_the_batch(make_bench):
-    bench = make_bench(DynamicBatching())
-    bench.submit(1.0)
-    for width in (2, 2, 5, 2):
-        bench.submit(2.0, width=width)
-    for index in range(4):
-        bench.executions[index].finish()
-    assert [execution.request_sizes for execution in bench.executions] == [(1,), (1, 1), (1,), (1,)]
-    assert [execution.shape[1] for execution in bench.executions] == [2, 2, 5, 2]
-
-
-def test_a_delay_waits_for_the_preferred_size(make_bench):
-    bench = make_bench(DynamicBatching(preferred_batch_sizes=(2,), max_queue_delay_microseconds=30_000_000))
-    bench.submit(1.0)
-    assert not bench.executions
-    bench.submit(2.0)
-    assert bench.executions[0].request_sizes == (1, 1)
-
-
-def test_a_delay_that_passes_sends_what_is_there(make_bench):
-    bench = make_bench(DynamicBatching(preferred_batch_sizes=(8,), max_queue_delay_microseconds=20_000))
-    started = time.monotonic()
-    bench.submit(1.0)
-    bench.submit(2.0)
-    assert not bench.executions
-    bench.loop.wait_for(lambda: bench.executions)
-    assert time.monotonic() - started >= 0.02
-    assert bench.executions[0].request_sizes == (1, 1)
-
-
 def test_instances_work_beside_each_other(make_bench):
     bench = make_bench(instances=2)
     answers = [bench.submit(value) for value in (1.0, 2.0, 3.0)]
@@ -175,16 +122,6 @@ def test_a_failed_request_leaves_its_company_alone(make_bench):
     assert (counted.success.count, counted.fail.count) == (3, 1)
 
 
-def test_a_full_queue_refuses_at_once(make_bench):
-    bench = make_bench(limits=QueueLimits(max_requests=2))
-    bench.submit(1.0)
-    bench.submit(2.0)
-    bench.submit(3.0)
-    with pytest.raises(ServeError, match="Exceeds maximum queue size") as caught:
-        bench.submit(4.0)
-    assert caught.value.code is StatusCode.UNAVAILABLE
-
-
 def test_a_queue_full_of_bytes_refuses_at_once(make_bench):
     bench = make_bench(limits=QueueLimits(max_bytes=20))
     bench.submit(1.0)
@@ -192,16 +129,6 @@ def test_a_queue_full_of_bytes_refuses_at_once(make_bench):
     bench.submit(3.0)
     with pytest.raises(ServeError, match="Exceeds maximum queue size"):
         bench.submit(4.0)
-
-
-def test_priorities_overtake(make_bench):
-    bench = make_bench(DynamicBatching(priority_levels=2, default_priority_level=2), max_batch_size=1)
-    bench.submit(0.0)
-    late = bench.submit(1.0)
-    urgent = bench.submit(2.0, priority=1)
-    for index in range(3):
-        bench.executions[index].finish()
-    assert bench.answered[1:] == [urgent, late]
 
 
 def test_the_timeout_parameter_is_kept_exactly(make_bench):
@@ -216,37 +143,6 @@ def test_the_timeout_parameter_is_kept_exactly(make_bench):
     bench.executions[0].finish()
     bench.executions[1].finish()
     assert value_of(patient) == 4.0
-
-
-def test_a_client_deadline_drops_the_request_before_it_runs(make_bench):
-    bench = make_bench()
-    bench.submit(0.0)
-    doomed = bench.submit(1.0, deadline=time.monotonic() + 0.02)
-    assert doomed.done.wait(5)
-    assert doomed.error.code is StatusCode.DEADLINE_EXCEEDED
-    bench.executions[0].finish()
-    assert len(bench.executions) == 1
-
-
-def test_a_policy_without_override_ignores_the_request_timeout(make_bench):
-    policy = QueuePolicy(default_timeout_microseconds=10_000_000)
-    bench = make_bench(DynamicBatching(default_queue_policy=policy))
-    bench.submit(0.0)
-    waiting = bench.submit(1.0, timeout=1000)
-    bench.loop.run(0.05)
-    assert not waiting.done.is_set()
-
-
-def test_delayed_requests_run_after_the_others(make_bench):
-    policy = QueuePolicy(TimeoutAction.DELAY, default_timeout_microseconds=0, allow_timeout_override=True)
-    bench = make_bench(DynamicBatching(default_queue_policy=policy), max_batch_size=1)
-    bench.submit(0.0)
-    delayed = bench.submit(1.0, timeout=1000)
-    bench.loop.run(0.05)
-    punctual = bench.submit(2.0)
-    for index in range(3):
-        bench.executions[index].finish()
-    assert bench.answered[1:] == [punctual, delayed]
 
 
 def test_a_request_whose_client_left_is_dropped(make_bench):

@@ -58,12 +58,6 @@ async def test_a_request_comes_with_all_that_its_client_says(models: RequestMode
     assert details["config_before"]["name"] == "m"
 
 
-async def test_only_what_is_wanted_comes_back(models: RequestModels) -> None:
-    await models.load("m")
-    answers = await models.ask("m", [[1]], ("TEXT",)).done()
-    assert [tensor.name for tensor in answers.responses[0].outputs] == ["TEXT"]
-
-
 async def test_the_requests_of_a_batch_are_answered_each_for_itself(models: RequestModels) -> None:
     version = await models.load("m", "renamed", BATCHES)
     asked = [models.ask("m", [[value]], request_id=str(value)) for value in (1, 4, 2)]
@@ -72,19 +66,6 @@ async def test_the_requests_of_a_batch_are_answered_each_for_itself(models: Requ
         assert answers.out == [[float(value)] * value]
     counters = version.statistics.snapshot()
     assert (counters.execution_count, counters.inference_count, counters.success.count) == (1, 3, 3)
-
-
-async def test_one_request_fails_with_its_own_code(models: RequestModels) -> None:
-    version = await models.load("m", "picky", BATCHES)
-    asked = [models.ask("m", [[value]], request_id=str(value)) for value in (1, -4, 2)]
-    for answers in asked:
-        await answers.done()
-    assert asked[0].out == [[2.0]]
-    assert asked[2].out == [[4.0]]
-    (error,) = asked[1].errors
-    assert (error.code, error.text) == (StatusCode.INVALID_ARGUMENT, "-4 is negative")
-    counters = version.statistics.snapshot()
-    assert (counters.success.count, counters.fail.count) == (2, 1)
 
 
 async def test_without_a_batcher_the_model_gets_one_request_at_a_time(models: RequestModels) -> None:
@@ -155,46 +136,10 @@ async def test_a_decoupled_model_answers_any_number_of_times(models: RequestMode
     assert counters.success.ns >= 50_000_000
 
 
-async def test_an_error_among_responses_ends_nothing(models: RequestModels) -> None:
-    await models.load("m", "stumbles", DECOUPLED)
-    answers = await models.ask("m").done()
-    assert answers.out == [[1.0], [2.0]]
-    assert [error.code for error in answers.errors] == [StatusCode.NOT_FOUND]
-    assert answers.responses[1].parameters == {"last": True}
-
-
 async def test_a_model_may_ask_to_be_decoupled(models: RequestModels) -> None:
     version = await models.load("m", "counts", 'parameters { key: "asks_for" value { string_value: "decoupled" } }')
     assert version.config.decoupled
     assert (await models.ask("m", [[2]]).done()).out == [[0.0], [1.0]]
-
-
-async def test_a_cancellation_reaches_the_model(models: RequestModels) -> None:
-    await models.load("m", "waits", DECOUPLED)
-    answers = models.ask("m", request_id="gone")
-    await answers.until(lambda answers: answers.responses)
-    answers.leave()
-    await answers.done()
-    assert answers.errors[0].text == "nobody waits"
-
-
-async def test_a_dead_worker_fails_its_open_requests(models: RequestModels) -> None:
-    version = await models.load("m", "waits", DECOUPLED)
-    asked = [models.ask("m") for _ in range(20)]
-    for answers in asked:
-        await answers.until(lambda answers: answers.responses)
-    os.kill(next(iter(version.worker_pids)), signal.SIGKILL)
-    for answers in asked:
-        await answers.done()
-        (error,) = answers.errors
-        assert error.code is StatusCode.UNAVAILABLE
-        assert "killed by signal 9" in error.text
-    assert version.statistics.snapshot().fail.count == 20
-    # And the model comes back.
-    again = models.ask("m")
-    await again.until(lambda answers: answers.responses)
-    again.leave()
-    await again.done()
 
 
 @pytest.mark.parametrize("more", ["", DECOUPLED])
@@ -209,29 +154,6 @@ async def test_a_request_that_a_dead_worker_had_not_taken_runs_in_the_next(model
     for value, answers in enumerate(asked):
         await answers.done()
         assert (answers.errors, answers.out) == ([], [[float(value)]])
-
-
-async def test_unloading_waits_for_open_requests(models: RequestModels) -> None:
-    await models.load("m", "waits", DECOUPLED)
-    answers = models.ask("m")
-    await answers.until(lambda answers: answers.responses)
-    unloading = asyncio.create_task(models.unload("m"))
-    await asyncio.sleep(0.1)
-    assert not unloading.done()
-    answers.leave()
-    await answers.done()
-    await unloading
-
-
-async def test_a_flood_holds_nobody_up(models: RequestModels) -> None:
-    await models.load("flood", "floods", DECOUPLED)
-    await models.load("m")
-    flood = models.ask("flood")
-    for _ in range(20):
-        assert (await models.ask("m").done()).out == [[1.0]]
-    await flood.done(60)
-    assert len(flood.responses) == 2000
-    assert [values[0] for values in flood.out] == list(range(2000))
 
 
 async def test_calls(models: RequestModels) -> None:
@@ -269,31 +191,6 @@ async def test_a_model_may_call_itself_as_deep_as_it_has_instances(models: Reque
         assert (await models.ask("m", [[1]]).done()).out == [[0.0]]
 
 
-async def test_the_death_of_the_caller_cancels_its_call(models: RequestModels) -> None:
-    await models.load("waits", "waits", DECOUPLED)
-    caller = await models.load("caller", "calls", target="waits")
-    answers = models.ask("caller")
-    await asyncio.sleep(0.1)
-    os.kill(next(iter(caller.worker_pids)), signal.SIGKILL)
-    await answers.done()
-    assert answers.errors[0].code is StatusCode.UNAVAILABLE
-    # Its call ends, so what it called can be unloaded.
-    async with asyncio.timeout(10):
-        await models.unload("waits")
-
-
-async def test_the_death_of_the_called_fails_the_call(models: RequestModels) -> None:
-    waits = await models.load("waits", "waits", DECOUPLED)
-    await models.load("caller", "calls", target="waits")
-    answers = models.ask("caller")
-    await asyncio.sleep(0.1)
-    os.kill(next(iter(waits.worker_pids)), signal.SIGKILL)
-    await answers.done()
-    (error,) = answers.errors
-    assert error.code is StatusCode.UNAVAILABLE
-    assert "model 'waits'" in error.text
-
-
 async def test_nothing_is_left_behind(models: RequestModels) -> None:
     await models.load("echo")
 
@@ -325,27 +222,6 @@ async def test_warm_up_samples_are_requests(models: RequestModels) -> None:
     await models.load("counts", "counts", DECOUPLED + sample % "zero_data")
     with pytest.raises(ServeError, match="the model's own words"):
         await models.load("raises", "raises", sample % "zero_data")
-
-
-async def test_what_initialize_raises_is_the_reason(models: RequestModels) -> None:
-    with pytest.raises(ServeError, match="no weights"):
-        await models.load("m", "initialize_fails")
-
-
-async def test_instances_are_processes(models: RequestModels) -> None:
-    version = await models.load("m", "waits", DECOUPLED + "instance_group { count: 3 kind: KIND_CPU }")
-    assert len(set(version.worker_pids)) == 3
-
-
-async def test_a_model_may_bring_its_python(models: RequestModels, tmp_path: Path) -> None:
-    venv.create(tmp_path / "m" / "env", symlinks=True)
-    site = next((tmp_path / "m" / "env" / "lib").glob("python*/site-packages"))
-    packages = Path(np.__file__).parents[1]
-    (site / "numpy").symlink_to(packages / "numpy")
-    (site / "numpy.libs").symlink_to(packages / "numpy.libs")
-    await models.load("m", more=environment("$$TRITON_MODEL_DIRECTORY/env"))
-    answers = await models.ask("m", outputs=("TEXT",)).done()
-    assert json.loads(answers.array(0, "TEXT")[0, 0])["interpreter"] == str(tmp_path / "m" / "env" / "bin" / "python")
 
 
 async def test_a_python_without_numpy_is_named(models: RequestModels, tmp_path: Path) -> None:

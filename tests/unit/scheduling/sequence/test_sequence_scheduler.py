@@ -51,14 +51,6 @@ def test_a_sequence_keeps_its_row(make_bench):
     assert set(counted.batches) == {1, 3}
 
 
-def test_a_row_is_free_after_the_end(make_bench):
-    bench = make_bench()
-    bench.ask(1, start=True, end=True)
-    bench.instance.last.finish()
-    bench.ask(2, 5, start=True)
-    assert bench.rows == [Row(5, 1, 0, 1, 2)]
-
-
 def test_sequences_wait_for_a_slot_in_their_order(make_bench):
     bench = make_bench()
     running = [bench.ask(sequence, start=True) for sequence in (1, 2, 3, 4)]
@@ -202,16 +194,6 @@ def test_a_request_that_fails_leaves_the_state_as_it_was(make_bench):
 
 
 # What is refused
-
-
-def test_what_is_refused_at_once(make_bench):
-    bench = make_bench()
-    with pytest.raises(ServeError, match="must specify a non-zero or non-empty correlation ID"):
-        bench.ask(0, start=True)
-    with pytest.raises(ServeError, match="must specify the START flag on the first request of the sequence"):
-        bench.ask(1)
-    with pytest.raises(ServeError, match="sequence batching control 'ID' data-type is 'BYTES', but model 'm' expects"):
-        bench.ask("text", start=True)
 
 
 def test_the_queue_has_a_bound(make_bench):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -47,8 +46,6 @@ class Model:
         self._initialized = ""
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
-        if self._behaviour == "initialize_fails":
-            raise ValueError("no weights")
         self._initialized = config_json
         print(f"initialized {self._source.instance_name}", flush=True)
 
@@ -76,7 +73,6 @@ class Model:
             "requested": list(request.requested_outputs),
             "together": together,
             "thread": threading.current_thread().name,
-            "interpreter": sys.executable,
             "instance": self._source.instance_name,
             "config": json.loads(self._initialized),
             "config_before": json.loads(self._source.config_json),
@@ -128,19 +124,6 @@ class Model:
                 request.responder.send(ModelResponse([out([[number]])]), False)
             request.responder.send(None, True)
 
-    def _stumbles(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
-        """A response, an error, and a last response, all before `execute` returns; then one too many."""
-        for request in requests:
-            responder = request.responder
-            responder.send(ModelResponse([out([[1]])]), False)
-            responder.send(ServeError(StatusCode.NOT_FOUND, "a gap"), False)
-            responder.send(ModelResponse([out([[2]])], {"last": True}), True)
-            try:
-                responder.send(None, True)
-            except RuntimeError as error:
-                print(f"refused: {error}", flush=True)
-        return [None] * len(requests)
-
     def _waits(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
         """Says that it is there, and is open until it is cancelled."""
         for request in requests:
@@ -153,13 +136,6 @@ class Model:
             time.sleep(0.005)
         print(f"cancelled {request.id}", flush=True)
         request.responder.send(ServeError(StatusCode.CANCELLED, "nobody waits"), True)
-
-    def _floods(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
-        for request in requests:
-            for number in range(2000):
-                request.responder.send(ModelResponse([out(np.full((1, 1000), number))]), False)
-            request.responder.send(None, True)
-        return [None] * len(requests)
 
     def _descends(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
         """Calls itself with one less, down to 0."""
