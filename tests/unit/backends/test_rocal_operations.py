@@ -157,7 +157,7 @@ def test_images_of_a_row_or_a_column_are_resized(source: tuple[int, int]) -> Non
 
 def test_crop_mirror_normalize_starts_at_fractions_of_the_room() -> None:
     pixels = numbered(11, 21)
-    identity = ((0.0,), (1.0,), False)
+    identity = ((0.0,) * 3, (1.0,) * 3, False)
     for start, top, left in ((0.0, 0, 0), (0.5, 4, 8), (1.0, 9, 17)):
         # Room of 9 rows and 17 columns; halves are rounded to even.
         result = run(call("CropMirrorNormalize", 4, 2, start, start, *identity), pixels)
@@ -173,7 +173,7 @@ def test_crop_mirror_normalize_mirrors_and_normalises() -> None:
 
 
 def test_a_crop_larger_than_the_image_takes_the_full_side() -> None:
-    operation = call("CropMirrorNormalize", 30, 3, 0.5, 0.5, (0.0,), (1.0,), False)
+    operation = call("CropMirrorNormalize", 30, 3, 0.5, 0.5, (0.0,) * 3, (1.0,) * 3, False)
     assert run(operation, numbered(9, 9)).shape == (3, 9, 3)
     assert operation.extent(ResultExtent.whole(Extent(9, 9))).size == Extent(3, 9)
     assert operation.extent(ResultExtent.whole(Extent(None, None))).size == Extent(None, None)

@@ -127,7 +127,7 @@ class ThreadedEngine:
                 results = self._engine.run(images[row], {name: values[row] for name, values in arguments.items()})
                 for output, result in zip(outputs, results, strict=True):
                     if output is not None:
-                        np.copyto(output[row], result)
+                        _copy(result, output[row])
             except Exception as error:  # Whatever it is, it is this image's own.
                 return error
             return None
@@ -137,8 +137,23 @@ class ThreadedEngine:
         return {row: fault for row, fault in enumerate(faults) if fault is not None}
 
     def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
-        return self._engine.run(image, {name: values[0] for name, values in arguments.items()})
+        results = self._engine.run(image, {name: values[0] for name, values in arguments.items()})
+        rows = [np.empty(result.shape, result.dtype) for result in results]
+        for result, row in zip(results, rows, strict=True):
+            _copy(result, row)
+        return rows
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def _copy(result: np.ndarray[Any, Any], row: np.ndarray[Any, Any]) -> None:
+    """Copy an output, from pixels to planes or from planes to pixels by OpenCV, which is several times faster."""
+    is_image = result.ndim == 3 and result.shape == row.shape and result.dtype == row.dtype
+    if is_image and result.shape[0] == 3 and result.strides[0] == result.itemsize:
+        cv2.split(result.transpose(1, 2, 0), list(row))
+    elif is_image and result.shape[2] == 3 and result.strides[1] == result.itemsize:
+        cv2.merge(list(result.transpose(2, 0, 1)), row)
+    else:
+        np.copyto(row, result)
