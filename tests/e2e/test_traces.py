@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,25 +54,6 @@ class TritonPythonModel:
         untraced.exec()
         return pb_utils.InferenceResponse(call.exec().output_tensors())
 """
-REPEAT_CONFIG = """
-backend: "python"
-model_transaction_policy { decoupled: true }
-input { name: "COUNT" data_type: TYPE_INT32 dims: 1 }
-output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
-"""
-REPEAT = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            count = pb_utils.get_input_tensor_by_name(request, "COUNT")
-            for _ in range(count.as_numpy()[0]):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count.as_numpy())]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
 RUN = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
 
 
@@ -83,7 +63,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drop(repository, "m", add_constant(1.0))
     drop(repository, "chain", None, CHAIN)
     drop(repository, "caller", CALLER, CALLER_CONFIG)
-    drop(repository, "repeat", REPEAT, REPEAT_CONFIG)
     return repository
 
 
@@ -227,22 +206,6 @@ def test_tensors_in_memory_of_the_client(server: TracingServer) -> None:
     assert trace["tensors"] == [
         ("TENSOR_QUEUE_INPUT", "X", "3.0,4.0"),
         ("TENSOR_BACKEND_OUTPUT", "Y", "4.0,5.0"),
-    ]
-
-
-def test_a_stream_of_any_number_of_responses(server: TracingServer) -> None:
-    answers: queue.Queue = queue.Queue()
-    client = server.process.client()
-    client.start_stream(lambda result, error: answers.put((result, error)))
-    client.async_stream_infer("repeat", [infer_input("COUNT", np.array([3], np.int32))], request_id="many")
-    for _ in range(3):
-        assert answers.get(timeout=20)[1] is None
-    client.stop_stream()
-    (trace,) = server.file.wait_for("many")
-    assert set(RUN) | {"QUEUE_START", "REQUEST_END"} <= set(trace["stamps"])
-    assert [tensor[:2] for tensor in trace["tensors"]] == [
-        ("TENSOR_QUEUE_INPUT", "COUNT"),
-        *[("TENSOR_BACKEND_OUTPUT", "OUT")] * 3,
     ]
 
 

@@ -56,17 +56,6 @@ def output(model: LoadedModel, batch: Batch, name: str = "IMAGE") -> np.ndarray[
     return array
 
 
-def test_signature_without_a_configuration(model_source: SourceMaker) -> None:
-    two_outputs = {"pipeline": [RESIZE["pipeline"][0], {**RESIZE["pipeline"][0], "dest_width": 4, "layout": "NCHW"}]}
-    signature = load(model_source("pipeline.json", two_outputs)).signature
-    assert signature.inputs == (TensorSpec("encoded", DataType.BYTES, (-1, 1)),)
-    assert signature.outputs == (
-        TensorSpec("image", DataType.UINT8, (-1, 8, 16, 3)),
-        TensorSpec("image_1", DataType.UINT8, (-1, 3, 8, 4)),
-    )
-    assert signature.supports_batching
-
-
 def test_images_of_their_own_size_are_not_batched(model_source: SourceMaker) -> None:
     model = load(model_source("pipeline.json", CROP))
     assert model.signature.inputs == (TensorSpec("encoded", DataType.BYTES, (1,)),)
@@ -93,78 +82,6 @@ def test_mean_and_deviation_for_unit_range_give_floats_by_default(model_source: 
     }
     (spec,) = load(model_source("pipeline.json", pipeline)).signature.outputs
     assert (spec.datatype, spec.shape) == (DataType.FP32, (-1, 8, 8, 3))
-
-
-@pytest.mark.parametrize("threads", ["1", "3"])
-def test_every_form_of_input_gives_the_same_image(model_source: SourceMaker, threads: str) -> None:
-    images = [jpeg(40 + index, 30) for index in range(5)]
-    parameters = {"threads": threads}
-    batched = batching_model(model_source, parameters=parameters)
-    rows = output(batched, bytes_batch(images, [5]))
-    assert rows.shape == (5, 8, 16, 3)
-    np.testing.assert_array_equal(output(batched, bytes_batch(images, [2, 3])), rows)
-
-    longest = max(map(len, images))
-    padded = np.stack([np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in images])
-    tensor = Tensor("ENCODED", DataType.UINT8, padded.shape, padded.tobytes())
-    inputs = [InputConfig("ENCODED", DataType.UINT8, (-1,))]
-    model = load(
-        model_source("pipeline.json", RESIZE, inputs=inputs, outputs=[IMAGE], max_batch_size=8, parameters=parameters)
-    )
-    np.testing.assert_array_equal(output(model, Batch({"ENCODED": tensor}, ("IMAGE",), (5,))), rows)
-
-    single = load(model_source("pipeline.json", RESIZE, inputs=inputs, outputs=[IMAGE], parameters=parameters))
-    assert single.signature.outputs == (TensorSpec("IMAGE", DataType.UINT8, (8, 16, 3)),)
-    assert not single.signature.supports_batching
-    for image, expected in zip(images, rows, strict=True):
-        tensor = Tensor("ENCODED", DataType.UINT8, (len(image),), image)
-        np.testing.assert_array_equal(output(single, Batch({"ENCODED": tensor}, ("IMAGE",), (1,))), expected)
-
-    several = load(
-        model_source(
-            "pipeline.json", RESIZE, inputs=[InputConfig("ENCODED", DataType.BYTES, (-1,))], parameters=parameters
-        )
-    )
-    (name,) = (spec.name for spec in several.signature.outputs)
-    batch = bytes_batch(images, [1], shape=(5,))
-    np.testing.assert_array_equal(output(several, Batch(batch.inputs, (name,), (1,)), name), rows)
-    for model in (batched, single, several):
-        model.close()
-
-
-@pytest.mark.parametrize("threads", ["1", "4"])
-def test_a_bad_image_fails_its_own_request_only(model_source: SourceMaker, threads: str) -> None:
-    images = [jpeg(40 + index, 30) for index in range(32)]
-    model = batching_model(model_source, parameters={"threads": threads})
-    expected = output(model, bytes_batch(images, [32]))
-    images[17] = images[17][:-100]
-    result = model.execute(bytes_batch(images, [1] * 32))
-    assert list(result.failures) == [17]
-    assert result.failures[17].code is StatusCode.INVALID_ARGUMENT
-    assert result.failures[17].text == (
-        "the image in input 'ENCODED' cannot be decoded: Premature end of JPEG file: its end-of-image marker is"
-        " missing, so part of it was cut off"
-    )
-    good = [index for index in range(32) if index != 17]
-    array = result.outputs["IMAGE"]
-    assert isinstance(array, np.ndarray)
-    np.testing.assert_array_equal(array[good], expected[good])
-
-
-def test_the_index_is_named_when_a_request_has_several_images(model_source: SourceMaker) -> None:
-    model = batching_model(model_source)
-    result = model.execute(bytes_batch([jpeg(), jpeg(), b"GIF89a", b"", jpeg()], [1, 3, 1]))
-    assert list(result.failures) == [1]
-    assert result.failures[1].text.startswith(
-        "image 1 of input 'ENCODED' cannot be decoded: it seems to be a GIF image; a JPEG"
-    )
-
-
-def test_a_bad_image_on_its_own(model_source: SourceMaker) -> None:
-    model = load(model_source("pipeline.json", RESIZE, inputs=[ENCODED], outputs=[IMAGE]))
-    with pytest.raises(ServeError, match="cannot be decoded: it is empty") as caught:
-        model.execute(bytes_batch([b""], [1], shape=(1,)))
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
@@ -220,16 +137,6 @@ def encoded_as(batch: Batch, name: str) -> Batch:
     return Batch({name: Tensor(name, tensor.datatype, tensor.shape, tensor.data)}, ("image",), batch.request_sizes)
 
 
-def test_only_wanted_outputs_are_given(model_source: SourceMaker) -> None:
-    step = RESIZE["pipeline"][0]
-    outputs = [IMAGE, OutputConfig("SMALL", DataType.FP32, (4, 4, 3))]
-    pipeline = {"pipeline": [step, {**step, "dest_width": 4, "dest_height": 4}]}
-    model = load(model_source("model.json", pipeline, inputs=[ENCODED], outputs=outputs, max_batch_size=4))
-    batch = bytes_batch([jpeg()], [1])
-    assert set(model.execute(Batch(batch.inputs, ("SMALL",), (1,))).outputs) == {"SMALL"}
-    assert set(model.execute(Batch(batch.inputs, ("IMAGE", "SMALL"), (1,))).outputs) == {"IMAGE", "SMALL"}
-
-
 def test_an_output_amid_the_pipeline_does_not_change_what_follows(model_source: SourceMaker) -> None:
     resize = {**RESIZE["pipeline"][0], "is_output": False}
     crop = {
@@ -247,17 +154,6 @@ def test_an_output_amid_the_pipeline_does_not_change_what_follows(model_source: 
     result = both.execute(Batch({"encoded": tensor}, ("image", "image_1"), (1,)))
     np.testing.assert_array_equal(result.outputs["image_1"], expected)
     assert result.outputs["image"].dtype == np.float32
-
-
-def test_color_format(model_source: SourceMaker) -> None:
-    tensor = Tensor("encoded", DataType.BYTES, (1, 1), encode_bytes_elements([jpeg()]))
-    batch = Batch({"encoded": tensor}, ("image",), (1,))
-    images = {
-        name: output(load(model_source("pipeline.json", RESIZE, parameters={"color_format": name})), batch, "image")
-        for name in ("RGB24", "BGR24", "U8")
-    }
-    np.testing.assert_array_equal(images["RGB24"][..., ::-1], images["BGR24"])
-    assert images["U8"].shape == (1, 8, 16, 1)
 
 
 @pytest.mark.parametrize(

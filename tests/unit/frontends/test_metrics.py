@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -287,23 +285,3 @@ async def test_metrics_that_cannot_be_written(caplog: pytest.LogCaptureFixture) 
         assert "no metrics today" in caplog.text
         written.fails = False
         assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
-
-
-async def test_a_port_that_is_taken() -> None:
-    async with endpoint(Written()) as port:
-        text = (
-            f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; name another with --metrics-port, or"
-            " switch metrics off with --allow-metrics=false"
-        )
-        with pytest.raises(OSError, match=re.escape(text)) as caught:
-            await metrics_listener(Written(), ConnectionLimits(), LOG).start(
-                ListenAddress("metrics", "metrics", "127.0.0.1", port)
-            )
-        assert caught.value.errno == errno.EADDRINUSE
-
-
-async def test_an_address_of_another_machine() -> None:
-    with pytest.raises(OSError, match=r"cannot serve metrics at 192.0.2.1:0: .*; name an address of this machine with"):
-        await metrics_listener(Written(), ConnectionLimits(), LOG).start(
-            ListenAddress("metrics", "metrics", "192.0.2.1", 0)
-        )

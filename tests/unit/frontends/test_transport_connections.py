@@ -321,12 +321,6 @@ def test_who_has_connected_when_the_port_is_closed_is_served(serve: Any) -> None
     assert resets == []
 
 
-def test_a_port_in_use_is_said(serve: Any) -> None:
-    port = serve(one(echo)).port
-    with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}.*in use"):
-        serve(one(echo), port=port)
-
-
 def test_a_port_may_be_shared_when_asked(serve: Any) -> None:
     port = serve(one(echo), reuse_port=True).port
     assert serve(one(echo), reuse_port=True, port=port).port == port

@@ -343,16 +343,6 @@ async def test_nobody_waits_for_room_when_all_have_left(folders: Folders, rig: A
     await host.served.until(lambda: host.served.reason("b") == "not loaded: its first request loads it")
 
 
-async def test_requests_may_be_refused_instead_of_waiting(folders: Folders, rig: Any) -> None:
-    models(folders, "a")
-    host: Rig = await rig(ResidencySettings(max_models=1, waits=False))
-    first = host.ask("a")
-    await host.answered(first)
-    assert str(first.error) == "model 'a' is being loaded; ask again in a second"
-    await host.served.until(lambda: host.resident == {"a"})
-    await host.loaded("a")
-
-
 async def test_idle_models_go(folders: Folders, rig: Any) -> None:
     models(folders, "a", more='parameters { key: "idle_unload_secs" value { string_value: "0.3" } }')
     models(folders, "b")

@@ -12,12 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
-from onnx import TensorProto
 from support import migraphx_models as networks
 from support.graphdef import classifier
-from support.migraphx import run_with_migraphx
 from support.migraphx_compiling import MLP, Bench
 
 from rocserve.backends.migraphx.compiler import ProgramCompiler
@@ -52,35 +49,6 @@ def test_a_program_is_compiled_saved_and_tried(bench: Bench) -> None:
     assert [(tensor.datatype, tensor.shape) for tensor in about.outputs] == [("float", (2, 10))]
     assert about.compile_seconds > 0
     assert about.scratch_bytes is None
-
-
-def test_the_program_computes_what_onnx_runtime_does(bench: Bench, tmp_path: Path) -> None:
-    model = networks.mini_resnet()
-    program = bench.program(bench.recipe(model, 2, {"image": networks.IMAGE_SHAPE}))
-    inputs = networks.random_inputs(model, 2)
-    np.save(tmp_path / "image.npy", inputs["image"])
-    ran = run_with_migraphx(bench.root, RUN, str(program.path), str(tmp_path / "image.npy"), str(tmp_path / "y.npy"))
-    assert ran.returncode == 0, ran.stderr
-    expected = onnxruntime.InferenceSession(model).run(None, inputs)[0]
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-4, atol=1e-5)
-
-
-RUN = """
-import sys; from pathlib import Path; import numpy as np
-from rocserve.backends.migraphx.binding.module import open_binding
-from rocserve.backends.migraphx.installation import find_installation
-from rocserve.settings import EngineSettings
-program = open_binding(find_installation(EngineSettings())).load(Path(sys.argv[1]))
-np.save(sys.argv[3], program.run({name: np.load(sys.argv[2]) for name in program.parameters})[0])
-"""
-
-
-def test_the_second_time_it_comes_from_the_cache(bench: Bench) -> None:
-    recipe = bench.recipe(networks.mlp(), 1, MLP)
-    first = bench.program(recipe)
-    bench.reports.clear()
-    assert bench.program(recipe).path == first.path
-    assert bench.reports == []
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
@@ -220,14 +188,6 @@ def test_a_tensorflow_graph_has_no_batch_size_that_varies(bench: Bench) -> None:
     recipe = bench.tensorflow_recipe(classifier(), 1, {"image": (3, 8, 8)}, ("scores",))
     error = bench.error(replace(recipe, batch_size=0, largest_batch=4))
     assert "MIGraphX takes no TensorFlow graph with a batch size that varies; leave out dynamic_batch" in error.text
-
-
-@pytest.mark.parametrize(
-    "element_type",
-    [TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.UINT8],
-)
-def test_programs_of_all_kinds_of_numbers_are_tried(bench: Bench, element_type: int) -> None:
-    bench.program(bench.recipe(networks.identity(element_type), 2, {"x": (4,)}))
 
 
 def test_a_model_without_a_batch_dimension(bench: Bench) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
-import re
 import shutil
 import ssl
 import subprocess
@@ -327,21 +325,11 @@ async def test_an_answer_that_is_not_read_is_given_up(streams: bool) -> None:
     await listener.stop(0)
 
 
-async def test_ports_that_cannot_be_had() -> None:
-    listener = HttpListener(Gate().answer, LOG)
-    port = await listen(listener)
-    text = (
-        f"cannot serve HTTP at 127.0.0.1:{port}: Address already in use; name another with --http-port, or switch HTTP"
-        " off with --allow-http=false"
-    )
-    with pytest.raises(OSError, match=re.escape(text)) as caught:
-        await HttpListener(Gate().answer, LOG).start(ListenAddress("HTTP", "http", "127.0.0.1", port))
-    assert caught.value.errno == errno.EADDRINUSE
+async def test_an_address_of_another_machine() -> None:
     with pytest.raises(
         OSError, match=r"cannot serve HTTP at 192.0.2.1:0: .*; name an address of this machine with --h"
     ):
         await HttpListener(Gate().answer, LOG).start(ListenAddress("HTTP", "http", "192.0.2.1", 0))
-    await listener.stop(0)
 
 
 def fill_descriptors() -> list[int]:
