@@ -15,8 +15,8 @@ from rocserve.backends.parameters import usable_cpus
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory, table_bytes
 from rocserve.core.serving import ServingTableHolder
-from rocserve.frontends.grpc.service import HealthHandlers, MethodRoutes, method_routes
-from rocserve.frontends.grpc.transport import Route, TransportLimits, full_name, listen_address, transport_settings
+from rocserve.frontends.grpc.service import HealthHandlers, MethodRoutes
+from rocserve.frontends.grpc.transport import Route, TransportLimits, listen_address, transport_settings
 from rocserve.frontends.listen_address import ListenAddress, tls_context
 from rocserve.observability.failures import LoopErrors
 from rocserve.plane import anonymous_file
@@ -204,8 +204,7 @@ class FrontEnds:
         where = ListenAddress("HTTP", "http", settings.address, settings.port, settings.reuse_port)
         access = Access.of(self._settings, settings, log)
         if self._count:
-            forwarded = {full_name(name): self._routes.of(method) for name, method in served.methods.items()}
-            port = await self._start_processes(where, forwarded, log)
+            port = await self._start_processes(where, self._routes.open(served.methods), log)
         else:
             from rocserve.frontends.http.body import LargeBodies
             from rocserve.frontends.http.inference import HttpParts
@@ -230,7 +229,7 @@ class FrontEnds:
         served, log = self._served, self._log.getChild("grpc")
         access = Access.of(self._settings, settings, log)
         served.subscribe(self._publish_health)
-        routes = method_routes(served.methods, self._health, access, self._routes)
+        routes = self._routes.guarded(served.methods, self._health, access)
         if self._count:
             port = await self._start_processes(listen_address(settings), routes, log)
         else:

@@ -12,21 +12,21 @@ from typing import Any
 import grpc
 import pytest
 
-from rocserve.frontends.grpc.server import QueuePolling, WaitingThread, find_epoll
+from rocserve.frontends.grpc.polling import QueuePolling, WaitingThread, find_epoll
 from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
 
 UNARY = "/test.Service/Unary"
 
 SERVER = """
 import logging, sys, time
-from rocserve.frontends.grpc import server
+from rocserve.frontends.grpc import polling
 from rocserve.frontends.grpc.server import GrpcServer
 from rocserve.frontends.grpc.transport import UnaryRoute
 from rocserve.settings import GrpcSettings
 from rocserve.plane.loop import PlaneLoop
 
 if sys.argv[1] == "deaf":
-    server._tells = lambda *arguments: False
+    polling._tells = lambda *arguments: False
 log = logging.getLogger()
 plane = PlaneLoop(log)
 plane.start()

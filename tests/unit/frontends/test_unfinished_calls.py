@@ -176,7 +176,7 @@ class Counted:
 
     def check(self, **oldest: float) -> list[str]:
         self.now += 1
-        return list(self.unfinished.check(self.now, 1.0, {{"a": A, "b": B}[name]: at for name, at in oldest.items()}))
+        return list(self.unfinished.check(self.now, {{"a": A, "b": B}[name]: at for name, at in oldest.items()}))
 
     def has_come(self, nbytes: int) -> bool:
         return abs(self.memory.request_bytes - nbytes) <= CLOSE
@@ -244,7 +244,7 @@ def test_a_system_that_does_not_tell_is_named_once(caplog: pytest.LogCaptureFixt
 
     unfinished = UnfinishedBytes(RequestMemory(), refuse, 0.0, LOG)
     assert unfinished.is_due(1.0)
-    assert unfinished.check(1.0, 0.5, {A: 0.0}) == {}
+    assert unfinished.check(1.0, {A: 0.0}) == {}
     assert not unfinished.is_due(2.0)
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
     assert "no sock_diag here" in caplog.text

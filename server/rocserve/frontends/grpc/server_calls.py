@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.frontends.grpc.transport import (
-    CLIENT_DOES_NOT_READ,
-    NO_MESSAGE,
-    NOT_READ_IN_TIME,
-    Metadata,
-    StreamReceiver,
-    StreamRoute,
-    UnaryRoute,
-    status_text,
-)
+from rocserve.frontends.grpc.transport import Metadata, StreamReceiver, StreamRoute, UnaryRoute
 
 if TYPE_CHECKING:
     from rocserve.frontends.grpc.server import GrpcServer
@@ -46,6 +37,9 @@ _OK = _SendStatus((), 0, b"", 0)
 _GONE: list[Callable[[], None]] = []
 
 
+_STATUS_TEXT_LIMIT = 2000
+"""Bytes of a status text. It travels in the trailers, percent-encoded (up to three times as long), and clients refuse
+trailers from 8 KiB on."""
 _RETRY_PUSHBACK = "grpc-retry-pushback-ms"
 """Metadata: the milliseconds that gRPC's own retries wait."""
 
@@ -54,8 +48,16 @@ def _ignore(event: Event) -> None:
     """The tag of operations whose end matters to nobody."""
 
 
+def _status_text(text: str) -> bytes:
+    """As it may travel in a status."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= _STATUS_TEXT_LIMIT:
+        return encoded
+    return (encoded[:_STATUS_TEXT_LIMIT].decode(errors="ignore") + " ...").encode()
+
+
 def _status(code: StatusCode, text: str, trailing_metadata: tuple[tuple[str, str], ...] = ()) -> Any:
-    return _SendStatus(trailing_metadata, int(code), status_text(text).encode(errors="replace"), 0)
+    return _SendStatus(trailing_metadata, int(code), _status_text(text), 0)
 
 
 def refuse(event: Event, code: StatusCode, text: str) -> None:
@@ -98,7 +100,7 @@ class ServerCall:
 
     def give_up(self) -> None:
         """The client does not take the answer."""
-        self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), NOT_READ_IN_TIME)
+        self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), "the client has not read the answer in time")
 
     @abstractmethod
     def end_waiting(self, error: ServeError) -> None:
@@ -129,7 +131,7 @@ class ServerUnaryCall(ServerCall):
         message = event.batch_operations[0].message()
         if message is None:
             # Nothing was sent, or the call has failed below us (too large, cancelled) and this goes nowhere.
-            self.reply_error(invalid_argument(NO_MESSAGE))
+            self.reply_error(invalid_argument("expected one request message, got none"))
             return
         if waiting.counts_bytes:
             waiting.came_whole(self, since, len(message))
@@ -232,13 +234,13 @@ class ServerStreamCall(ServerCall):
         self._input_open = True
 
     def open(self, route: StreamRoute) -> None:
+        waiting = self._transport.waiting
         self._transport.live.add(self)
-        self._transport.waiting.open_stream(self)
+        waiting.streams[self] = waiting.since[self] = waiting.checked_at
         try:
             self._receiver = route.handler(self)
         except Exception as error:
-            fault = self._transport.failures.error_of(self.method, error)
-            self.finish(fault.code, fault.text)
+            self.reply_error(self._transport.failures.error_of(self.method, error))
         self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
         self._read()
 
@@ -247,7 +249,8 @@ class ServerStreamCall(ServerCall):
     def request_next(self) -> None:
         self._unanswered = max(0, self._unanswered - 1)
         if not self._unanswered and not self._finished:
-            self._transport.waiting.begin(self)
+            waiting = self._transport.waiting
+            waiting.since[self] = waiting.checked_at
         self._read()
 
     def _read(self) -> None:
@@ -268,9 +271,10 @@ class ServerStreamCall(ServerCall):
             self._input_open = False
         else:
             self._unanswered += 1
-            self._transport.waiting.remove(self)
-            if self._transport.waiting.counts_bytes:
-                self._transport.waiting.came_whole(self, None, len(message))
+            waiting = self._transport.waiting
+            waiting.since.pop(self, None)
+            if waiting.counts_bytes:
+                waiting.came_whole(self, None, len(message))
         if self._finished or receiver is None:
             return
         try:
@@ -311,11 +315,12 @@ class ServerStreamCall(ServerCall):
             self._transport.memory.admit_answer(self, nbytes)
             backlog_bytes = self.held_bytes - self._sending_bytes
             if self._sending and backlog_bytes >= self._transport.limits.stream_backlog_limit_bytes:
-                raise ServeError(StatusCode.RESOURCE_EXHAUSTED, CLIENT_DOES_NOT_READ)
+                text = "the client does not read: too many bytes wait to be sent on this stream"
+                raise ServeError(StatusCode.RESOURCE_EXHAUSTED, text)
         except ServeError as refusal:
             self._drop()
             # The client takes nothing, so a status in its turn would not reach it either.
-            self._call.cancel(int(refusal.code), status_text(refusal.text))
+            self.end_waiting(refusal)
             return
         if self._sending:
             self._backlog.append(message)
@@ -323,6 +328,9 @@ class ServerStreamCall(ServerCall):
             self._sending = True
             self._sending_bytes = nbytes
             self._start_sending(message, None)
+
+    def reply_error(self, error: ServeError) -> None:
+        self.finish(error.code, error.text)
 
     def finish(self, code: StatusCode, text: str) -> None:
         status = _status(code, text)
@@ -337,7 +345,7 @@ class ServerStreamCall(ServerCall):
 
     def end_waiting(self, error: ServeError) -> None:
         """What waits to be sent is dropped: the client may not read."""
-        self._call.cancel(int(error.code), status_text(error.text))
+        self._call.cancel(int(error.code), _status_text(error.text))
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:
         if self._transport.closed:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-
-from google.protobuf.message import Message
 
 from rocserve.core.errors import ServeError, StatusCode, not_found
 from rocserve.core.request_memory import Holding, RequestMemory
@@ -23,6 +22,7 @@ from rocserve.frontends.grpc.transport import (
     UnaryCall,
     UnaryRoute,
     address_of,
+    full_name,
     guarded_routes,
 )
 from rocserve.observability.failures import RequestFailures
@@ -72,15 +72,17 @@ class HealthHandlers:
             watch.finish(StatusCode.UNAVAILABLE, SERVER_EXITING)
 
 
+@dataclass(eq=False)
 class HealthWatch:
     """One Watch call: a message for the state now, and one for each change of it."""
 
-    def __init__(self, call: StreamCall, handlers: HealthHandlers) -> None:
-        self._call = call
-        self._handlers = handlers
-        self._service: str | None = None
-        self._last: int | None = None
-        handlers.watches.add(self)
+    _call: StreamCall
+    _handlers: HealthHandlers
+    _service: str | None = field(default=None, init=False)
+    _last: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._handlers.watches.add(self)
 
     def on_message(self, message: bytes) -> None:
         self._service = parse_message(message, pb.HealthCheckRequest).service
@@ -108,7 +110,7 @@ class HealthWatch:
 
 
 class MethodRoutes:
-    """Makes routes, which anybody may call."""
+    """Makes the routes of methods, by full names."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, plane: PlaneLoop, memory: RequestMemory, log: logging.Logger
@@ -118,11 +120,44 @@ class MethodRoutes:
         self._plane = plane
         self._memory = memory
         self._failures = RequestFailures(log)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: set[Future[None]] = set()
 
-    def of(self, method: Method) -> UnaryRoute:
+    def open(self, methods: Mapping[str, Method]) -> Mapping[str, Route]:
+        """For anybody."""
+        return {full_name(name): self._route(method) for name, method in methods.items()}
+
+    def guarded(self, methods: Mapping[str, Method], health: HealthHandlers, access: Access) -> Mapping[str, Route]:
+        """Those of all methods of gRPC but ModelInfer and ModelStreamInfer, and of the health service, for those who
+        may call them."""
+        found: dict[str, Route] = {
+            "Check": self._quick(health.check),
+            "Watch": StreamRoute(lambda call: HealthWatch(call, health)),
+        }
+        for name, method in methods.items():
+            if name in ADMIN_METHODS:
+                found[name] = self._of_admin(name, method, access)
+            elif name in PROTOCOLS:
+                found[name] = self._route(method)
+        return guarded_routes(found, access.restrictions)
+
+    def _of_admin(self, name: str, method: Method, access: Access) -> UnaryRoute:
+        route = self._route(method)
+
+        def handle(call: UnaryCall) -> None:
+            try:
+                access.check_admin(name, peer_of(call), lambda: parse_message(call.message, method.request))
+            except ServeError as error:
+                call.reply_error(error)
+            else:
+                route.handler(call)
+
+        return UnaryRoute(handle)
+
+    def _route(self, method: Method) -> UnaryRoute:
         if not method.is_slow:
-            return self.quick(lambda message: method.answer(parse_message(message, method.request)).SerializeToString())
+            return self._quick(
+                lambda message: method.answer(parse_message(message, method.request)).SerializeToString()
+            )
 
         async def run(call: UnaryCall, holding: Holding) -> None:
             try:
@@ -134,23 +169,20 @@ class MethodRoutes:
             finally:
                 self._memory.release(holding)
 
-        def begin(call: UnaryCall, holding: Holding) -> None:
-            task = self._loop.create_task(run(call, holding))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
         def hand_over(call: UnaryCall) -> None:
             holding = Holding()
             try:
                 self._memory.admit(holding, len(call.message))
             except ServeError as error:
                 self._fail(call, error)
-            else:
-                self._loop.call_soon_threadsafe(begin, call, holding)
+                return
+            running = asyncio.run_coroutine_threadsafe(run(call, holding), self._loop)
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
 
         return UnaryRoute(hand_over)
 
-    def quick(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
+    def _quick(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
         """A handler that answers in place."""
 
         def handle(call: UnaryCall) -> None:
@@ -163,36 +195,6 @@ class MethodRoutes:
 
     def _fail(self, call: UnaryCall, error: Exception) -> None:
         call.reply_error(self._failures.error_of(call.method, error))
-
-
-def method_routes(
-    methods: Mapping[str, Method], health: HealthHandlers, access: Access, routes: MethodRoutes
-) -> Mapping[str, Route]:
-    """Those of all methods of gRPC but ModelInfer and ModelStreamInfer, and of the health service, by full names."""
-    found: dict[str, Route] = {
-        "Check": routes.quick(health.check),
-        "Watch": StreamRoute(lambda call: HealthWatch(call, health)),
-    }
-    for name, method in methods.items():
-        if name in PROTOCOLS:
-            route = routes.of(method)
-            if name in ADMIN_METHODS:
-                route = _admin_guarded(route, name, method.request, access)
-            found[name] = route
-    return guarded_routes(found, access.restrictions)
-
-
-def _admin_guarded(route: UnaryRoute, method: str, request: type[Message], access: Access) -> UnaryRoute:
-
-    def handle(call: UnaryCall) -> None:
-        try:
-            access.check_admin(method, peer_of(call), lambda: parse_message(call.message, request))
-        except ServeError as error:
-            call.reply_error(error)
-        else:
-            route.handler(call)
-
-    return UnaryRoute(handle)
 
 
 def peer_of(call: UnaryCall) -> Peer:

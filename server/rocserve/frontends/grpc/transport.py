@@ -27,7 +27,7 @@ _GRPC_SHARE = 2
 """gRPC's connections are half of the files that a process may open. Its core counts nothing but them, so
 that the rest has to do for models, however many, and for HTTP."""
 
-COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+_COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 LEAST_READ_BYTES_PER_SECOND = 64 << 10
 """A client that reads slower than half a megabit a second is taken for one that does not read."""
@@ -38,12 +38,10 @@ MOST_REQUESTS_PER_READ = 10_000
 LINGER_SECONDS = 1.0
 """How long connections stay open after the last answer when the server shuts down."""
 
-STATUS_TEXT_LIMIT = 2000
-"""Bytes of a status text. It travels in the trailers, percent-encoded (up to three times as long), and clients refuse
-trailers from 8 KiB on."""
-
 
 class _Call(Protocol):
+    """An RPC in flight; what comes after its end is dropped silently."""
+
     @property
     def method(self) -> str:
         """The full name, "/package.Service/Method"."""
@@ -59,18 +57,18 @@ class _Call(Protocol):
     def peer(self) -> str:
         """Where the client is, in gRPC's notation ("ipv4:127.0.0.1:40000")."""
 
+    def reply_error(self, error: ServeError) -> None:
+        """End with an error, a stream behind what is queued."""
+
 
 class UnaryCall(_Call, Protocol):
-    """One unary RPC in flight. `reply` or `reply_error` ends it; whatever comes after the end is dropped silently."""
+    """`reply` or `reply_error` ends it."""
 
     @property
     def message(self) -> Buffer: ...
 
     def reply(self, message: bytes) -> None:
         """Answer with status OK. Raises: TypeError: the message is not bytes; the call stays open."""
-
-    def reply_error(self, error: ServeError) -> None:
-        """Answer with an error."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Call back once if the client cancels, vanishes, or lets its deadline pass before the call has ended.
@@ -97,20 +95,20 @@ class StreamReceiver(Protocol):
 
 
 class StreamCall(_Call, Protocol):
-    """One streaming RPC in flight; one message in and many out (server streaming) is a case of it.
+    """One message in and many out (server streaming) is a case of it.
 
     Memory stays bounded: the next message is read only while fewer than `stream_unanswered_limit` messages are
     unanswered and fewer than `stream_backlog_bytes` wait to be sent.
     """
 
     def send(self, message: bytes) -> None:
-        """Queue a message for the client; dropped silently once the stream has ended."""
+        """Queue a message for the client."""
 
     def request_next(self) -> None:
         """One message given to `on_message` has been answered in full."""
 
     def finish(self, code: StatusCode, text: str) -> None:
-        """End the stream once all that is queued has been sent; a second end is dropped silently."""
+        """End the stream once all that is queued has been sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,29 +138,21 @@ def full_name(method: str) -> str:
 def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> Routes:
     """By full names, those that are restricted behind a check of the call's metadata. What anybody may call is left as
     it is, so that it costs nothing."""
-    return {full_name(name): _guarded(route, restrictions.get(name)) for name, route in routes.items()}
 
+    def guarded(route: Route, restriction: Restriction) -> Route:
+        handler: Callable[[Any], Any] = route.handler
 
-def _guarded(route: Route, restriction: Restriction | None) -> Route:
-    if restriction is None:
-        return route
-    refusal, admits = restriction.refusal(), restriction.admits_metadata
-    handler: Callable[[Any], Any] = route.handler
+        def handle(call: Any) -> Any:
+            if restriction.admits_metadata(call.metadata):
+                return handler(call)
+            return call.reply_error(restriction.refusal())
 
-    def answer(call: UnaryCall) -> None:
-        if admits(call.metadata):
-            handler(call)
-        else:
-            call.reply_error(refusal)
+        return replace(route, handler=handle)
 
-    def open_stream(call: StreamCall) -> StreamReceiver | None:
-        if admits(call.metadata):
-            receiver: StreamReceiver | None = handler(call)
-            return receiver
-        call.finish(refusal.code, refusal.text)
-        return None
-
-    return replace(route, handler=answer) if isinstance(route, UnaryRoute) else StreamRoute(open_stream)
+    return {
+        full_name(name): guarded(route, restrictions[name]) if name in restrictions else route
+        for name, route in routes.items()
+    }
 
 
 def address_of(peer: str) -> str:
@@ -243,17 +233,14 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
         "grpc.server.max_pending_requests": most_calls,
         "grpc.server.max_pending_requests_hard_limit": 2 * most_calls,
     }
-    if settings.response_compression_level != "none":
-        arguments["grpc.default_compression_level"] = COMPRESSION_LEVELS[settings.response_compression_level]
-    if limits.max_connections is not None:
-        arguments["grpc.max_allowed_incoming_connections"] = limits.max_connections
-    times = {
+    where_given = {
+        "grpc.default_compression_level": _COMPRESSION_LEVELS[settings.response_compression_level],
+        "grpc.max_allowed_incoming_connections": limits.max_connections,
         "grpc.max_connection_idle_ms": settings.max_connection_idle_ms,
         "grpc.max_connection_age_ms": settings.max_connection_age_ms,
         "grpc.max_connection_age_grace_ms": settings.max_connection_age_grace_ms,
     }
-    arguments |= {name: milliseconds for name, milliseconds in times.items() if milliseconds > 0}
-    return tuple(arguments.items())
+    return (*arguments.items(), *((name, number) for name, number in where_given.items() if number and number > 0))
 
 
 def binding_error(where: ListenAddress, files: CertificateFiles | None) -> OSError:
@@ -268,15 +255,4 @@ def binding_error(where: ListenAddress, files: CertificateFiles | None) -> OSErr
     return where.refusal(OSError(errno.EADDRINUSE, ""))
 
 
-def status_text(text: str) -> str:
-    """The text as it may travel in a status."""
-    encoded = text.encode(errors="replace")
-    if len(encoded) <= STATUS_TEXT_LIMIT:
-        return text
-    return encoded[:STATUS_TEXT_LIMIT].decode(errors="ignore") + " ..."
-
-
 SERVER_EXITING = "Server exiting"
-NO_MESSAGE = "expected one request message, got none"
-NOT_READ_IN_TIME = "the client has not read the answer in time"
-CLIENT_DOES_NOT_READ = "the client does not read: too many bytes wait to be sent on this stream"

@@ -54,44 +54,32 @@ class WaitingLimits:
 
 
 class WaitingCalls:
-    """For one thread, but for `begin` of calls that have been here before, and `len`."""
+    """For one thread, but that calls of streams put themselves into `since` again from any."""
 
     def __init__(self, limits: WaitingLimits, now: float, log: logging.Logger) -> None:
         self.unfinished: UnfinishedBytes | None = None
         """None = what has come of messages is not counted."""
         self.counts_bytes = False
         """`came_whole` is to be called."""
-        self._streams: dict[ServerCall, float] = {}
+        self.streams: dict[ServerCall, float] = {}
         """All that are open, with the time of the check before they were."""
         self._limits = limits
         self._log = log
         self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
         self.since: dict[ServerCall, float] = {}
-        """In the order of their beginnings, with the time of the check before it. The hot path's unary calls are put in
-        and taken out without a call of `begin` and `remove`, which is all that these do."""
+        """In the order of their beginnings, with the time of the check before it. Calls put themselves in when they
+        begin to wait, and take themselves out."""
         self.checked_at = now
         self.check_from = CALLS_BETWEEN_CHECKS
         """The number of calls at which the next check is due."""
 
-    def begin(self, call: ServerCall) -> None:
-        """The call waits for its client from now on."""
-        self.since[call] = self.checked_at
-
-    def remove(self, call: ServerCall) -> None:
-        """Its message has come, or it has gone."""
-        self.since.pop(call, None)
-
-    def open_stream(self, call: ServerCall) -> None:
-        self._streams[call] = self.checked_at
-        self.begin(call)
-
     def close_stream(self, call: ServerCall) -> None:
-        self._streams.pop(call, None)
-        self.remove(call)
+        self.streams.pop(call, None)
+        self.since.pop(call, None)
 
     def came_whole(self, call: ServerCall, since: float | None, nbytes: int) -> None:
         """A message has. `since` when a unary call has waited."""
-        since = self._streams.get(call) if call.is_stream else since
+        since = self.streams.get(call) if call.is_stream else since
         if self.unfinished is not None and since is not None:
             self.unfinished.came_whole(call.peer, since, nbytes)
 
@@ -122,24 +110,22 @@ class WaitingCalls:
                 del calls[: len(old)]
         self._end_beyond_total(connections.values())
         if self.unfinished is not None and self.unfinished.is_due(now):
-            self._count_unfinished(self.unfinished, now)
+            # A stream may hold something of its next message at any time.
+            waiting: dict[str, list[ServerCall]] = {}
+            oldest: dict[str, float] = {}
+            for call, since in list({**self.since, **self.streams}.items()):
+                waiting.setdefault(call.peer, []).append(call)
+                oldest[call.peer] = min(oldest.get(call.peer, since), since)
+            for peer, error in self.unfinished.check(now, oldest).items():
+                for call in waiting[peer]:
+                    self._end(call, error)
+            self.counts_bytes = bool(self.unfinished.connections)
         self.check_from = min(len(self.since) + CALLS_BETWEEN_CHECKS, self._limits.total + 1)
 
     def end_unary(self, error: ServeError) -> None:
         for call in list(self.since):
             if not call.is_stream:
                 self._end(call, error)
-
-    def _count_unfinished(self, unfinished: UnfinishedBytes, now: float) -> None:
-        connections: dict[str, list[ServerCall]] = {}
-        oldest: dict[str, float] = {}
-        for call, since in list({**self.since, **self._streams}.items()):
-            connections.setdefault(call.peer, []).append(call)
-            oldest[call.peer] = min(oldest.get(call.peer, since), since)
-        for peer, error in unfinished.check(now, CHECK_SECONDS, oldest).items():
-            for call in connections[peer]:
-                self._end(call, error)
-        self.counts_bytes = bool(unfinished.connections)
 
     def _end_beyond_total(self, connections: Iterable[list[ServerCall]]) -> None:
         """The oldest of the connection that has the most, so that one client's many cost no other its few."""
@@ -168,7 +154,7 @@ class WaitingCalls:
             self._end(call, error)
 
     def _end(self, call: ServerCall, error: ServeError) -> None:
-        self.remove(call)
+        self.since.pop(call, None)
         call.end_waiting(error)
         if self._warnings.take():
             self._log.warning("%s, of %s, is ended: %s", call.method, call.peer, error.text)
@@ -335,17 +321,10 @@ class UnfinishedBytes:
             # It was counted at the last check.
             self._memory.release_part(connection, taken)
 
-    def check(self, now: float, period: float, oldest: Mapping[str, float]) -> dict[str, ServeError]:
-        """Count anew. The memory is left to the connections that hold least.
-
-        Args:
-            period: seconds between checks.
-            oldest: by peers, since when the first of its calls has waited.
-
-        Returns:
-            By peers, why there is no room for what the connections hold that hold most. All their calls that wait are
-            to be ended, so that nothing is left to count.
-        """
+    def check(self, now: float, oldest: Mapping[str, float]) -> dict[str, ServeError]:
+        """Count anew. The memory is left to the connections that hold least; by peers, why there is none for those that
+        hold most. All their calls that wait are to be ended, so that nothing is left to count. `oldest`: by peers,
+        since when the first of its calls has waited."""
         try:
             received = self._received() if self._received else {}
         except OSError as error:
@@ -357,7 +336,7 @@ class UnfinishedBytes:
                 error,
             )
             return {}
-        self._next = now + max(period * 0.9, (time.monotonic() - now) * _SHARE_OF_TIME)
+        self._next = now + max(CHECK_SECONDS * 0.9, (time.monotonic() - now) * _SHARE_OF_TIME)
         checked_at = self._earlier[-1][0]
         held: dict[str, int] = {}
         connections = {}
