@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -51,47 +51,46 @@ if TYPE_CHECKING:
     from rocserve.backends.device_tensors import DeviceTensors, SharedTensor
 
 
+_LOG = logging.getLogger(__name__)
+_IS_CLOSED = attrgetter("_is_closed")
+
+
 class EventLoop:
     """A loop on a thread of its own, so that coroutines go on while `execute` takes further requests."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="event loop", daemon=True)
         self._closing = False
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Start the coroutine; the loop starts with the first."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="event loop", daemon=True)
+        """Start the coroutine; the thread starts with the first."""
+        if not self._thread.is_alive():
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
         """Stop the loop; what has not ended is cancelled."""
-        if self._loop is None or self._thread is None:
-            return
         self._closing = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop = self._thread = None
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self) -> None:
+        loop = self._loop
         asyncio.set_event_loop(loop)
         while True:
-            try:
+            # asyncio lets these end the loop, too; only then would their coroutine's future hear of them.
+            with suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
+            if self._closing:
                 break
-            except (SystemExit, KeyboardInterrupt):
-                # asyncio lets these end the loop, too; only then would their coroutine's future hear of them.
-                if self._closing:
-                    break
         pending = asyncio.all_tasks(loop)
         for task in pending:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
 
 
 class AbandonedRequests:
@@ -101,66 +100,41 @@ class AbandonedRequests:
     for that, and the thread is there to take from it.
     """
 
-    def __init__(self, model_name: str, decoupled: bool) -> None:
+    def __init__(self, model_name: str) -> None:
         self._model_name = model_name
-        self._decoupled = decoupled
         self._dropped: SimpleQueue[tuple[RequestResponder, bool] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="abandoned requests", daemon=True)
 
-    def take(self, responder: RequestResponder, had_response: bool) -> None:
-        """From a garbage collection."""
-        self._dropped.put((responder, had_response))
+    def take(self, responder: RequestResponder, may_be_without: bool) -> None:
+        """From a garbage collection. `may_be_without`: the request may end without a further response."""
+        self._dropped.put((responder, may_be_without))
 
     def watch(self) -> None:
         """Start the thread. Called once a request may be dropped: when `execute` has left one unanswered."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="abandoned requests", daemon=True)
+        if not self._thread.is_alive():
             self._thread.start()
 
     def close(self) -> None:
         """Answer what has been dropped, and end the thread."""
         self.watch()
-        assert self._thread is not None
         self._dropped.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (dropped := self._dropped.get()) is not None:
-            self._end(*dropped)
-
-    def _end(self, responder: RequestResponder, had_response: bool) -> None:
-        error = None
-        if self._decoupled or had_response:
-            # A client of Triton does not notice that the final flag never came; here it need not wait either.
-            _LOG.warning(
-                "model '%s' let go of a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
-                self._model_name,
-            )
-        else:
-            error = internal(f"model '{self._model_name}' let go of a request without a response")
-        # It may have been answered meanwhile, as when its worker gives up.
-        with suppress(RuntimeError):
-            responder.send(error, True)
-
-
-_LOG = logging.getLogger(__name__)
-_IS_CLOSED = attrgetter("_is_closed")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPlace:
-    """Which model this is, and where it runs."""
-
-    name: str
-    version: int
-    folder: Path
-    instance_name: str
-    instance_kind: str
-    """CPU, GPU or MODEL."""
-
-
-class _WrongAnswer(Exception):
-    """What `execute` returned may not be; the text alone goes to the client, as in Triton."""
+            responder, may_be_without = dropped
+            error = None
+            if may_be_without:
+                # A client of Triton does not notice that the final flag never came; here it need not wait either.
+                _LOG.warning(
+                    "model '%s' let go of a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
+                    self._model_name,
+                )
+            else:
+                error = internal(f"model '{self._model_name}' let go of a request without a response")
+            # It may have been answered meanwhile, as when its worker gives up.
+            with suppress(RuntimeError):
+                responder.send(error, True)
 
 
 @dataclass(eq=False)
@@ -171,17 +145,20 @@ class PythonModel:
     _request_class: type[InferenceRequest]
     """What the model knows as pb_utils.InferenceRequest."""
     signature: Signature
-    _place: ModelPlace
+    _source: ModelSource
+    _instance_name: str
+    _instance_kind: str
+    """CPU, GPU or MODEL."""
     _caller: Caller
     _tensors: DeviceTensors | None
     """Of its GPU, where its inputs may be on that."""
-    _loop: EventLoop = field(default_factory=EventLoop, init=False)
-    _model: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._caller.tensors = self._tensors
         self.properties = {DEVICE_PROPERTY: self._tensors.name} if self._tensors else {}
-        self._abandoned = AbandonedRequests(self._place.name, False)
+        self._abandoned = AbandonedRequests(self._source.name)
+        self._loop = EventLoop()
+        self._model: Any = None
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
         """Make the instance and call its `initialize`, where it has one. Raises: ServeError: INTERNAL; the model's code
@@ -190,24 +167,23 @@ class PythonModel:
         self._iterative = config.sequence_batching is not None and config.sequence_batching.iterative
         self._outputs = tuple(output.name for output in config.outputs)
         self._batching = config.max_batch_size > 0
-        self._abandoned = AbandonedRequests(self._place.name, self._decoupled)
+        source = self._source
         try:
             self._model = self._class()
             if hasattr(self._model, "initialize"):
-                place = self._place
                 arguments = {
                     "model_config": config_json,
-                    "model_instance_kind": place.instance_kind,
-                    "model_instance_name": place.instance_name,
+                    "model_instance_kind": self._instance_kind,
+                    "model_instance_name": self._instance_name,
                     # A worker is shown its own GPU only, which is the first that PyTorch and others find there.
                     "model_instance_device_id": "0",
-                    "model_repository": str(place.folder),
-                    "model_version": str(place.version),
-                    "model_name": place.name,
+                    "model_repository": str(source.model_folder),
+                    "model_version": str(source.version),
+                    "model_name": source.name,
                 }
                 self._model.initialize(arguments)
         except BaseException as error:
-            raise internal(fault_text(error, self._place.folder)) from error
+            raise internal(fault_text(error, source.model_folder)) from error
         finally:
             keep_server_log()
         self._caller.is_open = True
@@ -216,7 +192,7 @@ class PythonModel:
         """Raises: ServeError: INTERNAL; the model's code raised, or returned what it may not."""
         answers: list[InferenceResponseSender] = []
         received: list[InferenceRequest] = []
-        place = self._place
+        source = self._source
         wrap = wrapper_of(self._tensors)
         for request in requests:
             outputs = request.requested_outputs or self._outputs
@@ -225,7 +201,7 @@ class PythonModel:
             answers.append(answering)
             received.append(
                 received_request(
-                    self._request_class, request, outputs, place.name, place.version, answering, self._iterative, wrap
+                    self._request_class, request, outputs, source.name, source.version, answering, self._iterative, wrap
                 )
             )
         if self._tensors is not None:
@@ -257,22 +233,22 @@ class PythonModel:
             try:
                 self._model.finalize()
             except BaseException:
-                _LOG.exception("model '%s' failed to finalize", self._place.name)
+                _LOG.exception("model '%s' failed to finalize", self._source.name)
         self._model = None
         self._abandoned.close()
 
     def _results(
         self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[InferenceResponseSender]
     ) -> list[Result | None]:
-        """Raises: _WrongAnswer: in Triton's words."""
+        """Raises: ServeError: what `execute` returned may not be, in Triton's words."""
         if returned is None:
             return [self._result(None, *each) for each in zip(received, answers, strict=True)]
         if self._decoupled:
             raise self._decoupled_fault()
         if not isinstance(returned, list):
-            raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(returned)}'.")
+            raise internal(f"Expected a list in the execute return, found type '{type(returned)}'.")
         if len(returned) != len(answers):
-            raise _WrongAnswer(
+            raise internal(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
                 f" InferenceRequest(s) size is:{len(answers)}, and InferenceResponse(s) size is:{len(returned)}"
             )
@@ -281,7 +257,7 @@ class PythonModel:
     def _result(self, response: Any, request: InferenceRequest, answers: InferenceResponseSender) -> Result | None:
         if request._is_rescheduled:
             if response is not None:
-                raise _WrongAnswer(
+                raise internal(
                     "Expected a None object in the execute function return list for reschduled request, found type"
                     f" '{type(response)}'."
                 )
@@ -290,14 +266,14 @@ class PythonModel:
         if response is None:
             return None
         if not isinstance(response, InferenceResponse):
-            raise _WrongAnswer(
+            raise internal(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type"
                 f" '{type(response)}'."
             )
         try:
             return answers._returned(response)
         except TritonModelException as error:
-            raise _WrongAnswer(str(error)) from None
+            raise internal(str(error)) from None
 
     def _answer(self, wanted: tuple[str, ...], may_stay: tuple[str, ...], response: InferenceResponse) -> Answer:
         """A response as it is sent: of its tensors those that are wanted. Those on the GPU are left there where they
@@ -317,9 +293,9 @@ class PythonModel:
         tensors.wait()
         return replace(answer, slot=kept) if kept and isinstance(answer, ModelResponse) else answer
 
-    def _decoupled_fault(self) -> _WrongAnswer:
-        return _WrongAnswer(
-            f"Python model '{self._place.instance_name}' is using the decoupled mode and the execute function must"
+    def _decoupled_fault(self) -> ServeError:
+        return internal(
+            f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must"
             " return None."
         )
 
@@ -337,10 +313,9 @@ class PythonModel:
                 each._fail(error)
 
     def _execute_fault(self, error: BaseException) -> ServeError:
-        name = self._place.instance_name
+        name = self._instance_name
         _LOG.error("model '%s' failed to process its request(s)", name, exc_info=error)
-        text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
-        return internal(f"Failed to process the request(s) for model '{name}', message: {text}")
+        return internal(f"Failed to process the request(s) for model '{name}', message: {exception_text(error)}")
 
 
 def exception_text(error: BaseException) -> str:
@@ -410,23 +385,16 @@ def load(model: RequestModelSource) -> RequestModel:
     kind = source.instance_kind
     if kind is InstanceKind.AUTO:
         kind = InstanceKind.CPU if source.device is None else InstanceKind.GPU
-    place = ModelPlace(
-        name=source.name,
-        version=source.version,
-        folder=source.model_folder,
-        instance_name=model.instance_name,
-        instance_kind=kind.value.removeprefix("KIND_"),
-    )
-    return PythonModel(
-        model_class, utilities.InferenceRequest, signature, place, caller, _device_tensors(source, place)
-    )
-
-
-def _device_tensors(source: ModelSource, place: ModelPlace) -> DeviceTensors | None:
-    """Those of the model's GPU, where it wants its inputs there and has PyTorch for it."""
     wanted = source.config.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes").strip().lower() == "no"
-    if not wanted or place.instance_kind != "GPU":
-        return None
+    tensors = _device_tensors(source) if wanted and kind is InstanceKind.GPU else None
+    instance_kind = kind.value.removeprefix("KIND_")
+    return PythonModel(
+        model_class, utilities.InferenceRequest, signature, source, model.instance_name, instance_kind, caller, tensors
+    )
+
+
+def _device_tensors(source: ModelSource) -> DeviceTensors | None:
+    """Those of the model's GPU, where it has PyTorch for it."""
     try:
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():

@@ -37,10 +37,7 @@ class Caller:
         """Start a call, which has no inputs yet. Raises: TritonModelException: the model is not being served."""
         if not self.is_open:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
-        try:
-            _Call(self._calls, self.tensors, call, inputs, on_response).start()
-        except ServeError as error:
-            on_response(InferenceResponse(error=from_serve_error(error)), True)
+        _Call(self._calls, self.tensors, call, inputs, on_response).start(self.tensors is None)
 
     def run(self, call: ModelCall, inputs: Sequence[Tensor]) -> InferenceResponse:
         """Wait for the only response of a call."""
@@ -69,44 +66,43 @@ class _Call:
     _kept: list[SharedTensor] = field(default_factory=list, init=False)
     """What references lead to, until the last answer."""
 
-    def start(self) -> None:
-        """Raises: ServeError: it cannot be sent."""
-        tensors = self._tensors
-        if tensors is None:
-            self._start_by_host()
-            return
+    def start(self, by_host: bool) -> None:
+        """`by_host`: all of its tensors go by the CPU's memory. What cannot be sent is answered by an error."""
+        tensors = None if by_host else self._tensors
         sent: list[core.Tensor] = []
         references: list[str] = []
-        for tensor in self._inputs:
-            if tensor.is_cpu():
-                sent.append(host_tensor(tensor))
+        try:
+            for tensor in self._inputs:
+                if tensors is None or tensor.is_cpu():
+                    sent.append(host_tensor(tensor))
+                else:
+                    self._kept.append(tensors.share(tensor._on_device))
+                    sent.append(self._kept[-1].referring(tensor.name(), batching=False))
+                    references.append(tensor.name())
+            if tensors is None:
+                call = replace(self._call, inputs=tuple(sent), may_stay=False)
             else:
-                self._kept.append(tensors.share(tensor._on_device))
-                sent.append(self._kept[-1].referring(tensor.name(), batching=False))
-                references.append(tensor.name())
-        if references:
-            tensors.wait()
-        call = replace(self._call, inputs=tuple(sent), device=tensors.name, references=tuple(references))
-        self._calls.call(call, self._take)
-
-    def _start_by_host(self) -> None:
-        call = replace(self._call, inputs=tuple([host_tensor(tensor) for tensor in self._inputs]), may_stay=False)
-        self._calls.call(call, self._take)
+                call = replace(self._call, inputs=tuple(sent), device=tensors.name, references=tuple(references))
+                if references:
+                    tensors.wait()
+            self._calls.call(call, self._take)
+        except ServeError as error:
+            self._on_response(InferenceResponse(error=from_serve_error(error)), True)
 
     def _take(self, answer: Result | None, final: bool) -> None:
         if final:
             self._kept.clear()
+        if isinstance(answer, Rescheduled):
+            self.start(by_host=True)
+            return
         try:
-            if isinstance(answer, Rescheduled):
-                self._start_by_host()
-                return
             # Raises where memory of another worker cannot be opened.
             response = None if answer is None else response_of(answer, wrapper_of(self._tensors))
             if response and self._tensors and not all(tensor.is_cpu() for tensor in response.output_tensors()):
                 self._tensors.wait()
-            self._on_response(response, final)
         except ServeError as error:
-            self._on_response(InferenceResponse(error=from_serve_error(error)), True)
+            response, final = InferenceResponse(error=from_serve_error(error)), True
+        self._on_response(response, final)
 
 
 class OnlyResponse:

@@ -96,7 +96,7 @@ def response_of(answer: Answer, wrap: Callable[[core.Tensor], Tensor] = wrap_ten
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 AbandonedHandler = Callable[[RequestResponder, bool], None]
-"""Takes the responder of a request that nobody can answer any more, and whether it had a response."""
+"""Takes the responder of a request that nobody can answer any more, and whether it may end without a response more."""
 
 
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
@@ -117,7 +117,7 @@ class InferenceResponseSender:
     def __del__(self) -> None:
         # A request that the model has dropped would leave its client waiting.
         if not self._is_closed:
-            self._on_abandoned(self._responder, self._sent > 0)
+            self._on_abandoned(self._responder, self._decoupled or self._sent > 0)
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the request's answer any more."""

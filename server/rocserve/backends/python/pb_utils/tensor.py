@@ -82,17 +82,17 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
                 "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and"
                 " `__dlpack_device__` attributes"
             )
-        if tensor.__dlpack_device__()[0] not in _HOST_DEVICES and callable(getattr(tensor, "cpu", None)):
+        if _device_type(tensor) not in _HOST_DEVICES and callable(getattr(tensor, "cpu", None)):
             tensor = tensor.cpu()
-        _require_host(tensor.__dlpack_device__()[0])
+        _require_host(tensor)
         try:
             capsule = tensor.__dlpack__(stream=None)
         except BufferError as error:
             raise TritonModelException(f"DLPack tensor cannot be read: {error}") from None
     if not _is_valid(capsule, b"dltensor"):
         raise TritonModelException("Provided capsule is no DLPack tensor, or was used before.")
+    _require_host(capsule)
     head = _head(capsule)
-    _require_host(head.device.device_type)
     bfloat16 = head.dtype.code == _BFLOAT
     if bfloat16:
         if head.dtype.bits != 16:
@@ -111,11 +111,7 @@ def device_tensor(tensor: Any) -> Any:
     """PyTorch's tensor on the memory of a capsule, or of an object with `__dlpack__`, that is on a GPU; None where it
     is on the CPU, or the model has imported no PyTorch that has a GPU."""
     torch = sys.modules.get("torch")
-    if type(tensor).__name__ == "PyCapsule":
-        is_there = _is_valid(tensor, b"dltensor") and _head(tensor).device.device_type not in _HOST_DEVICES
-    else:
-        is_there = hasattr(tensor, "__dlpack_device__") and tensor.__dlpack_device__()[0] not in _HOST_DEVICES
-    if torch is None or not is_there or not torch.cuda.is_available():
+    if torch is None or _device_type(tensor) in _HOST_DEVICES or not torch.cuda.is_available():
         return None
     found = tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
     return found.detach()
@@ -134,10 +130,17 @@ class _Offer:
         return CPU_DEVICE
 
 
-def _require_host(device_type: int) -> None:
-    if device_type not in _HOST_DEVICES:
+def _device_type(tensor: Any) -> int:
+    """Of the memory of a capsule, or of an object with `__dlpack__`; the CPU's of what is neither."""
+    if type(tensor).__name__ == "PyCapsule":
+        return int(_head(tensor).device.device_type) if _is_valid(tensor, b"dltensor") else CPU_DEVICE[0]
+    return int(tensor.__dlpack_device__()[0]) if hasattr(tensor, "__dlpack_device__") else CPU_DEVICE[0]
+
+
+def _require_host(tensor: Any) -> None:
+    if (device_type := _device_type(tensor)) not in _HOST_DEVICES:
         raise TritonModelException(
-            f"DLDevice type {int(device_type)} is not supported: outputs are taken from the CPU's memory; pass"
+            f"DLDevice type {device_type} is not supported: outputs are taken from the CPU's memory; pass"
             " the tensor itself rather than its capsule, or copy it to the CPU first"
         )
 
@@ -147,22 +150,8 @@ def _head(capsule: Any) -> _TensorHead:
 
 
 _LENGTH = struct.Struct("<I")
-_NUMBERS: dict[DataType, int] = {
-    DataType.BOOL: 1,
-    DataType.UINT8: 2,
-    DataType.UINT16: 3,
-    DataType.UINT32: 4,
-    DataType.UINT64: 5,
-    DataType.INT8: 6,
-    DataType.INT16: 7,
-    DataType.INT32: 8,
-    DataType.INT64: 9,
-    DataType.FP16: 10,
-    DataType.FP32: 11,
-    DataType.FP64: 12,
-    DataType.BYTES: 13,
-    DataType.BF16: 14,
-}
+_IN_TRITONS_ORDER = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
+_NUMBERS = {DataType(name): number for number, name in enumerate(_IN_TRITONS_ORDER.split(), 1)}
 """TRITONSERVER_DataType, which are also the numbers of config.pbtxt's DataType."""
 _BY_NUMBER = {number: datatype for datatype, number in _NUMBERS.items()}
 _BY_NUMPY_DTYPE = {datatype.numpy_dtype: datatype for datatype in DataType if datatype is not DataType.BF16}
