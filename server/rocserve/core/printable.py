@@ -13,6 +13,12 @@ def printable(text: str) -> str:
     return "".join(escaped)
 
 
+def printable_line(line: bytes, longest: int) -> str:
+    """A line that a process wrote, cut at so many bytes."""
+    text = line[:longest].decode("utf-8", "backslashreplace").rstrip()
+    return printable(text + " ... (cut)" if len(line) > longest else text)
+
+
 def printable_name(name: str) -> str:
     """A file's name, with what cannot be printed escaped; bytes that are no UTF-8 as \\xe9."""
     return printable(os.fsencode(name).decode("utf-8", "backslashreplace"))

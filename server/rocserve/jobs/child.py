@@ -23,7 +23,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.plain import from_json, to_json
 from rocserve.jobs.hints import with_hint
-from rocserve.jobs.messages import FailureKind, JobFailure, JobOrder, JobReply, Report
+from rocserve.jobs.messages import JobOrder, JobReply, Report
 
 _LOWEST = 19
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
@@ -65,21 +65,17 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
         result = perform(job, order.context, lambda phase: _send(replies, JobReply(phase=phase)))
         reply = JobReply(result=to_json(result).decode())
     except ServeError as error:
-        reply = _failed(FailureKind.REFUSED, error.code, error.text)
+        reply = JobReply(failure=error.text, code=error.code)
     except MemoryError:
-        reply = _failed(FailureKind.REFUSED, StatusCode.UNAVAILABLE, with_hint("std::bad_alloc"))
+        reply = JobReply(failure=with_hint("std::bad_alloc"), code=StatusCode.UNAVAILABLE)
     except Exception as error:
         traceback.print_exc()
-        reply = _failed(FailureKind.BROKEN, StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+        reply = JobReply(failure=f"{type(error).__name__}: {error}", code=StatusCode.INTERNAL)
     sys.stdout.flush()
     sys.stderr.flush()
     _send(replies, reply)
     # At the end of a process an engine and a GPU's driver may take long, or crash.
     os._exit(0)
-
-
-def _failed(kind: FailureKind, code: StatusCode, text: str) -> JobReply:
-    return JobReply(failure=JobFailure(kind, int(code), text))
 
 
 def _send(replies: int, reply: JobReply) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 _ENTRY = re.compile(r"^((?:[^ #\n].*\n)+)((?: .*\n)+)", re.MULTILINE)
 
@@ -20,11 +21,6 @@ def add_hint(message: str, hints: Mapping[str, str]) -> str:
     return next((f"{message}; {remedy}" for pattern, remedy in hints.items() if re.search(pattern, message)), message)
 
 
-def with_hint(message: str) -> str:
-    """The message, and what to do about it where any engine could have said it."""
-    return add_hint(message, MACHINE_HINTS)
-
-
 MACHINE_HINTS = read_hints(r"""
 ^it was killed by signal 9
     the kernel does that where memory runs out, and says so in its log (dmesg): then use smaller batch_sizes, compile
@@ -35,3 +31,5 @@ bad_alloc|Cannot allocate memory
 No space left on device
     a disk is full: --cache-directory and the temporary folder need room
 """)
+with_hint = partial(add_hint, hints=MACHINE_HINTS)
+"""The message, and what to do about it where any engine could have said it."""

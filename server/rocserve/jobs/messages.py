@@ -6,7 +6,6 @@ one holds the result or the failure; a child that ends without it has crashed.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,25 +26,13 @@ class Job(Protocol):
         """What is done, for people: "compiling batch size 4 of model 'x'"."""
 
 
-class FailureKind(enum.Enum):
-    REFUSED = "refused"
-    """The engine, or a check of ours, said why not."""
-    CRASHED = "crashed"
-    """The child ended by itself in the middle of its work: the engine does not survive this."""
-    KILLED = "killed"
-    """Somebody ended the child, such as the kernel where memory ran out."""
-    TIMED_OUT = "timed out"
-    CALLED_OFF = "called off"
-    BROKEN = "broken"
-    """Something else went wrong, which says nothing about the model."""
-
-
 class JobError(ServeError):
     """A job that failed; the text names the job."""
 
-    def __init__(self, kind: FailureKind, code: StatusCode, text: str) -> None:
+    def __init__(self, code: StatusCode, text: str, is_crash: bool = False) -> None:
+        """`is_crash`: the child ended by itself in the middle of its work: the engine does not survive this."""
         super().__init__(code, text)
-        self.kind = kind
+        self.is_crash = is_crash
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +45,12 @@ class JobOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class JobFailure:
-    kind: FailureKind
-    code: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class JobReply:
     """One of the three."""
 
     phase: str | None = None
     result: str | None = None
     """As JSON."""
-    failure: JobFailure | None = None
+    failure: str | None = None
+    code: int = 0
+    """Of the failure."""

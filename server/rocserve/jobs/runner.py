@@ -15,16 +15,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
-from rocserve.core.printable import printable
+from rocserve.core.printable import printable, printable_line
 from rocserve.jobs.hints import with_hint
-from rocserve.jobs.messages import FailureKind, Job, JobError, JobOrder, JobReply
+from rocserve.jobs.messages import Job, JobError, JobOrder, JobReply
 
 _OUTPUT_BYTES = 256 * 1024
 _MOST_KEPT_BYTES = 16 << 20
@@ -45,12 +46,8 @@ class JobOutput:
             os.close(memory)
         self._read = 0
         self._begun = b""
-        self._last: deque[str] = deque(maxlen=_KEPT_LINES)
-
-    @property
-    def last_lines(self) -> Sequence[str]:
-        """The last that were not empty."""
-        return tuple(self._last)
+        self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        """That were not empty."""
 
     def take_lines(self, *, ended: bool = False) -> list[str]:
         """The lines that have come since; with `ended` also one without an end."""
@@ -67,13 +64,8 @@ class JobOutput:
         if ended:
             lines.append(self._begun)
             self._begun = b""
-        readable = [
-            printable(line[:_LONGEST_LINE].decode("utf-8", "backslashreplace").rstrip())
-            + (" ... (cut)" if len(line) > _LONGEST_LINE else "")
-            for line in lines
-            if line.strip()
-        ]
-        self._last.extend(readable)
+        readable = [printable_line(line, _LONGEST_LINE) for line in lines if line.strip()]
+        self.last_lines.extend(readable)
         return readable
 
     def close(self) -> None:
@@ -134,7 +126,11 @@ class JobProcess:
     @property
     def peak_bytes(self) -> int:
         """The most memory that it has had so far; 0 once it has ended."""
-        return peak_bytes(self._process.pid)
+        with suppress(OSError):
+            for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        return 0
 
     def send(self, order: bytes) -> None:
         """One more line for the child. Raises: BrokenPipeError: it has ended."""
@@ -184,31 +180,15 @@ class JobProcess:
         self.output.close()
 
 
-_PEAK = "VmHWM:"
-
-
-def peak_bytes(pid: int | None = None) -> int:
-    """Of the process (None = this one), without what the process that started it had; 0 where it is not known. Not from
-    getrusage(2), whose maximum a new process inherits."""
-    try:
-        text = Path(f"/proc/{pid or 'self'}/status").read_text()
-    except OSError:
-        return 0
-    for line in text.splitlines():
-        if line.startswith(_PEAK):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 _MESSAGE_LINES = 4
 """So many of what it wrote last go into an error; all are in the log."""
 _LONGEST_WORDS = 600
 
 
-def describe_end(status: int, last_lines: Sequence[str], peak_bytes: int, who: str) -> str:
+def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: str) -> str:
     """For a child that ended without a word; goes on after "while compiling: ". `status`: the exit status; below 0,
     less the signal's number. `who`: what a signal ended."""
-    message = "; ".join(line.strip() for line in last_lines[-_MESSAGE_LINES:])
+    message = "; ".join(line.strip() for line in [*last_lines][-_MESSAGE_LINES:])
     if len(message) > _LONGEST_WORDS:
         message = "..." + message[-_LONGEST_WORDS:]
     if status == -signal.SIGKILL:
@@ -350,7 +330,7 @@ class JobRunner:
     ) -> Result:
         """What the job's `perform` returned. `timeout_seconds`: 0 = no limit. `environment` is set on top of this
         process's. `limit_name` is what an operator calls the limit, `remedy` what else than raising it helps. `report`:
-        instead of the runner's. Raises: JobError: why not; its `kind` says of what kind that is."""
+        instead of the runner's. Raises: JobError: why not."""
         watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
         failed = f"{job.title} failed while"
         with self._start(job, low_priority, environment) as process:
@@ -358,24 +338,21 @@ class JobRunner:
                 reply, peak_bytes = _follow(process, watch, timeout_seconds)
                 if reply is None:
                     raise JobError(
-                        FailureKind.TIMED_OUT,
                         StatusCode.UNAVAILABLE,
                         f"{job.title} took longer than {limit_name} ({timeout_seconds:g} s) and was stopped while"
                         f" {watch.phase}; raise {limit_name} (0 = no limit){f', or {remedy}' if remedy else ''}",
                     )
                 status = process.wait()
                 watch.takes_lines(process.output.take_lines(ended=True))
-                if (failure := reply.failure) is not None:
-                    text = f"{failed} {watch.phase}: {printable(failure.text)}"
-                    raise JobError(failure.kind, StatusCode(failure.code), text)
+                if reply.failure is not None:
+                    raise JobError(StatusCode(reply.code), f"{failed} {watch.phase}: {printable(reply.failure)}")
                 if reply.result is None:
                     end = describe_end(status, process.output.last_lines, peak_bytes, self._engine.name)
                     text = f"{failed} {watch.phase}: {printable(self._engine.with_hint(end))}"
-                    # Before its work begins the job is not to blame, but the installation.
-                    kind = FailureKind.BROKEN if watch.phase == _START else FailureKind.CRASHED
-                    if status == -signal.SIGKILL:
-                        kind = FailureKind.KILLED
-                    raise JobError(kind, StatusCode.UNAVAILABLE, text)
+                    # Before its work begins the job is not to blame, but the installation; nor where somebody ended
+                    # the child, such as the kernel where memory ran out.
+                    is_crash = watch.phase != _START and status != -signal.SIGKILL
+                    raise JobError(StatusCode.UNAVAILABLE, text, is_crash)
             except JobError:
                 self.check_called_off(job.title)
                 raise
@@ -394,7 +371,7 @@ class JobRunner:
     def check_called_off(self, title: str) -> None:
         """Raises: JobError: `call_off` has been called."""
         if self._called_off:
-            raise JobError(FailureKind.CALLED_OFF, StatusCode.CANCELLED, f"{title} was called off")
+            raise JobError(StatusCode.CANCELLED, f"{title} was called off")
 
     def _start(self, job: Job, low_priority: bool, environment: Mapping[str, str]) -> JobProcess:
         kind = type(job)
@@ -406,9 +383,8 @@ class JobRunner:
             try:
                 process = JobProcess(command, {**os.environ, **environment}, to_json(order))
             except OSError as error:
-                raise JobError(
-                    FailureKind.BROKEN, StatusCode.INTERNAL, f"{job.title} failed: no process could be started: {error}"
-                ) from error
+                text = f"{job.title} failed: no process could be started: {error}"
+                raise JobError(StatusCode.INTERNAL, text) from error
             self._running.add(process)
         return process
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 
-from rocserve.core.printable import printable
+from rocserve.core.printable import printable_line
 from rocserve.observability.failures import Allowance
 
 _LONGEST_LINE = 4096
@@ -58,7 +58,7 @@ class WorkerOutput:
     def last_line(self) -> str:
         """The last line that was not empty; the reason, when a worker ends without another word. What Python writes
         about a crash comes after it and does not count."""
-        return _split_level(_printable(self._last))[1]
+        return _split_level(printable_line(self._last, _LONGEST_LINE))[1]
 
     def close(self) -> None:
         """Read the rest, and stop."""
@@ -133,7 +133,7 @@ class WorkerOutput:
         if not self._lines.take():
             self._drop(1)
             return
-        level, text = _split_level(_printable(line))
+        level, text = _split_level(printable_line(line, _LONGEST_LINE))
         if not self._characters.take(len(text)):
             self._drop(1)
             return
@@ -158,11 +158,3 @@ def _split_level(text: str) -> tuple[int, str]:
     word, _, rest = text.partition(" ")
     level = _LEVELS.get(word)
     return (logging.INFO, text) if level is None else (level, rest)
-
-
-def _printable(line: bytes) -> str:
-    """The line as text that cannot move a terminal's cursor or fake a line of the log."""
-    text = line[:_LONGEST_LINE].decode("utf-8", "backslashreplace").rstrip()
-    if len(line) > _LONGEST_LINE:
-        text += " ... (cut)"
-    return printable(text)

@@ -17,7 +17,7 @@ def test_lines_are_taken_as_they_come_and_half_a_line_in_the_end() -> None:
     os.write(output.descriptor, b"o\n\n   \nthree")
     assert output.take_lines() == ["two"]
     assert output.take_lines(ended=True) == ["three"]
-    assert output.last_lines == ("one", "two", "three")
+    assert [*output.last_lines] == ["one", "two", "three"]
     output.close()
 
 
@@ -57,7 +57,7 @@ def test_only_the_last_lines_are_remembered() -> None:
     output = JobOutput()
     os.write(output.descriptor, b"".join(b"%d\n" % number for number in range(100)))
     output.take_lines()
-    assert output.last_lines == tuple(str(number) for number in range(88, 100))
+    assert [*output.last_lines] == [str(number) for number in range(88, 100)]
     output.close()
 
 

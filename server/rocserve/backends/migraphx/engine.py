@@ -33,7 +33,7 @@ from rocserve.backends.migraphx.serving.programs import (
 )
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.jobs.messages import FailureKind, JobError
+from rocserve.jobs.messages import JobError
 
 
 def load_program_file(context: CompileContext) -> MigraphxModel:
@@ -70,7 +70,7 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
             context.runner.run(ProbeJob(model.name, str(path)), InspectResult, timeout_seconds=limit)
         except JobError as error:
             # Another limit, or more memory, may change any other end.
-            if error.kind is FailureKind.CRASHED:
+            if error.is_crash:
                 trials.remember(key, replace(trial, crash=error.text))
             raise
         trials.remember(key, trial)

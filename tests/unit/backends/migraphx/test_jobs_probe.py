@@ -11,7 +11,7 @@ from support.migraphx_compiling import MLP, Bench
 
 from rocserve.backends.migraphx.jobs.probe import InspectResult, ProbeJob
 from rocserve.core.errors import StatusCode
-from rocserve.jobs.messages import FailureKind, JobError
+from rocserve.jobs.messages import JobError
 
 pytestmark = pytest.mark.long
 
@@ -66,7 +66,7 @@ def test_a_sound_program_tells_its_inputs_and_outputs(probe: Probe, program: byt
 )
 def test_damaged_files_are_refused(probe: Probe, program: bytes, damage: Callable[[bytes], bytes], text: str) -> None:
     error = failure(probe, damage(program))
-    assert (error.kind, error.code) == (FailureKind.REFUSED, StatusCode.UNAVAILABLE)
+    assert (error.is_crash, error.code) == (False, StatusCode.UNAVAILABLE)
     assert error.text.startswith("trying model.mxr of model 'x' failed while loading it: MIGraphX says: ")
     assert text in error.text
     assert error.text.isprintable()
@@ -75,7 +75,7 @@ def test_damaged_files_are_refused(probe: Probe, program: bytes, damage: Callabl
 def test_a_file_that_ends_the_process_is_told_from_others(probe: Probe, program: bytes) -> None:
     """The instruction that others take their input from has another name."""
     error = failure(probe, program.replace(b"\xa6output\xa1x", b"\xa6output\xa1y"))
-    assert error.kind is FailureKind.CRASHED
+    assert error.is_crash
     assert error.text.startswith(
         "trying model.mxr of model 'x' failed while loading it: MIGraphX ended by signal 6 (SIGABRT): "
     )

@@ -23,7 +23,7 @@ from support.workers import open_descriptors
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.core.errors import StatusCode
-from rocserve.jobs.messages import FailureKind, JobError
+from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings
 
@@ -111,13 +111,13 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "argument", "code", "kind", "text"),
+    ("action", "argument", "code", "is_crash", "text"),
     [
         pytest.param(
             "refuse",
             "parse_graph: Unknown operator: MyFancyOp",
             StatusCode.UNAVAILABLE,
-            FailureKind.REFUSED,
+            False,
             "doing refuse failed while beginning: MIGraphX says: parse_graph: Unknown operator: MyFancyOp; this"
             " MIGraphX does not know the operator: ",
             id="MIGraphX",
@@ -126,7 +126,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "refuse by itself",
             "the shape is wrong",
             StatusCode.INVALID_ARGUMENT,
-            FailureKind.REFUSED,
+            False,
             "doing refuse by itself failed while beginning: the shape is wrong",
             id="check",
         ),
@@ -134,7 +134,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "fail",
             "key",
             StatusCode.INTERNAL,
-            FailureKind.BROKEN,
+            False,
             "doing fail failed while beginning: KeyError: 'key'",
             id="bug",
         ),
@@ -142,7 +142,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "abort",
             "first\nassertion failed: x\x1b[31m > 0\n",
             StatusCode.UNAVAILABLE,
-            FailureKind.CRASHED,
+            True,
             "doing abort failed while beginning: MIGraphX ended by signal 6 (SIGABRT): first; assertion failed:"
             " x\\x1b[31m > 0",
             id="abort",
@@ -151,7 +151,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "crash",
             "",
             StatusCode.UNAVAILABLE,
-            FailureKind.CRASHED,
+            True,
             "doing crash failed while beginning: MIGraphX ended by signal 11 (SIGSEGV) without a word",
             id="segmentation fault",
         ),
@@ -159,7 +159,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "exit",
             "3",
             StatusCode.UNAVAILABLE,
-            FailureKind.CRASHED,
+            True,
             "doing exit failed while beginning: the process ended with exit status 3: going",
             id="exit",
         ),
@@ -167,18 +167,18 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "kill itself",
             "",
             StatusCode.UNAVAILABLE,
-            FailureKind.KILLED,
+            False,
             "doing kill itself failed while beginning: it was killed by signal 9 (SIGKILL) from outside (it had ",
             id="killed",
         ),
     ],
 )
 def test_says_how_a_job_failed(
-    jobs: Jobs, action: str, argument: str, code: StatusCode, kind: FailureKind, text: str
+    jobs: Jobs, action: str, argument: str, code: StatusCode, is_crash: bool, text: str
 ) -> None:
     error = jobs.error(action, argument)
     assert error.text.startswith(text)
-    assert (error.code, error.kind) == (code, kind)
+    assert (error.code, error.is_crash) == (code, is_crash)
 
 
 def test_a_process_that_cannot_load_migraphx_says_nothing_about_the_job(migraphx_root: Path, tmp_path: Path) -> None:
@@ -198,14 +198,14 @@ def test_an_interpreter_that_cannot_be_started_says_nothing_about_the_job(migrap
     runner = JobRunner(migraphx_jobs(replace(found, loader=(missing,))), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
         runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60)
-    assert caught.value.kind is FailureKind.BROKEN
+    assert not caught.value.is_crash
     assert caught.value.text == (
         f"doing echo failed: no process could be started: [Errno 2] No such file or directory: '{missing}'"
     )
     broken = JobRunner(migraphx_jobs(replace(found, loader=("/bin/false",))), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
         broken.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60)
-    assert caught.value.kind is FailureKind.BROKEN
+    assert not caught.value.is_crash
     assert caught.value.text == "doing echo failed while starting: the process ended with exit status 1 without a word"
 
 
@@ -235,7 +235,7 @@ def test_a_child_that_hangs_is_killed_at_its_limit_also_where_it_is_stopped(
     wait_until(lambda: is_gone(child) and is_gone(started), "the end of both")
     wait_until(lambda: errors, "the error")
     (error,) = errors
-    assert error.kind is FailureKind.TIMED_OUT
+    assert not error.is_crash
     assert error.text == (
         "doing hang took longer than compile_timeout_secs (5 s) and was stopped while hanging as"
         f" {child.pid} with {started.pid}; raise compile_timeout_secs (0 = no limit), or wait"
@@ -249,8 +249,8 @@ def test_without_a_limit_a_child_is_let_be_until_it_is_called_off(jobs: Jobs, ha
     wait_until(lambda: is_gone(child) and is_gone(started), "the end of both")
     wait_until(lambda: errors, "the error")
     (error,) = errors
-    assert (error.kind, error.code, error.text) == (
-        FailureKind.CALLED_OFF,
+    assert (error.is_crash, error.code, error.text) == (
+        False,
         StatusCode.CANCELLED,
         "doing hang was called off",
     )
