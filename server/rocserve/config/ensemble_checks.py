@@ -7,103 +7,73 @@ Rules and words are Triton's (its model_config_utils and ensemble_utils).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rocserve.config.datatypes import type_name
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
-from rocserve.core.model_config import EnsembleStep, InputConfig, OutputConfig
+from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.validation import format_shape
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 
-@dataclass(slots=True)
-class _Node:
-    is_output: bool = False
-    """Whether a step writes it."""
-    ready: bool = False
-    reads: list[str] = field(default_factory=list)
-    """The tensors that the step which writes it reads."""
-    feeds: list[str] = field(default_factory=list)
-    """The tensors that the steps which read it write."""
-
-
 def check_ensemble_scheduling(message: ModelConfig) -> None:
     """Raises: ServeError INVALID_ARGUMENT with the first fault of the ensemble's own configuration."""
-    name = message.name
+    name, steps = message.name, message.ensemble_scheduling.step
     if message.instance_group:
         raise invalid_argument(f"instance group should not be specified for ensemble '{name}'")
     if message.HasField("optimization"):
         raise invalid_argument(f"optimization should not be specified for ensemble '{name}'")
-    if not message.ensemble_scheduling.step:
+    if not steps:
         raise invalid_argument(f"must specify 'step' for ensemble '{name}'")
-    tensors = _build_graph(message)
-    _mark_ready(message, tensors)
-    for output in message.output:
-        _check_output(output.name, message, tensors)
-    outputs = {output.name for output in message.output}
-    for tensor_name, tensor in tensors.items():
-        if tensor_name not in outputs and (not tensor.ready or not tensor.feeds):
-            raise invalid_argument(f"ensemble tensor '{tensor_name}' is unused in ensemble '{name}'")
-
-
-def _build_graph(message: ModelConfig) -> dict[str, _Node]:
-    tensors: dict[str, _Node] = {}
-    for index, step in enumerate(message.ensemble_scheduling.step):
-        for what, given in (
-            ("model_name", step.model_name),
-            ("input_map", step.input_map),
-            ("output_map", step.output_map),
-        ):
-            if not given:
-                raise invalid_argument(f"must specify '{what}' in step {index} of ensemble '{message.name}'")
+    # By each tensor that a step writes, those that this step reads.
+    sources: dict[str, Sequence[str]] = {}
+    for index, step in enumerate(steps):
+        for field in ("model_name", "input_map", "output_map"):
+            if not getattr(step, field):
+                raise invalid_argument(f"must specify '{field}' in step {index} of ensemble '{name}'")
         for written in step.output_map.values():
-            tensor = tensors.setdefault(written, _Node())
-            if tensor.is_output:
+            if written in sources:
                 raise invalid_argument(
-                    f"ensemble tensor '{written}' can appear in an output map only once for ensemble"
-                    f" '{message.name}' step {index}"
+                    f"ensemble tensor '{written}' can appear in an output map only once for ensemble '{name}' step"
+                    f" {index}"
                 )
-            tensor.is_output = True
-        for read in step.input_map.values():
-            source = tensors.setdefault(read, _Node())
-            for written in step.output_map.values():
-                tensors[written].reads.append(read)
-                source.feeds.append(written)
-    return tensors
+            sources[written] = (*step.input_map.values(),)
+    edges = [(set(step.input_map.values()), set(step.output_map.values())) for step in steps]
+    read = {tensor for reads, _ in edges for tensor in reads}
+    ready = {tensor.name for tensor in message.input}
+    for tensor in message.input:
+        if tensor.name not in read and tensor.name not in sources:
+            raise invalid_argument(f"ensemble input '{tensor.name}' for ensemble {name}' is not used")
+    known = 0
+    while known < len(ready):
+        known = len(ready)
+        for reads, writes in edges:
+            if reads <= ready:
+                ready |= writes
+    for output in message.output:
+        if output.name not in read and output.name not in sources:
+            raise invalid_argument(f"ensemble output '{output.name}' for ensemble {name}' is not used")
+        if output.name not in ready:
+            raise invalid_argument(_not_written(output.name, name, sources, ready))
+    outputs = {output.name for output in message.output}
+    for entry in (tensor for step in steps for tensor in (*step.output_map.values(), *step.input_map.values())):
+        if entry not in outputs and (entry not in ready or entry not in read):
+            raise invalid_argument(f"ensemble tensor '{entry}' is unused in ensemble '{name}'")
 
 
-def _mark_ready(message: ModelConfig, tensors: dict[str, _Node]) -> None:
-    pending: list[str] = []
-    for ensemble_input in message.input:
-        if ensemble_input.name not in tensors:
-            raise invalid_argument(f"ensemble input '{ensemble_input.name}' for ensemble {message.name}' is not used")
-        tensors[ensemble_input.name].ready = True
-        pending.append(ensemble_input.name)
-    while pending:
-        for name in tensors[pending.pop()].feeds:
-            tensor = tensors[name]
-            if not tensor.ready and all(tensors[read].ready for read in tensor.reads):
-                tensor.ready = True
-                pending.append(name)
-
-
-def _check_output(name: str, message: ModelConfig, tensors: dict[str, _Node]) -> None:
-    if name not in tensors:
-        raise invalid_argument(f"ensemble output '{name}' for ensemble {message.name}' is not used")
-    if tensors[name].ready:
-        return
-    text = f"output '{name}' for ensemble '{message.name}' is not written"
-    # The furthest tensor up the graph that keeps it from being ready; cycles end the search.
-    source = name
+def _not_written(output: str, ensemble: str, sources: Mapping[str, Sequence[str]], ready: Set[str]) -> str:
+    """With the furthest tensor up the graph that keeps the output from being ready; cycles end the search."""
+    source = output
     seen: set[str] = set()
-    while unready := [read for read in tensors[source].reads if not tensors[read].ready and read not in seen]:
+    while unready := [read for read in sources.get(source, ()) if read not in ready and read not in seen]:
         source = unready[0]
         seen.add(source)
-    if source != name:
-        text += f": at least one of its depending tensors, '{source}', is not connected"
-    raise invalid_argument(text)
+    text = f"output '{output}' for ensemble '{ensemble}' is not written"
+    if source == output:
+        return text
+    return f"{text}: at least one of its depending tensors, '{source}', is not connected"
 
 
 _VARIABLE = -1
@@ -138,23 +108,23 @@ def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None
         dims = tensor.dims if tensor.reshape is None else tensor.reshape
         tensors.setdefault(tensor.name, _Tensor(config.name, tensor.datatype, dims, config.max_batch_size > 0))
     for step in config.ensemble_steps:
-        member = members[step.member]
+        member, model = members[step.member], step.model_name
         assert member is not None
         if member.max_batch_size != 0 and member.max_batch_size < config.max_batch_size:
             raise invalid_argument(
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model"
-                f" {step.model_name} which only allows maximum batch size to be {member.max_batch_size}"
+                f" {model} which only allows maximum batch size to be {member.max_batch_size}"
             )
-        inputs = {entry.name: entry for entry in member.inputs}
-        _check_mapped(config.name, step, step.input_map, "mapping to non-existing input", inputs, member, tensors)
-        for name, entry in inputs.items():
-            if name not in step.input_map and not entry.optional:
+        specs: dict[str, InputConfig | OutputConfig] = {entry.name: entry for entry in member.inputs}
+        _check_mapped(config.name, model, step.input_map, "mapping to non-existing input", specs, member, tensors)
+        for entry in member.inputs:
+            if entry.name not in step.input_map and not entry.optional:
                 raise invalid_argument(
-                    f"in ensemble {config.name}, input {name} in model {step.model_name} is not mapped to any ensemble"
+                    f"in ensemble {config.name}, input {entry.name} in model {model} is not mapped to any ensemble"
                     " tensors"
                 )
-        outputs = {entry.name: entry for entry in member.outputs}
-        _check_mapped(config.name, step, step.output_map, "mapped from non-existing output", outputs, member, tensors)
+        specs = {entry.name: entry for entry in member.outputs}
+        _check_mapped(config.name, model, step.output_map, "mapped from non-existing output", specs, member, tensors)
     return _check_streams(config, {name for name, member in members.items() if member is not None and member.decoupled})
 
 
@@ -181,34 +151,29 @@ def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
 def check_no_cycle(name: str, ensembles: Mapping[str, PlainConfig]) -> None:
     """Check that the ensemble `name` does not contain itself through other ensembles. Raises: ServeError:
     INVALID_ARGUMENT with the names along the circle."""
-    path: list[str] = []
-    cleared: set[str] = set()
-
-    def visit(current: str) -> None:
-        if current == name and path:
-            raise invalid_argument(f"circular dependency between ensembles: {' -> '.join((*path, name))}")
-        if current in cleared or current in path or current not in ensembles:
-            return
-        path.append(current)
-        for step in ensembles[current].ensemble_steps:
-            visit(step.member)
-        cleared.add(path.pop())
-
-    visit(name)
+    paths: list[tuple[str, ...]] = [(name,)] if name in ensembles else []
+    seen = {name}
+    while paths:
+        path = paths.pop()
+        for step in ensembles[path[-1]].ensemble_steps:
+            if step.member == name:
+                raise invalid_argument(f"circular dependency between ensembles: {' -> '.join((*path, name))}")
+            if step.member in ensembles and step.member not in seen:
+                seen.add(step.member)
+                paths.append((*path, step.member))
 
 
 def _check_mapped(
     ensemble: str,
-    step: EnsembleStep,
+    model: str,
     mapped: Mapping[str, str],
     missing: str,
-    specs: Mapping[str, InputConfig] | Mapping[str, OutputConfig],
+    specs: Mapping[str, InputConfig | OutputConfig],
     member: PlainConfig,
     tensors: dict[str, _Tensor],
 ) -> None:
     """Remember what the member declares of the tensors, or compare it with what was declared before. `missing`: in the
     error of a tensor that is mapped where the member has none."""
-    model = step.model_name
     for name, tensor in mapped.items():
         if name not in specs:
             raise invalid_argument(

@@ -3,8 +3,7 @@ batches of requests of different shapes in it: allow_ragged_batch, batch_input, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping
 
 from rocserve.config.datatypes import datatype_of_number, type_name
 from rocserve.config.plain import sequence_batching
@@ -35,7 +34,7 @@ def check_signature(message: ModelConfig, signature: Signature) -> tuple[str, ..
     if not message.output:
         raise invalid_argument(
             f"unable to load model '{message.name}', configuration must specify at least one 'output'; the model"
-            f" provides: {_names(outputs)}"
+            f" provides: {', '.join(sorted(outputs))}"
         )
     return tuple(
         f"model '{message.name}': input '{tensor.name}' is optional in the configuration, but the model needs it;"
@@ -96,8 +95,8 @@ def _check_tensor(
     spec = specs.get(tensor.name)
     if spec is None:
         raise invalid_argument(
-            f"unexpected inference {what} '{tensor.name}', allowed {what}s are: {_names(specs)} (unable to load model"
-            f" '{message.name}')"
+            f"unexpected inference {what} '{tensor.name}', allowed {what}s are: {', '.join(sorted(specs))} (unable to"
+            f" load model '{message.name}')"
         )
     datatype = datatype_of_number(tensor.data_type)
     if datatype is not spec.datatype:
@@ -122,48 +121,35 @@ def _check_tensor(
 
 
 def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: ModelConfig) -> str:
-    dims = list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
-    shape = spec.shape
-    if message.max_batch_size > 0:
-        return _batching_shape_fault(dims, shape, f"model '{message.name}', tensor '{tensor.name}': ")
+    dims = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+    shape, batches = spec.shape, message.max_batch_size > 0
+    prefix = f"model '{message.name}', tensor '{tensor.name}': "
+    if batches and shape[:1] != (_VARIABLE,):
+        return (
+            f"{prefix}for the model to support batching the shape should have at least 1 dimension and the first"
+            f" dimension must be -1; but shape expected by the model is {format_shape(shape)}"
+        )
+    full = [_VARIABLE, *dims] if batches else dims
+    if admits(shape, full) or (not shape and all(dim == 1 for dim in dims)):
+        return ""
     if not shape:
-        if all(dim == 1 for dim in dims):
-            return ""
         return (
             f"unable to load model '{message.name}', scalar tensor '{tensor.name}', should only provide 1 in the model"
             " configuration when the model doesn't support batching. Model configuration provided:"
             f" {format_shape(dims)}."
         )
-    if admits(shape, dims):
-        return ""
-    advice = ""
-    if shape[0] == _VARIABLE and admits(shape[1:], dims):
-        advice = "; set max_batch_size above 0 to batch, or write the whole shape into dims"
-    return (
-        f"model '{message.name}', tensor '{tensor.name}': the model expects {len(shape)} dimensions (shape"
-        f" {format_shape(shape)}) but the model configuration specifies {len(dims)} dimensions (shape"
-        f" {format_shape(dims)}){advice}"
-    )
-
-
-def _batching_shape_fault(dims: Sequence[int], shape: Sequence[int], prefix: str) -> str:
-    if not shape or shape[0] != _VARIABLE:
-        return (
-            f"{prefix}for the model to support batching the shape should have at least 1 dimension and the first"
-            f" dimension must be -1; but shape expected by the model is {format_shape(shape)}"
+    given = f"(shape {format_shape(dims)})"
+    if batches:
+        given = (
+            "(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making"
+            f" complete shape {format_shape(full)})"
         )
-    full = [_VARIABLE, *dims]
-    if admits(shape, full):
-        return ""
+    elif shape[0] == _VARIABLE and admits(shape[1:], dims):
+        given += "; set max_batch_size above 0 to batch, or write the whole shape into dims"
     return (
         f"{prefix}the model expects {len(shape)} dimensions (shape {format_shape(shape)}) but the model configuration"
-        f" specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 followed by the"
-        f" explicit tensor shape, making complete shape {format_shape(full)})"
+        f" specifies {len(full)} dimensions {given}"
     )
-
-
-def _names(specs: Iterable[str]) -> str:
-    return ", ".join(sorted(specs))
 
 
 def check_batch_tensors(message: ModelConfig) -> None:
@@ -171,8 +157,7 @@ def check_batch_tensors(message: ModelConfig) -> None:
     Raises: ServeError: INVALID_ARGUMENT with the first fault."""
     if not message.input or not message.output:
         return  # They come from the model; then this is called again.
-    # The second kind relies on what the first has found right.
-    for fault in chain(_input_faults(message), _output_faults(message)):
+    for fault in _batch_faults(message):
         raise invalid_argument(f"{fault} for {message.name}")
 
 
@@ -201,57 +186,50 @@ def check_batch_inputs_fit(message: ModelConfig, inputs: Mapping[str, TensorSpec
                 )
 
 
-def _sources_fault(what: str, kind: str, sources: Sequence[str]) -> str:
-    return f"batch {what} kind '{kind}' expects 1 source input, got {len(sources)}"
-
-
-def _input_faults(message: ModelConfig) -> Iterator[str]:
-    inputs = {tensor.name: tensor for tensor in message.input}
-    for entry in message.batch_input:
-        if len(entry.source_input) != 1:
-            yield _sources_fault("input", BatchInput.Kind.Name(entry.kind), entry.source_input)
-        if entry.data_type not in (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32):
-            yield "batch input data type must be TYPE_INT32 or TYPE_FP32"
-        for name in entry.source_input:
-            if name not in inputs:
-                yield f"unknown source input name '{name}'"
-            elif inputs[name].optional:
-                yield f"source input '{name}' of a batch input may not be optional: every request has to have it"
-        if not entry.target_name:
-            yield "batch input must specify 'target_name', the inputs of the model that it becomes"
-        for name in entry.target_name:
-            if name in inputs:
-                yield f"batch input target '{name}' may not be an input of requests too"
-
-
-def _output_faults(message: ModelConfig) -> Iterator[str]:
+def _batch_faults(message: ModelConfig) -> Iterator[str]:
+    """Each relies on what those before it have found right."""
     inputs = {tensor.name: tensor for tensor in message.input}
     outputs = {tensor.name: tensor for tensor in message.output}
-    for entry in message.batch_output:
-        if len(entry.source_input) != 1:
-            yield _sources_fault("output", BatchOutput.Kind.Name(entry.kind), entry.source_input)
-        for name in entry.source_input:
-            if name not in inputs:
-                yield f"unknown source input name '{name}'"
-        seen: set[str] = set()
-        for name in entry.target_name:
-            if name not in outputs:
-                yield f"unknown target output name '{name}'"
-            if name in seen:
-                yield f"target output name '{name}' can only be specified once"
-            seen.add(name)
-        for name in seen:
-            output, source = outputs[name], inputs[entry.source_input[0]]
-            if output.data_type == model_config_pb2.TYPE_STRING:
-                yield f"target output '{name}' of a batch output is TYPE_STRING, whose elements have no size"
-            if source.optional:
-                yield (
-                    f"source input '{source.name}' of a batch output may not be optional: every request has to have it"
-                )
-            dims = output.reshape.shape if output.HasField("reshape") else output.dims
-            rank = len(source.reshape.shape if source.HasField("reshape") else source.dims)
-            if any(dim == _VARIABLE for dim in dims[rank:]):
-                yield (
-                    f"target output '{name}' has dimensions of any size that its source input '{source.name}' does not"
-                    " have"
-                )
+    entries: tuple[BatchInput | BatchOutput, ...] = (*message.batch_input, *message.batch_output)
+    for entry in entries:
+        what, count = ("input" if isinstance(entry, BatchInput) else "output"), len(entry.source_input)
+        if count != 1:
+            yield f"batch {what} kind '{type(entry).Kind.Name(entry.kind)}' expects 1 source input, got {count}"
+        if isinstance(entry, BatchInput) and entry.data_type not in (
+            model_config_pb2.TYPE_INT32,
+            model_config_pb2.TYPE_FP32,
+        ):
+            yield "batch input data type must be TYPE_INT32 or TYPE_FP32"
+        name = entry.source_input[0]
+        if name not in inputs:
+            yield f"unknown source input name '{name}'"
+        source = inputs[name]
+        if isinstance(entry, BatchOutput):
+            yield from _scatter_faults(entry, source, outputs)
+        else:
+            if not entry.target_name:
+                yield "batch input must specify 'target_name', the inputs of the model that it becomes"
+            for target in entry.target_name:
+                if target in inputs:
+                    yield f"batch input target '{target}' may not be an input of requests too"
+        if source.optional:
+            yield f"source input '{name}' of a batch {what} may not be optional: every request has to have it"
+
+
+def _scatter_faults(entry: BatchOutput, source: ModelInput, outputs: Mapping[str, ModelOutput]) -> Iterator[str]:
+    rank = len(source.reshape.shape if source.HasField("reshape") else source.dims)
+    seen: set[str] = set()
+    for name in entry.target_name:
+        if name not in outputs:
+            yield f"unknown target output name '{name}'"
+        if name in seen:
+            yield f"target output name '{name}' can only be specified once"
+        seen.add(name)
+        output = outputs[name]
+        if output.data_type == model_config_pb2.TYPE_STRING:
+            yield f"target output '{name}' of a batch output is TYPE_STRING, whose elements have no size"
+        dims = output.reshape.shape if output.HasField("reshape") else output.dims
+        if any(dim == _VARIABLE for dim in dims[rank:]):
+            yield (
+                f"target output '{name}' has dimensions of any size that its source input '{source.name}' does not have"
+            )
