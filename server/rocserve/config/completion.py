@@ -5,7 +5,7 @@ Rules are Triton's: its normalisation of configurations, and the auto-complete o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
@@ -119,15 +119,18 @@ def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
         message.max_batch_size = 0
         message.ClearField("dynamic_batching")
     required = {spec.name for spec in signature.inputs} - signature.optional_inputs
-    if message.input and (
-        not required <= {tensor.name for tensor in message.input}
-        or not _all_fit(message.input, signature.inputs, message)
-    ):
-        warnings.append(_replaced(message, "inputs", signature.inputs))
-        message.ClearField("input")
-    if not _all_fit(message.output, signature.outputs, message):
-        warnings.append(_replaced(message, "outputs", signature.outputs))
-        message.ClearField("output")
+    inputs: tuple[str, Sequence[ModelInput | ModelOutput], Sequence[TensorSpec]]
+    inputs, outputs = ("input", message.input, signature.inputs), ("output", message.output, signature.outputs)
+    for what, tensors, specs in (inputs, outputs):
+        own = {spec.name: spec for spec in specs}
+        fits = all(tensor.name in own and tensor_fits(tensor, own[tensor.name], message) for tensor in tensors)
+        lacks = tensors and what == "input" and not required <= {tensor.name for tensor in tensors}
+        if lacks or not fits:
+            warnings.append(
+                f"model '{message.name}': the {what}s of the configuration are not the model's; the model's are used:"
+                f" {', '.join(own)}"
+            )
+            message.ClearField(what)
     _fill_tensors(message, signature)
     return tuple(warnings)
 
@@ -139,8 +142,7 @@ def _fill_tensors(message: ModelConfig, signature: Signature) -> None:
     if not message.input:
         for spec in signature.inputs:
             if spec.name not in given:
-                tensor = message.input.add(optional=spec.name in signature.optional_inputs)
-                _fill_tensor(tensor, spec, batches)
+                _fill_tensor(message.input.add(optional=spec.name in signature.optional_inputs), spec, batches)
     if not message.output:
         for spec in signature.outputs:
             if spec.name not in kept:
@@ -162,13 +164,3 @@ def _fill_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches: bo
         tensor.dims.append(1)
         if batches:
             tensor.reshape.SetInParent()
-
-
-def _all_fit(tensors: Iterable[ModelInput | ModelOutput], specs: Sequence[TensorSpec], message: ModelConfig) -> bool:
-    by_name = {spec.name: spec for spec in specs}
-    return all(tensor.name in by_name and tensor_fits(tensor, by_name[tensor.name], message) for tensor in tensors)
-
-
-def _replaced(message: ModelConfig, what: str, specs: Sequence[TensorSpec]) -> str:
-    names = ", ".join(spec.name for spec in specs)
-    return f"model '{message.name}': the {what} of the configuration are not the model's; the model's are used: {names}"

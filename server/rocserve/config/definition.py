@@ -32,7 +32,7 @@ from rocserve.config.validation import (
 )
 from rocserve.config.written import WrittenConfig, WrittenModel
 from rocserve.core import model_config as plain
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.flat_model import FlatModel
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
@@ -111,34 +111,32 @@ def complete_definition(
     """The definition with all that the loaded model reports, checked against it. `signature`: None for an ensemble.
     `strict`: fill nothing in from the signature; what is missing is an error. Raises: ServeError: INVALID_ARGUMENT when
     the configuration and the model do not agree."""
-    message = _copy(definition.message)
-    warnings: tuple[str, ...] = ()
+    message, backend, warnings = _copy(definition.message), definition.backend, definition.warnings
+    # A model that answers requests may take or give nothing.
+    is_open = backend is not None and backend.answers_requests
     if signature is not None:
         if not strict and definition.is_amd:
             warnings += adopt(message, signature)
-        answers_requests = definition.backend is not None and definition.backend.answers_requests
-        if not strict and answers_requests:
+        if not strict and is_open:
             fill_from_model(message, signature)
-        elif not strict and definition.backend is not None:
-            warnings += autofill(message, signature, definition.backend.default_max_batch_size)
-        normalise(message, definition.backend)
+        elif not strict and backend is not None:
+            warnings += autofill(message, signature, backend.default_max_batch_size)
+        normalise(message, backend)
         check_model_config(message)
-        if answers_requests:
+        if is_open:
             # What the model says of itself is its configuration; there is nothing to compare.
-            check_supported(message, definition.backend)
+            check_supported(message, backend)
         else:
             warnings += check_signature(message, signature)
-    # A model that answers requests may take or give nothing.
-    is_open = definition.backend is not None and definition.backend.answers_requests
-    if is_open and not (message.input or message.output):
+    missing = [what for what in ("input", "output") if not getattr(message, what)]
+    if is_open and len(missing) > 1:
         # Triton serves it, and answers nothing; a configuration that was cut short looks so.
         raise invalid_argument(
             f"must specify at least one 'input' or 'output' for {message.name}: neither its configuration nor its"
             " auto_complete_config names one"
         )
-    if not is_open and not (message.input and message.output):
-        missing = "input" if not message.input else "output"
-        raise invalid_argument(f"must specify at least one '{missing}' for {message.name}")
+    if missing and not is_open:
+        raise invalid_argument(f"must specify at least one '{missing[0]}' for {message.name}")
     labels = {output.name: output.labels for output in definition.config.outputs}
     config = to_plain(message, definition.config.backend, labels)
     check_warmup_fits(message, config)
@@ -146,7 +144,7 @@ def complete_definition(
         definition,
         message=message,
         config=config if signature is None else with_scalars(config, signature),
-        warnings=definition.warnings + warnings,
+        warnings=warnings,
     )
 
 
@@ -230,10 +228,9 @@ class FolderReading:
         too, with its `refusal`, instead of raising that. Raises: ServeError: INVALID_ARGUMENT with what is wrong and
         where, UNIMPLEMENTED for what is not supported; RequestRefused: the request sets what clients may not."""
         written = written or self.written()
-        first, *others = written.models
-        definitions = (
-            self._define(first, written, written.warnings),
-            *(self._define(model, written, ()) for model in others),
+        definitions = tuple(
+            self._define(model, written, () if place else written.warnings)
+            for place, model in enumerate(written.models)
         )
         for definition in definitions:
             if definition.refusal is not None and not keep_refused:
@@ -245,7 +242,8 @@ class FolderReading:
         for step in message.ensemble_scheduling.step:
             # As in Triton: whatever is written, it is the ensemble's own.
             step.model_namespace = self.namespace
-        backend, refusal = self._backend(message)
+        found = choose_backend(message, self.registry, self.files, strict=self.strict)
+        backend, refusal = (None, found) if isinstance(found, ServeError) else (found, None)
         if self.request is not None:
             self.request.settle(message, backend)
         if self.preprocess:
@@ -308,16 +306,6 @@ class FolderReading:
                 )
         return message
 
-    def _backend(self, message: ModelConfig) -> tuple[BackendSpec | None, ServeError | None]:
-        """Nothing for an ensemble, which may leave its platform out; the refusal where there is no such backend."""
-        unnamed = not message.platform and not message.backend
-        if message.platform == ENSEMBLE_PLATFORM or (unnamed and message.HasField("ensemble_scheduling")):
-            return None, None
-        try:
-            return choose_backend(message, self.registry, self.files, strict=self.strict), None
-        except UnknownBackend as error:
-            return None, error.with_traceback(None)
-
 
 def _copy(message: ModelConfig) -> ModelConfig:
     copy = ModelConfig()
@@ -325,38 +313,43 @@ def _copy(message: ModelConfig) -> ModelConfig:
     return copy
 
 
-class UnknownBackend(ServeError):
-    """`backend` names none: the configuration can be read, but no version of the model be loaded."""
-
-
 def choose_backend(
     message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, *, strict: bool
-) -> BackendSpec:
-    """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there. `strict`:
-    the files are not read. Raises: UnknownBackend: there is no such `backend`, or `platform` one of Triton's alone;
-    ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are there."""
-    if not message.platform and not message.backend:
-        if strict:
-            raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")
+) -> BackendSpec | ServeError | None:
+    """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there; None for
+    an ensemble, which may leave its platform out. The error where there is no such `backend`, or `platform` is one of
+    Triton's alone: the configuration can be read, but no version of the model be loaded. `strict`: the files are not
+    read. Raises: ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are
+    there."""
+    platform, backend = message.platform, message.backend
+    unnamed = not platform and not backend
+    if platform == ENSEMBLE_PLATFORM or (unnamed and message.HasField("ensemble_scheduling")):
+        return None
+    if unnamed and strict:
+        raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")
+    if unnamed:
         return _backend_of_files(message, registry, folder)
-    by_platform = registry.find(message.platform, "") if message.platform else None
-    by_backend = registry.find("", message.backend) if message.backend else None
-    if message.backend and by_backend is None:
-        raise _unknown_backend(message, registry, message.backend, message.backend)
+    by_platform = registry.find(platform, "") if platform else None
+    by_backend = registry.find("", backend) if backend else None
     # Of a backend that Triton does not know itself, the platform is no more than a word for its metadata.
     is_free = by_backend is not None and by_backend.answers_requests
-    if message.platform in _TRITON_BACKENDS and by_platform is None and not is_free:
-        raise _unknown_backend(message, registry, _TRITON_BACKENDS[message.platform], message.platform)
-    if message.platform and by_platform is None and by_backend is None:
-        way_out = _way_out(message.platform, registry)
-        raise invalid_argument(f"unexpected platform type '{message.platform}' for {message.name}{way_out}")
-    if message.platform and message.backend and by_platform is not by_backend and not is_free:
-        raise invalid_argument(
-            f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend} (model"
-            f" '{message.name}'); remove one of them"
+    lacks_backend = bool(backend) and by_backend is None
+    if lacks_backend or (platform in _TRITON_BACKENDS and by_platform is None and not is_free):
+        return invalid_argument(
+            f"unable to find backend library for backend '{backend if lacks_backend else _TRITON_BACKENDS[platform]}',"
+            f" try specifying runtime on the model configuration. Model '{message.name}'"
+            f"{_way_out(backend if lacks_backend else platform, registry)}"
         )
     found = by_backend or by_platform
-    assert found is not None
+    if found is None:
+        raise invalid_argument(
+            f"unexpected platform type '{platform}' for {message.name}{_way_out(platform, registry)}"
+        )
+    if platform and backend and by_platform is not by_backend and not is_free:
+        raise invalid_argument(
+            f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend} (model '{message.name}'); remove one"
+            " of them"
+        )
     return found
 
 
@@ -432,14 +425,6 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
         raise invalid_argument(f"{reason}: {where} fit several backends: {names}")
     advice = _WEIGHTS_ADVICE if _WEIGHTS.search(where) else ""
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
-
-
-def _unknown_backend(message: ModelConfig, registry: BackendRegistry, backend: str, written: str) -> ServeError:
-    return UnknownBackend(
-        StatusCode.INVALID_ARGUMENT,
-        f"unable to find backend library for backend '{backend}', try specifying runtime on the model"
-        f" configuration. Model '{message.name}'{_way_out(written, registry)}",
-    )
 
 
 def _way_out(name: str, registry: BackendRegistry) -> str:

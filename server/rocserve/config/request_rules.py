@@ -6,7 +6,7 @@ Each field of ModelConfig has its rule here; what has none is refused.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -170,47 +170,42 @@ class ConfigRequest:
             if name not in opened and name not in message.parameters:
                 message.parameters[name].CopyFrom(parameter)
         labels = None if self.brings_files else {output.label_filename for output in own.output}
-        _Check(message.name, own, opened, labels, kept).check(message, "")
+        _check(message, own, opened, labels, kept)
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """Walks through what a request says."""
+def _check(
+    message: ModelConfig, own: ModelConfig, opened: frozenset[str], labels: set[str] | None, settled: tuple[str, ...]
+) -> None:
+    """`opened`: parameters that may be set. `labels`: the files of labels that may be named; None = any in the model's
+    folder. `settled`: fields that are the repository's by now. Raises: RequestRefused."""
+    for where, rule, value in _settings(message):
+        if where in settled:
+            continue
+        if rule is Rule.REPOSITORY:
+            raise _refused(message.name, where, "it is the repository's alone")
+        if rule is Rule.PARAMETERS:
+            known = own.parameters if where == "parameters" else {}
+            for name, given in value.items():
+                if name not in opened and (name not in known or known[name] != given):
+                    why = "it may say which code runs, or name a file"
+                    raise _refused(message.name, f"{where}['{name}']", why)
+        elif rule is Rule.PATH or (rule is Rule.LABELS and labels is None):
+            for text in value.values() if where == "cc_model_filenames" else (value,):
+                pure = PurePosixPath(text)
+                if pure.is_absolute() or ".." in pure.parts or "\0" in text:
+                    raise _refused(message.name, where, f"'{text}' leads out of the model's folder")
+        elif rule is Rule.LABELS and labels is not None and value not in labels:
+            raise _refused(message.name, where, "clients could read that file")
 
-    model: str
-    own: ModelConfig
-    parameters: frozenset[str]
-    labels: set[str] | None
-    """The files that may be named; None = any in the model's folder."""
-    settled: tuple[str, ...]
-    """Fields of ModelConfig that are the repository's by now."""
 
-    def check(self, message: Any, path: str) -> None:
-        """Raises: RequestRefused."""
-        kind = message.DESCRIPTOR.full_name.removeprefix("inference.")
-        for entry, value in message.ListFields():
-            where = f"{path}{entry.name}"
-            if not path and entry.name in self.settled:
-                continue
-            rule = RULES.get(f"{kind}.{entry.name}", Rule.REPOSITORY)
-            if rule is Rule.REPOSITORY:
-                raise _refused(self.model, where, "it is the repository's alone")
-            if rule is Rule.PARAMETERS:
-                own = {} if path else self.own.parameters
-                for name, given in value.items():
-                    if name not in self.parameters and (name not in own or own[name] != given):
-                        why = "it may say which code runs, or name a file"
-                        raise _refused(self.model, f"{where}['{name}']", why)
-            elif rule is Rule.PATH or (rule is Rule.LABELS and self.labels is None):
-                for text in value.values() if entry.name == "cc_model_filenames" else (value,):
-                    pure = PurePosixPath(text)
-                    if pure.is_absolute() or ".." in pure.parts or "\0" in text:
-                        raise _refused(self.model, where, f"'{text}' leads out of the model's folder")
-            elif rule is Rule.LABELS and self.labels is not None and value not in self.labels:
-                raise _refused(self.model, where, "clients could read that file")
-            else:
-                for part in messages_in(entry, value):
-                    self.check(part, f"{where}.")
+def _settings(message: Any, path: str = "") -> Iterator[tuple[str, Rule, Any]]:
+    """All that a message says, in the messages within it too: where, its rule, and the value."""
+    kind = message.DESCRIPTOR.full_name.removeprefix("inference.")
+    for entry, value in message.ListFields():
+        where, rule = f"{path}{entry.name}", RULES.get(f"{kind}.{entry.name}", Rule.REPOSITORY)
+        yield where, rule, value
+        for part in messages_in(entry, value) if rule is Rule.VALUE else ():
+            yield from _settings(part, f"{where}.")
 
 
 def _refused(model: str, where: str, why: str) -> RequestRefused:
