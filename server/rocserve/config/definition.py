@@ -16,7 +16,7 @@ from typing import cast
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
 from rocserve.config.completion import adopt, autofill, fill_from_model, normalise
-from rocserve.config.model_folder import Listing, ModelFolder, check_agents_known, read_labels, run_agents
+from rocserve.config.model_folder import FlatModel, Listing, ModelFolder, check_agents_known, read_labels, run_agents
 from rocserve.config.pbtxt import suggest
 from rocserve.config.plain import to_plain, version_policy, with_scalars
 from rocserve.config.request_rules import ConfigRequest
@@ -33,7 +33,6 @@ from rocserve.config.validation import (
 from rocserve.config.written import WrittenConfig, WrittenModel
 from rocserve.core import model_config as plain
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.flat_model import FlatModel
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
 from rocserve.presets import PREPROCESS

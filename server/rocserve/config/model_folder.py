@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS
 from rocserve.core.datatypes import DataType
@@ -20,6 +20,7 @@ from rocserve.core.model_config import InitialState, VersionPolicy, VersionPolic
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
+_BESIDE = ("config.pbtxt", "labels.txt")
 _HIGHEST = 2**63 - 1
 _GET_WITH = "get_with"
 """The parameter by which a model that comes without its files names the command that fetches them."""
@@ -46,6 +47,28 @@ def no_version_text(config: PlainConfig) -> str:
     text = f"at least one version must be available under the version policy of model '{config.name}'"
     command = config.parameters.get(_GET_WITH, "").strip()
     return f"{text}; get one with: {command}" if command else text
+
+
+@dataclass(frozen=True, slots=True)
+class FlatModel:
+    """A model without version folders: its file lies directly in a folder, and is version 1."""
+
+    file: str = ""
+    """Its name; "" = one of those that the backends know their models by."""
+    is_alone: bool = False
+    """The folder is not the model's own, so that most of its files are none of the model: see `has`."""
+
+    def has(self, name: str) -> bool:
+        """Whether a file of the folder is the model's: all are of its own folder; else its file, those that are named
+        after that (`resnet.onnx.data`, `resnet.onnx_data`, `resnet.bin` of `resnet.onnx`), its labels and its
+        configuration."""
+        if not self.is_alone or name in _BESIDE:
+            return True
+        return name.startswith((self.file, f"{PurePath(self.file).stem}."))
+
+    def files(self, folder: Path) -> tuple[Path, ...]:
+        """Those of the folder that are there."""
+        return tuple(path for path in sorted(folder.iterdir()) if self.has(path.name) and path.is_file())
 
 
 class Listing:

@@ -70,8 +70,8 @@ class _Series:
     def read(self) -> float | HistogramReading:
         if not self.bounds:
             return self.value
-        cumulative = [sum(self.counts[: index + 1]) for index in range(len(self.bounds))]
-        return HistogramReading(self.bounds, tuple(cumulative), sum(self.counts), self.value)
+        *cumulative, count = itertools.accumulate(self.counts)
+        return HistogramReading(self.bounds, tuple(cumulative), count, self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +146,8 @@ class CustomMetrics:
         """In the order of their names."""
         with self._lock:
             return [
-                CustomFamily(
-                    name,
-                    family.kind,
-                    family.help,
-                    [(series.labels, series.read()) for series in family.series.values()],
-                )
-                for name, family in sorted(self._families.items())
+                CustomFamily(name, each.kind, each.help, [(one.labels, one.read()) for one in each.series.values()])
+                for name, each in sorted(self._families.items())
             ]
 
 

@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rocserve.core.model_config import ModelConfig
 
@@ -68,12 +69,8 @@ class Histogram:
         self._total += value
 
     def read(self) -> HistogramReading:
-        cumulative: list[int] = []
-        count = 0
-        for number in self._counts[:-1]:
-            count += number
-            cumulative.append(count)
-        return HistogramReading(self._bounds, tuple(cumulative), count + self._counts[-1], self._total)
+        *cumulative, count = accumulate(self._counts)
+        return HistogramReading(self._bounds, tuple(cumulative), count, self._total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,6 @@ def _reader(key: Hashable) -> _Reader:
         return lambda plain: {key_kind(encodable(name)): value(each) for name, each in _expect(dict, plain).items()}
     if origin in (typing.Union, types.UnionType):
         return _union_reader(arguments)
-    if hint is types.NoneType:
-        return lambda plain: _expect(types.NoneType, plain)
     return functools.partial(_primitive, hint)
 
 

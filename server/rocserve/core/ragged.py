@@ -63,12 +63,7 @@ def ragged_parts(
 ) -> tuple[list[Tensor], dict[str, Sequence[Shape]]]:
     """The inputs that are made for a batch, and by output the shapes of the requests' parts. `shapes`: of each input in
     each request."""
-    made = [
-        Tensor(name, entry.datatype, made_shape(entry, sources), made_data(entry, sources))
-        for entry in ragged.made
-        for sources in (shapes[entry.source_inputs[0]],)
-        for name in entry.target_names
-    ]
+    made = [tensor for entry in ragged.made for tensor in made_tensors(entry, shapes[entry.source_inputs[0]])]
     cuts: dict[str, Sequence[Shape]] = {
         name: [
             tuple(shape[place] if size == -1 else size for place, size in enumerate(scatter.dims))
@@ -79,25 +74,13 @@ def ragged_parts(
     return made, cuts
 
 
-def made_shape(entry: BatchInput, shapes: Sequence[Shape]) -> Shape:
-    """The shape of a batch input. `shapes`: those of its source in each request."""
-    match entry.kind:
-        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
-            return (len(shapes) + 1,)
-        case BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
-            return (max(map(math.prod, shapes)),)
-        case BatchInputKind.ITEM_SHAPE:
-            return (sum(shape[0] for shape in shapes), len(shapes[0]) - 1)
-        case BatchInputKind.ITEM_SHAPE_FLATTEN:
-            return (sum(shape[0] * (len(shape) - 1) for shape in shapes),)
-        case _:
-            return (len(shapes),)
-
-
-def made_data(entry: BatchInput, shapes: Sequence[Shape]) -> bytes:
-    """Its bytes, which are INT32 or FP32."""
+def made_tensors(entry: BatchInput, shapes: Sequence[Shape]) -> list[Tensor]:
+    """What a batch input becomes, INT32 or FP32. `shapes`: those of its source in each request."""
     numbers = _numbers(entry.kind, shapes)
-    return struct.pack(f"<{len(numbers)}{'f' if entry.datatype is DataType.FP32 else 'i'}", *numbers)
+    data = struct.pack(f"<{len(numbers)}{'f' if entry.datatype is DataType.FP32 else 'i'}", *numbers)
+    is_table = entry.kind is BatchInputKind.ITEM_SHAPE
+    shape = (sum(shape[0] for shape in shapes), len(shapes[0]) - 1) if is_table else (len(numbers),)
+    return [Tensor(name, entry.datatype, shape, data) for name in entry.target_names]
 
 
 def _numbers(kind: BatchInputKind, shapes: Sequence[Shape]) -> Sequence[int]:

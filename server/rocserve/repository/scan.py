@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from rocserve.config.model_folder import is_version_name
+from rocserve.config.model_folder import FlatModel, is_version_name
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
-from rocserve.core.flat_model import FlatModel
 from rocserve.core.model_names import qualified
 from rocserve.repository.misplaced import advice_on_folder
 

@@ -14,9 +14,8 @@ from fnmatch import translate
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.model_folder import ModelFolder, is_so, is_version_name
+from rocserve.config.model_folder import FlatModel, ModelFolder, is_so, is_version_name
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.flat_model import FlatModel
 from rocserve.core.printable import printable_name
 from rocserve.repository.misplaced import advice_on_stray, model_filename
 from rocserve.repository.scan import CONFIG_FILENAMES, ModelScan, is_temporary, link_refusal, scan_model

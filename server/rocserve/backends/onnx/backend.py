@@ -48,7 +48,7 @@ from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
-from rocserve.core.ragged import made_data, made_shape, ragged_batching
+from rocserve.core.ragged import made_tensors, ragged_batching
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
@@ -384,8 +384,7 @@ class OnnxModel:
         for made in self._config.batch_inputs:
             source = declared[made.source_inputs[0]]
             shapes = [(rows, *(abs(size) for size in source.reshape or source.dims))]
-            for name in made.target_names:
-                inputs[name] = Tensor(name, made.datatype, made_shape(made, shapes), made_data(made, shapes))
+            inputs.update((tensor.name, tensor) for tensor in made_tensors(made, shapes))
         for spec in self.signature.inputs:
             if spec.name in inputs:
                 continue
