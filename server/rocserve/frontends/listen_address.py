@@ -12,6 +12,7 @@ import socket
 import ssl
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -104,15 +105,6 @@ class CertificateFiles:
         return f"expected PEM files that belong together: {', '.join(map(str, self.paths))}"
 
 
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """PEM texts."""
-
-    certificate_chain: bytes
-    private_key: bytes
-    root: bytes | None
-
-
 @dataclass(eq=False)
 class CertificateReloader:
     """Gives the certificates as they are on the disk. It is asked at each handshake, by gRPC from threads of its own.
@@ -131,13 +123,13 @@ class CertificateReloader:
     _fault: str = field(default="", init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def first(self) -> Certificates:
-        """Raises: OSError when a file cannot be read."""
+    def first(self) -> Sequence[bytes]:
+        """What the files hold, in their order. Raises: OSError when one cannot be read."""
         self._marks = self._read_marks()
         return self._read()
 
-    def renewed(self) -> Certificates | None:
-        """The certificates if they have changed since they were last given, and can be used; else None."""
+    def renewed(self) -> Sequence[bytes] | None:
+        """The same if it has changed since it was last given, and can be used; else None."""
         with self._lock:
             try:
                 marks = self._read_marks()
@@ -168,9 +160,8 @@ class CertificateReloader:
         found = (path.stat() for path in self._files.paths)
         return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
 
-    def _read(self) -> Certificates:
-        chain, key, *root = (path.read_bytes() for path in self._files.paths)
-        return Certificates(chain, key, root[0] if root else None)
+    def _read(self) -> Sequence[bytes]:
+        return [path.read_bytes() for path in self._files.paths]
 
     def checked(self) -> ssl.SSLContext:
         """TLS with what the files hold now. Raises: OSError (ssl.SSLError is one), ValueError: they do not belong

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,6 @@ from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, UnfinishedBytes, W
 from rocserve.frontends.listen_address import (
     CertificateFiles,
     CertificateReloader,
-    Certificates,
     certificate_files,
 )
 from rocserve.observability.failures import RequestFailures
@@ -328,11 +327,11 @@ def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:
     """grpc.ServerCredentials that follow the files. Raises: OSError: a file cannot be read."""
     reloader = CertificateReloader(files, "gRPC", log)
 
-    def configuration(certificates: Certificates | None) -> Any:
-        if certificates is None:
+    def configuration(contents: Sequence[bytes] | None) -> Any:
+        if contents is None:
             return None
-        pair = (certificates.private_key, certificates.certificate_chain)
-        return grpc.ssl_server_certificate_configuration([pair], certificates.root)
+        chain, key, *root = contents
+        return grpc.ssl_server_certificate_configuration([(key, chain)], *root)
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(reloader.first()), lambda: configuration(reloader.renewed()), files.root is not None

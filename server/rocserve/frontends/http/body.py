@@ -229,7 +229,7 @@ class LargeBodies:
             else:
                 process = _Process()
             try:
-                outcome = await asyncio.to_thread(process.call, function, body)
+                result, refusal = await asyncio.to_thread(process.call, function, body)
             except (OSError, EOFError, pickle.UnpicklingError):
                 process.end()
                 raise ServeError(
@@ -241,20 +241,17 @@ class LargeBodies:
                 process.end()  # It may be in the middle of this body.
                 raise
             self._idle[process] = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end, process)
-        if isinstance(outcome, _Refusal):
-            raise ServeError(outcome.code, outcome.text)
-        return outcome
+        if refusal is not None:
+            raise ServeError(*refusal)
+        return result
 
     def _end(self, process: _Process) -> None:
         del self._idle[process]
         process.end()
 
 
-class _Refusal:
-    """A ServeError on its way: exceptions are not pickled with what they were made of."""
-
-    def __init__(self, error: ServeError) -> None:
-        self.code, self.text = error.code, error.text
+_Outcome = tuple[Any, tuple[StatusCode, str] | None]
+"""A function's result, or code and text of its ServeError."""
 
 
 class _Process:
@@ -270,28 +267,25 @@ class _Process:
         )
         os.close(parent_pipe)
 
-    def call(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:
-        """Blocks. Raises: OSError, EOFError, pickle.UnpicklingError: it has ended."""
+    def call(self, function: Callable[[Buffer], Any], body: Buffer) -> _Outcome:
+        """What `serve` answers. Blocks. Raises: OSError, EOFError, pickle.UnpicklingError: it has ended."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None and answers is not None
         pickle.dump((function, pickle.PickleBuffer(body)), requests, pickle.HIGHEST_PROTOCOL)
         requests.flush()
-        return pickle.load(answers)
+        outcome: _Outcome = pickle.load(answers)
+        return outcome
 
     def end(self) -> None:
         self._process.kill()
         os.close(self._parent_pipe)
-        # A large one takes a while to go.
-        asyncio.get_running_loop().run_in_executor(None, self._reap)
-
-    def _reap(self) -> None:
-        # What has not been written goes nowhere.
-        with contextlib.suppress(BrokenPipeError), self._process:
-            pass
+        # Closes its pipes and waits: a large one takes a while to go.
+        asyncio.get_running_loop().run_in_executor(None, self._process.communicate)
 
 
 def serve(parent_pipe: int) -> None:
-    """What such a process does: parse what comes until the server is gone."""
+    """What such a process does until the server is gone: parse what comes, and answer with the result, or code and text
+    of a ServeError: exceptions are not pickled with what they were made of."""
     exit_with_parent(parent_pipe)
     os.nice(_NICENESS)
     with contextlib.suppress(OSError):
@@ -300,12 +294,11 @@ def serve(parent_pipe: int) -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     with contextlib.suppress(OSError, EOFError):
         while True:
-            pickle.dump(_outcome(*pickle.load(requests)), answers, pickle.HIGHEST_PROTOCOL)
+            function, body = pickle.load(requests)
+            outcome: _Outcome
+            try:
+                outcome = function(body), None
+            except ServeError as error:
+                outcome = None, (error.code, error.text)
+            pickle.dump(outcome, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
-
-
-def _outcome(function: Callable[[Buffer], Any], body: Buffer) -> Any:
-    try:
-        return function(body)
-    except ServeError as error:
-        return _Refusal(error)

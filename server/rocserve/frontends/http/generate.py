@@ -38,66 +38,61 @@ NOT_ONE_RESPONSE = (
 )
 
 
-class GenerateBody:
-    """What one body says: members named as inputs are tensors, all others parameters."""
+def read_generate(
+    max_batch_size: int, inputs: Sequence[InputConfig], model_name: str, model_version: str, body: Buffer
+) -> InferRequest:
+    """The request that a body means for a model with these inputs: members named as inputs are tensors, all others
+    parameters. Raises: ServeError: with Triton's codes and words."""
+    entries = {entry.name: entry for entry in inputs}
+    given: list[InputHead] = []
+    data: list[Buffer] = []
+    parameters: dict[str, ParameterValue] = {}
 
-    def __init__(self, max_batch_size: int, inputs: Sequence[InputConfig]) -> None:
-        self._batches = max_batch_size > 0
-        self._entries = {entry.name: entry for entry in inputs}
-        self._inputs: list[InputHead] = []
-        self._data: list[Buffer] = []
-        self._parameters: dict[str, ParameterValue] = {}
-
-    def read(self, model_name: str, model_version: str, body: Buffer) -> InferRequest:
-        """The request that it means for a model with these inputs. Raises: ServeError: with Triton's codes and
-        words."""
-        value = parse_json(body)
-        request_id = read_id(value)
-        for name, entry in members(value).items():
-            if name == NESTED:
-                self._take_nested(entry)
-            else:
-                self._take(name, entry)
-        check_entries(len(self._inputs) + len(self._parameters))
-        parameters = self._parameters or NO_PARAMETERS
-        head = RequestHead(model_name, model_version, tuple(self._inputs), (), parameters)
-        return InferRequest(head, request_id, self._data)
-
-    def _take_nested(self, value: Any) -> None:
-        if NESTED in self._entries:
-            raise invalid_argument(f"Keyword '{NESTED}' for nested schema also given as input tensor name")
-        if type(value) is not dict:
-            raise internal(f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object")
-        try:
-            for name, entry in value.items():
-                self._take(name, entry)
-        except ServeError as error:
-            raise ServeError(error.code, f"Converting keyword: '{NESTED}': {error.text}") from None
-
-    def _take(self, name: str, value: Any) -> None:
-        entry = self._entries.get(name)
+    def take(name: str, value: Any) -> None:
+        entry = entries.get(name)
         if entry is None:
-            self._parameters[name] = plain_parameter(name, value)
+            parameters[name] = plain_parameter(name, value)
             return
         count = len(value) if type(value) is list else 1
-        shape = self._shape(entry, count)
-        self._data.append(raw_contents(value, entry.datatype.value, count, name))
-        self._inputs.append(InputHead(name, entry.datatype.value, shape, NO_PARAMETERS))
+        shape = _shape(entry, max_batch_size > 0, count)
+        data.append(raw_contents(value, entry.datatype.value, count, name))
+        given.append(InputHead(name, entry.datatype.value, shape, NO_PARAMETERS))
 
-    def _shape(self, entry: InputConfig, count: int) -> tuple[int, ...]:
-        """The elements fill the input's fixed dimensions; the rest of them is its last variable one."""
-        shape = [-1, *entry.dims] if self._batches else list(entry.dims)
-        for size in shape:
-            if size != -1:
-                if size == 0 or count % size:
-                    raise _does_not_fit(entry.name)
-                count //= size
-        for axis in reversed(range(len(shape))):
-            if shape[axis] == -1:
-                shape[axis], count = count, 1
-        if count != 1:
-            raise _does_not_fit(entry.name)
-        return tuple(shape)
+    value = parse_json(body)
+    request_id = read_id(value)
+    for name, member in members(value).items():
+        if name != NESTED:
+            take(name, member)
+            continue
+        if NESTED in entries:
+            raise invalid_argument(f"Keyword '{NESTED}' for nested schema also given as input tensor name")
+        if type(member) is not dict:
+            raise internal(f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object")
+        try:
+            for nested, value in member.items():
+                take(nested, value)
+        except ServeError as error:
+            raise ServeError(error.code, f"Converting keyword: '{NESTED}': {error.text}") from None
+    check_entries(len(given) + len(parameters))
+    head = RequestHead(model_name, model_version, tuple(given), (), parameters or NO_PARAMETERS)
+    return InferRequest(head, request_id, data)
+
+
+def _shape(entry: InputConfig, batches: bool, count: int) -> tuple[int, ...]:
+    """The elements fill the input's fixed dimensions; the rest of them is its last variable one."""
+    does_not_fit = f"The schema can not convert input '{entry.name}' to tensor with proper shape"
+    shape = [-1, *entry.dims] if batches else list(entry.dims)
+    for size in shape:
+        if size != -1:
+            if size == 0 or count % size:
+                raise invalid_argument(does_not_fit)
+            count //= size
+    for axis in reversed(range(len(shape))):
+        if shape[axis] == -1:
+            shape[axis], count = count, 1
+    if count != 1:
+        raise invalid_argument(does_not_fit)
+    return tuple(shape)
 
 
 def generate_body(response: InferResponse) -> bytes:
@@ -113,10 +108,6 @@ def generate_body(response: InferResponse) -> bytes:
     outputs = {tensor.name: list(chain.from_iterable(element_slices(tensor))) for tensor in response.outputs}
     fields = {name: each[0] if len(each) == 1 else each for name, each in outputs.items()} | fields
     return json_bytes({name: fields[name] for name in sorted(fields)})
-
-
-def _does_not_fit(input_name: str) -> ServeError:
-    return invalid_argument(f"The schema can not convert input '{input_name}' to tensor with proper shape")
 
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -142,7 +133,7 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
         if request.head.headers.get("content-encoding", "identity") not in ("", "identity"):
             raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
         body = await parts.bodies.read(request, responder)
-        parse = partial(GenerateBody(config.max_batch_size, config.inputs).read, config.name, version)
+        parse = partial(read_generate, config.max_batch_size, config.inputs, config.name, version)
         is_large = len(body) > LARGE_JSON
         generate_request = await parts.large.parse(parse, body) if is_large else parse(body)
         responder.hand_over(generate_request)
@@ -154,13 +145,11 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
     try:
         first = await responder.next()
         if responder.is_refused and isinstance(first, ServeError):
-            response: Response | None = error_response(parts.inference.paths.without(first))
-        elif streams:
-            response = None
-            await _send_events(request, first, responder, parts.inference.paths)
-        else:
-            response = await _only_response(first, responder, parts.inference.paths)
-        return response
+            return error_response(parts.inference.paths.without(first))
+        if not streams:
+            return await _only_response(first, responder, parts.inference.paths)
+        await _send_events(request, first, responder, parts.inference.paths)
+        return None
     except BaseException:
         responder.cancel()
         raise
@@ -169,14 +158,12 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
 
 
 async def _only_response(first: Answer, responder: AnswerStream, paths: PrivatePaths) -> Response:
-    count = 0
-    outcome = first
-    while outcome is not None:
-        count += 1
-        outcome = await responder.next()
+    are_more = False
+    while first is not None and await responder.next() is not None:
+        are_more = True
     if responder.is_overdue:
         return error_response(deadline_exceeded())
-    if count != 1 or first is None:
+    if first is None or are_more:
         return error_response(internal(NOT_ONE_RESPONSE))
     status, body = _status_and_body(first, paths)
     return Response(status, body, JSON)

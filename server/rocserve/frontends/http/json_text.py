@@ -168,15 +168,13 @@ def _wrong_kind(fault: str, where: str) -> ServeError:
     return internal(f"{where}: {fault}" if where else fault)
 
 
-_WHERE = "Unable to parse 'data'"
-_WRONG_COUNT = f"{_WHERE}: Shape does not match true shape of 'data' field"
-_NOT_A_BOOLEAN = f"{_WHERE}: attempt to access JSON non-boolean as boolean"
-_NOT_SIGNED = f"{_WHERE}: attempt to access JSON non-signed-integer as signed-integer"
-_NOT_UNSIGNED = f"{_WHERE}: attempt to access JSON non-unsigned-integer as unsigned-integer"
-_NOT_A_NUMBER = f"{_WHERE}: attempt to access JSON non-number as double"
-
-_UNSIGNED = frozenset({DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64})
-_FLOATING = frozenset({DataType.FP32, DataType.FP64})
+_NUMBERS: Mapping[str, tuple[Any, set[type], str]] = {
+    "b": (np.bool_, {bool}, "attempt to access JSON non-boolean as boolean"),
+    "f": (np.float64, {int, float}, "attempt to access JSON non-number as double"),
+    "u": (np.uint64, {int}, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
+    "i": (np.int64, {int}, "attempt to access JSON non-signed-integer as signed-integer"),
+}
+"""By numpy's kinds: what holds all numbers of the kind, what they are in JSON, and what is said of others."""
 _BINARY_ONLY = frozenset({DataType.FP16, DataType.BF16})
 SLICE = 4096
 """Elements whose JSON is written at a time: nothing else runs meanwhile."""
@@ -215,7 +213,7 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, 
         raw = _numbers(elements[:element_count], known)
         count = len(elements)
     if count != element_count:
-        raise internal(_WRONG_COUNT)
+        raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
     return raw
 
 
@@ -262,22 +260,14 @@ def _flat(data: list[Any]) -> list[Any]:
 
 
 def _numbers(elements: list[Any], datatype: DataType) -> bytes:
-    wide: Any
-    kinds: set[type]
-    if datatype is DataType.BOOL:
-        wide, kinds, fault = np.bool_, {bool}, _NOT_A_BOOLEAN
-    elif datatype in _FLOATING:
-        wide, kinds, fault = np.float64, {int, float}, _NOT_A_NUMBER
-    elif datatype in _UNSIGNED:
-        wide, kinds, fault = np.uint64, {int}, _NOT_UNSIGNED
-    else:
-        wide, kinds, fault = np.int64, {int}, _NOT_SIGNED
-    if not kinds.issuperset(map(type, elements)) or (datatype in _UNSIGNED and min(elements, default=0) < 0):
-        raise internal(fault)
+    kind = datatype.numpy_dtype.kind
+    wide, types, fault = _NUMBERS[kind]
     try:
+        if not types.issuperset(map(type, elements)) or (kind == "u" and min(elements, default=0) < 0):
+            raise OverflowError
         array = np.array(elements, dtype=wide)
     except OverflowError:
-        raise internal(fault) from None
+        raise internal(f"Unable to parse 'data': {fault}") from None
     with np.errstate(over="ignore"):
         return array.astype(datatype.numpy_dtype, copy=False).tobytes()
 

@@ -18,7 +18,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.json_text import json_bytes
 
 if TYPE_CHECKING:
-    from rocserve.frontends.http.listener import Connection
+    from rocserve.frontends.http.connection import Connection
 
 LARGEST_HEAD_LINE = 8190
 """Bytes of a URL, and of a header's name and value."""

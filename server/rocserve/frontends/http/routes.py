@@ -56,12 +56,11 @@ _LOG_ORDER: dict[str, tuple[str, Callable[[Any], bool | int | str]]] = {
 
 def read_trace_settings(message: pb.TraceSettingRequest, body: Buffer) -> None:
     """A setting that is null is cleared, which gRPC says by none of its values; unknown ones are passed over."""
-    value = parse_json(body)
-    given = value if isinstance(value, dict) else {}
+    given = parse_json(body)
     for name in ("trace_file", "trace_level", *_TRACE_TEXTS):
-        if name not in given:
+        entry = find(given, name)
+        if entry is MISSING:
             continue
-        entry = given[name]
         # Reading a missing key of a map of messages makes the entry.
         values = message.settings[name].value
         if name == "trace_file":
@@ -80,11 +79,11 @@ def trace_settings_json(response: pb.TraceSettingResponse) -> dict[str, Any]:
 
 def read_log_settings(message: pb.LogSettingsRequest, body: Buffer) -> None:
     """Settings that are null stay as they are; unknown ones are passed over."""
-    value = parse_json(body)
-    given = value if isinstance(value, dict) else {}
+    given = parse_json(body)
     for name, (field, read) in _LOG_ORDER.items():
-        if given.get(name) is not None:
-            setattr(message.settings[name], field, read(given[name]))
+        entry = find(given, name)
+        if entry is not MISSING and entry is not None:
+            setattr(message.settings[name], field, read(entry))
 
 
 def log_settings_json(response: pb.LogSettingsResponse) -> dict[str, Any]:
@@ -158,8 +157,7 @@ def read_unload(message: pb.RepositoryModelUnloadRequest, body: Buffer) -> None:
 
 
 def read_system_region(message: pb.SystemSharedMemoryRegisterRequest, body: Buffer) -> None:
-    _check_region(message.name, "system")
-    value = parse_json(body)
+    value = _region(message.name, "system", body)
     for name, read in (("key", text), ("offset", unsigned), ("byte_size", unsigned)):
         entry = find(value, name)
         if entry is not MISSING:
@@ -169,8 +167,7 @@ def read_system_region(message: pb.SystemSharedMemoryRegisterRequest, body: Buff
 
 
 def read_cuda_region(message: pb.CudaSharedMemoryRegisterRequest, body: Buffer) -> None:
-    _check_region(message.name, "cuda")
-    value = parse_json(body)
+    value = _region(message.name, "cuda", body)
     handle = find(value, "raw_handle")
     if handle is MISSING:
         raise invalid_argument("Shared memory register request has no 'raw_handle' field")
@@ -179,9 +176,10 @@ def read_cuda_region(message: pb.CudaSharedMemoryRegisterRequest, body: Buffer) 
     message.device_id = unsigned(member(value, "device_id")) & 0x7FFF_FFFF
 
 
-def _check_region(region: str, kind: str) -> None:
-    if not region:
+def _region(name: str, kind: str, body: Buffer) -> Any:
+    if not name:
         raise invalid_argument(f"'region name' is necessary to register {kind} shared memory region")
+    return parse_json(body)
 
 
 def _decoded(name: str, value: str) -> bytes:

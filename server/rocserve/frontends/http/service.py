@@ -230,16 +230,16 @@ class Page:
         self._open_streams += 1
         try:
             request.begin_stream(200, EVENT_STREAM, {"Cache-Control": "no-cache"})
-            while True:
+            is_last = False
+            while not is_last:
                 response = await method.answer(page_pb2.RepositoryEventsRequest(after=after))
-                events = [
-                    b"id: %d\ndata: %b\n\n" % (one.number, json_bytes(plain_values(one))) for one in response.events
-                ]
+                is_last = response.is_last
+                text = b""
+                for event in response.events:
+                    after = event.number
+                    text += b"id: %d\ndata: %b\n\n" % (after, json_bytes(plain_values(event)))
                 # A comment where there is none: a client that has gone is noticed.
-                await request.send(b"".join(events) or b":\n\n")
-                after = response.events[-1].number if response.events else after
-                if response.is_last:
-                    break
+                await request.send(text or b":\n\n")
         except ServeError:
             pass  # The server has no room, or ends; the client asks again.
         finally:

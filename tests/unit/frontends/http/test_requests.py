@@ -16,7 +16,7 @@ from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.http.generate import GenerateBody, generate_body
+from rocserve.frontends.http.generate import generate_body, read_generate
 from rocserve.frontends.http.infer_bodies import (
     BINARY_ONLY,
     JSON_ONLY,
@@ -290,7 +290,7 @@ def test_remembered_json_is_that_of_a_first_answer(form: AnswerForm, parameters:
 
 
 def generate(body: Any, config: ModelConfig = CONFIG) -> Any:
-    return GenerateBody(config.max_batch_size, config.inputs).read(config.name, "", json.dumps(body).encode())
+    return read_generate(config.max_batch_size, config.inputs, config.name, "", json.dumps(body).encode())
 
 
 def test_generate_requests() -> None:
