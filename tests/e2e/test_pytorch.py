@@ -31,6 +31,7 @@ input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }
 """
 
 
+PLACED = "instance_group { kind: KIND_MODEL count: 2 }"
 TWO_AT_ONCE = """
 max_batch_size: 4
 dynamic_batching { }
@@ -44,6 +45,7 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
     repository = folder / "repository"
     drop(repository, "exported", torch_files.data("classifier"), filename="model.pt2")
     drop(repository, "traced", torch_files.data("traced"), TRACED, filename="model.pt")
+    drop(repository, "placed", torch_files.data("few"), PLACED, filename="model.pt2")
     drop(repository, "two", torch_files.data("classifier"), TWO_AT_ONCE, filename="model.pt2")
     drop(repository, "weights", torch_files.data("weights"), filename="model.pt")
     with zipfile.ZipFile(folder / "archived.mar", "w") as archive:
@@ -70,6 +72,17 @@ def test_dropped_files_are_served(server: RocserveProcess, torch_files: TorchFil
         assert metadata.platform == "pytorch_libtorch"
         assert metadata.properties["engine"] == "eager"
         assert metadata.properties["program"] == "a program of torch.export"
+
+
+def test_a_model_places_its_parts_itself(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    inputs, expected = torch_files.values("few")
+    with Client(server.address) as client:
+        client.wait_until_ready(LOAD_SECONDS, model="placed")
+        np.testing.assert_allclose(client.infer("placed", inputs)["scores"], expected["scores"], atol=1e-6)
+        properties = client.model_metadata("placed").properties
+        assert (properties["devices"], properties["device"]) == ("as the model says", "cpu")
+        (group,) = client.model_config("placed").instance_group
+        assert (group.kind, group.count) == (group.KIND_MODEL, 2)
 
 
 def test_an_instance_with_two_batches_under_way_answers_each_request_with_its_own(
@@ -118,7 +131,7 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
             return client.model_metadata("exported").versions == ("2",)
 
         wait_until(is_swapped, seconds=LOAD_SECONDS)
-        wait_until(lambda: len(server.workers()) == 4)
+        wait_until(lambda: len(server.workers()) == 6)
 
 
 WRITE_WEIGHTS = """

@@ -7,6 +7,7 @@ and returns, by the names that it is served under.
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any, Dict, List, Tuple  # noqa: UP035, TorchScript reads them
 
@@ -55,6 +56,13 @@ class Nested(nn.Module):
         return x * options["scale"], {"moved": x + bias}
 
 
+class Split(nn.Module):
+    """With a part on another device, which every PyTorch has."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"double": x * 2, "elsewhere": torch.ones(x.shape[1], device="meta")}
+
+
 class Half(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2
@@ -76,6 +84,8 @@ def main(folder: Path) -> None:
     _save(folder, "half", half, {"x": bits.view(torch.uint16)}, {"OUTPUT__0": (bits * 2).view(torch.uint16)})
     narrow = torch.export.export(Classifier().bfloat16().eval(), (x.bfloat16(),), dynamic_shapes={"x": {0: rows}})
     _save(folder, "narrow", narrow, {}, {})
+    split = torch.export.export(Split(), (x,))
+    _save(folder, "split", split, {"x": x}, {"double": x * 2})
     scale, bias = torch.full((5, 1), 3.0), torch.ones(5, 4)
     nested = torch.export.export(
         Nested(), (x, {"scale": scale}), {"bias": bias},
@@ -87,10 +97,19 @@ def main(folder: Path) -> None:
         folder, "in_place", torch.jit.script(InPlace()), {"left": x, "right": x}, {"0": 2 * x, "1": torch.zeros(5, 4)}
     )
     _save(folder, "of_dict", torch.jit.script(OfDict()), {"a": x, "b": x}, {"sum": 2 * x})
+    _on_second_gpu(folder / "traced.pt", folder / "on_second_gpu.pt")
     torch.jit.script(Words()).save(folder / "words.pt")
     torch.save(classifier.state_dict(), folder / "weights.pt")
     torch.save(classifier, folder / "pickled.pt")
     torch.save(classifier, folder / "old.pt", _use_new_zipfile_serialization=False)
+
+
+def _on_second_gpu(source: Path, target: Path) -> None:
+    """The same TorchScript as if it had been saved with its weights there."""
+    with zipfile.ZipFile(source) as read, zipfile.ZipFile(target, "w") as written:
+        for name in read.namelist():
+            # A text in a pickle: its length, then itself.
+            written.writestr(name, read.read(name).replace(b"\x03\0\0\0cpu", b"\x06\0\0\0cuda:1"))
 
 
 def _save(folder: Path, name: str, program: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:

@@ -45,6 +45,8 @@ class EngineSpec:
     """Files in that module's folder, of which one must be there for it; empty = the module alone does it."""
     compiles_ahead: bool = False
     """Whether its workers keep what they compile in the cache."""
+    takes_kind_model: bool = False
+    """Whether a worker of KIND_MODEL has all GPUs, and its file says what is where; else KIND_MODEL is as KIND_AUTO."""
     needs_migraphx: bool = False
     """Whether its workers load MIGraphX: they are started as its installation wants (migraphx/installation.py)."""
 
@@ -59,7 +61,7 @@ class EngineChoice:
     fallback: EngineChoice | None = None
     """Takes its place, said loudly, when it cannot load the model: another engine, or the same without GPUs."""
     auto_takes_gpus: bool = False
-    """Whether instances of KIND_AUTO (and KIND_MODEL) go to the GPUs where there are any; else they are on the CPU."""
+    """Whether instances of KIND_AUTO go to the GPUs where there are any; else they are on the CPU."""
 
 
 class Machine(Protocol):
@@ -145,7 +147,7 @@ class ModelSource:
     """Possibly without inputs and outputs, when they are to be completed from the signature."""
     instance_kind: InstanceKind
     device: int | None
-    """The GPU's number, or None on the CPU."""
+    """The GPU's number, or None on the CPU, and of KIND_MODEL."""
     instance_count: int
     """How many threads will call `execute` at once (1 unless the engine is thread-safe)."""
     memory_bytes: int = 0

@@ -40,9 +40,10 @@ def plan_workers(
 
     On the CPU a group is one worker with `count` threads where the engine is thread-safe and the model not small, else
     `count` workers. On GPUs it is `count` workers for each of its `gpus`, or of all that there are; a group of
-    KIND_AUTO is on the GPUs only where the choice says so. Raises: ServeError: INVALID_ARGUMENT, there would be too
-    many; or a group asks for a GPU that the engine cannot have. It is never served by the CPU instead unless the group
-    says KIND_AUTO or KIND_CPU, or the parameter `engine` "auto".
+    KIND_AUTO is on the GPUs only where the choice says so. Of KIND_MODEL it is `count` workers, each with all GPUs,
+    where the engine takes that; else it is as KIND_AUTO. Raises: ServeError: INVALID_ARGUMENT, there would be too many;
+    or a group asks for a GPU that the engine cannot have. It is never served by the CPU instead unless the group says
+    KIND_AUTO or KIND_CPU, or the parameter `engine` "auto".
     """
     plans: list[WorkerPlan] = []
     places: list[tuple[InstanceKind, Sequence[int]]] = []
@@ -53,9 +54,10 @@ def plan_workers(
             places.append((group.kind, group.gpus))
             continue
         name = group.name or f"{config.name}_{number}"
-        gpus = _gpus_of_group(group, name, config, choice, machine)
-        kind = InstanceKind.GPU if gpus else InstanceKind.CPU
         is_model = group.kind is InstanceKind.MODEL
+        has_all = is_model and choice.engine.takes_kind_model
+        gpus = () if has_all else _gpus_of_group(group, name, config, choice, machine)
+        kind = InstanceKind.GPU if gpus else InstanceKind.CPU
         places.append((group.kind, group.gpus) if is_model else (kind, gpus))
         # Counted before any is planned: a number costs nothing to write.
         used_gpus.update(gpus)
@@ -74,7 +76,7 @@ def plan_workers(
             # Without a host policy Triton takes that of the device's own name.
             own = "model" if is_model else "cpu" if device is None else f"gpu_{device}"
             plan = WorkerPlan(
-                kind,
+                InstanceKind.MODEL if has_all else kind,
                 device,
                 group.count if shares else 1,
                 "" if shares else f"{name}_{instance}",
@@ -149,8 +151,7 @@ class EnginePlan:
         facts = {"engine": self.engine.name, "engine_reason": self.reason}
         if self.replaces:
             facts["engine_replaces"] = self.replaces
-        devices = dict.fromkeys("cpu" if one.device is None else f"gpu {one.device}" for one in self.workers)
-        return {**facts, "devices": ", ".join(devices)}
+        return {**facts, "devices": ", ".join(dict.fromkeys(map(_place, self.workers)))}
 
     @property
     def warning(self) -> str:
@@ -160,6 +161,12 @@ class EnginePlan:
         reason = self.reason
         shown = reason if len(reason) <= _LONGEST_WARNING else f"{reason[: _LONGEST_WARNING - 3]}..."
         return f"served by {self.engine.name} instead: {shown}"
+
+
+def _place(worker: WorkerPlan) -> str:
+    if worker.kind is InstanceKind.MODEL:
+        return "as the model says"
+    return "cpu" if worker.device is None else f"gpu {worker.device}"
 
 
 def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Machine) -> EnginePlan:

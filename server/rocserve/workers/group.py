@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal, unavailable
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
 from rocserve.observability.failures import Allowance
@@ -290,7 +290,8 @@ class WorkerSupervisor:
         self._index = index
         self._load = dataclasses.replace(load, plan=plan, model_file=plan.model_file or load.model_file)
         # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
-        self._options = options if plan.device is None else options.on_gpu(plan.device)
+        has_gpus = plan.device is not None or plan.kind is InstanceKind.MODEL
+        self._options = options.on_gpus(plan.device) if has_gpus else options
         self._key = ""
         """Two workers with the same key have loaded the same in the same way; "" = it is not kept."""
         if group.content:

@@ -45,8 +45,9 @@ class WorkerPlan:
     """One worker of a model version."""
 
     kind: InstanceKind
+    """CPU or GPU; MODEL where its model says itself what is where."""
     device: int | None
-    """The GPU's number, or None on the CPU."""
+    """The GPU's number, or None on the CPU, and of KIND_MODEL."""
     instance_count: int
     """How many instances it has, each with a thread of its own."""
     instance_name: str = ""
@@ -172,10 +173,15 @@ class LaunchOptions:
     bounds: Mapping[str, int] = field(default_factory=dict)
     """The model's own, by the fields of WorkerSettings; the settings' hold for the others."""
 
-    def on_gpu(self, device: int) -> LaunchOptions:
-        """Those of a worker on a GPU, which is never forked."""
-        environment = {**self.environment, "HIP_VISIBLE_DEVICES": str(device)}
-        return replace(self, forked=False, environment=environment, writable=(*self.writable, *gpu_devices()))
+    def on_gpus(self, device: int | None) -> LaunchOptions:
+        """Those of a worker on a GPU, or for None on all that the server may use; it is never forked."""
+        own = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
+        return replace(
+            self,
+            forked=False,
+            environment={**self.environment, **own},
+            writable=(*self.writable, *gpu_devices()),
+        )
 
 
 @dataclass(frozen=True, slots=True)

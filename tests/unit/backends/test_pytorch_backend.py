@@ -99,6 +99,34 @@ def test_a_program_of_one_shape_does_not_batch(model_source: SourceMaker, torch_
     assert raised.value.code is StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize(("name", "device"), [("classifier", "cpu"), ("traced", "cpu"), ("split", "cpu, meta")])
+def test_of_kind_model_parts_stay_where_the_file_has_them(
+    model_source: SourceMaker, torch_files: TorchFiles, name: str, device: str
+) -> None:
+    batch = {} if name == "split" else {"inputs": [ROWS_OF_4], "max_batch_size": 8}
+    model = load(model_source("model.pt", torch_files.data(name), kind=InstanceKind.MODEL, **batch))
+    assert model.properties["device"] == device
+    inputs, expected = torch_files.values(name)
+    for key, value in run(model, inputs, *expected).items():
+        np.testing.assert_allclose(value, expected[key], atol=1e-6)
+
+
+def test_of_kind_model_a_device_that_is_not_here(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    content = torch_files.data("on_second_gpu")
+    placed = refusal(model_source("model.pt", content, inputs=[ROWS_OF_4], max_batch_size=8, kind=InstanceKind.MODEL))
+    assert "(KIND_MODEL leaves the parts of a model on the devices that its file names; PyTorch" in placed
+    assert placed.endswith("GPUs here)")
+    # Of another kind they go where the instance is.
+    check(load(model_source("model.pt", content, inputs=[ROWS_OF_4], max_batch_size=8)), torch_files, "traced")
+
+
+def test_inductor_compiles_for_one_device(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    from rocserve.backends.pytorch import inductor
+
+    with pytest.raises(ServeError, match=r"the parts of model.pt2 are on cpu and meta; set parameter 'engine' to"):
+        inductor.load(model_source("model.pt2", torch_files.data("split"), kind=InstanceKind.MODEL))
+
+
 @pytest.mark.parametrize(
     "names", [("x", "options_scale", "bias"), ("INPUT__0", "INPUT__1", "INPUT__2"),
               ("ARGS[0]", "ARGS[1][scale]", "KWARGS[bias]")],

@@ -112,6 +112,15 @@ def test_an_engine_that_auto_takes_to_gpus() -> None:
     )
 
 
+def test_of_kind_model_an_instance_has_all_gpus_where_its_engine_takes_that() -> None:
+    placed = InstanceGroup("", InstanceKind.MODEL, 2)
+    takes = dataclasses.replace(WITH_GPU, takes_kind_model=True)
+    for machine in ((), (0, 4)):
+        assert plan(takes, placed, machine=machine, auto_takes_gpus=True) == [(InstanceKind.MODEL, None, 1)] * 2
+    assert plan(WITH_GPU, placed, machine=(0, 4)) == [(InstanceKind.CPU, None, 1)] * 2
+    assert plan(WITH_GPU, placed, machine=(4,), auto_takes_gpus=True) == [(InstanceKind.GPU, 4, 1)] * 2
+
+
 def test_a_gpu_that_the_machine_has_not() -> None:
     text = "instance group m_0 of model m specifies invalid or unsupported gpu id 3; this machine has: 0, 1"
     with pytest.raises(ServeError, match=f"^{text}$"):

@@ -17,10 +17,12 @@ from rocserve.backends.pytorch.program import (
     in_precision,
     open_exported,
     open_package,
+    open_placed,
     open_script,
     read_exported,
 )
-from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.model_config import InstanceKind
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,8 +32,19 @@ def load(model: ModelSource) -> LoadedModel:
     UNAVAILABLE, there is no such GPU."""
     kind = file_kind(model.model_file)
     options, device = set_up(model)
-    program = _open(model, kind, options.precision, device)
-    return TorchModel(model, program, options, device, {"program": kind.value})
+    properties = {"program": kind.value}
+    if model.instance_kind is not InstanceKind.MODEL:
+        return TorchModel(model, _open(model, kind, options.precision, device), options, device, properties)
+    try:
+        program = _open(model, kind, options.precision, None)
+    except ServeError as error:
+        raise ServeError(
+            error.code,
+            f"{error.text} (KIND_MODEL leaves the parts of a model on the devices that its file names; PyTorch"
+            f" {torch.__version__} finds {torch.cuda.device_count()} GPUs here)",
+        ) from error
+    properties["device"] = ", ".join(program.devices)
+    return TorchModel(model, program, options, device, properties)
 
 
 def set_up(model: ModelSource) -> tuple[RunOptions, torch.device]:
@@ -73,9 +86,12 @@ def _find_device(model: ModelSource) -> torch.device:
     return torch.device("cpu")
 
 
-def _open(model: ModelSource, kind: FileKind, precision: str, device: torch.device) -> Program:
+def _open(model: ModelSource, kind: FileKind, precision: str, device: torch.device | None) -> Program:
+    """`device`: None: its parts are where the file has them."""
     dtype = DTYPES.get(precision)
     if kind is FileKind.EXPORTED:
+        if device is None:
+            return open_placed(model.model_file, dtype)
         return open_exported(read_exported(model.model_file, device), dtype)
     if kind is FileKind.SCRIPT:
         keys = [entry.name for entry in model.config.inputs]

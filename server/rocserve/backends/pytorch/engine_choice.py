@@ -23,6 +23,7 @@ EAGER = EngineSpec(
     forks_from_zygote=False,
     gpu_module="torch",
     gpu_files=_GPU_LIBRARIES,
+    takes_kind_model=True,
 )
 
 INDUCTOR = replace(EAGER, name="inductor", module="rocserve.backends.pytorch.inductor", compiles_ahead=True)
@@ -39,6 +40,7 @@ TORCH_MIGRAPHX = replace(
     gpu_module=_LOWERING,
     gpu_files=(),
     compiles_ahead=True,
+    takes_kind_model=False,
 )
 
 MIGRAPHX_ONNX = replace(MIGRAPHX, name="migraphx-onnx", module="rocserve.backends.pytorch.onnx_export")
@@ -54,6 +56,7 @@ _INSTALL = (
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     """By parameter `engine`: auto (also when it is left out), eager, inductor, migraphx or migraphx-onnx. Auto is
     migraphx where an AMD GPU and all that it needs are there, with eager behind it; else eager, with the CPU behind it.
+    A model of KIND_MODEL, whose parts stay where its file has them, is eager's, with nothing behind it.
 
     Raises:
         ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE where PyTorch is not here, or MIGraphX where it is
@@ -76,6 +79,8 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     choice = EngineChoice(EAGER, "it runs all of PyTorch's files as they are", auto_takes_gpus=auto_takes_gpus)
     if torch_compile_options(config).is_asked_for:
         choice = replace(choice, engine=INDUCTOR, reason=f"parameter '{TORCH_COMPILE}' says so")
+    if any(group.kind is InstanceKind.MODEL and not group.passive for group in config.instance_groups):
+        return choice
     choice = _with_the_cpu_behind(choice, config, machine)
     if choice.engine is INDUCTOR or not auto_takes_gpus or not _may_be_lowered(config, machine):
         return choice

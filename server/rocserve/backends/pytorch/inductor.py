@@ -23,12 +23,14 @@ from rocserve.backends.pytorch.program import (
     DTYPES,
     Program,
     ProgramSignature,
+    devices_of,
     open_exported,
     open_package,
     outputs_of,
     read_exported,
 )
 from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.core.model_config import InstanceKind
 from rocserve.core.plain import from_json, to_json
 from rocserve.jobs.messages import Report
 
@@ -50,6 +52,8 @@ def load(model: ModelSource) -> LoadedModel:
         return eager.load(model)
     require_exported(model, "inductor")
     options, device = eager.set_up(model)
+    if model.instance_kind is InstanceKind.MODEL:
+        device = _only_device(model)
     folder = _compiled(model, options.precision, device)
     package = open_package(folder / _PACKAGE, device)
     signature = from_json(ProgramSignature, (folder / _SIGNATURE).read_bytes())
@@ -60,6 +64,18 @@ def load(model: ModelSource) -> LoadedModel:
         )
     program = Program(package.call, replace(signature, overwritten=package.signature.overwritten))
     return TorchModel(model, program, options, device, {"program": "compiled by Inductor"})
+
+
+def _only_device(model: ModelSource) -> torch.device:
+    """Where the file has the program. Raises: ServeError: INVALID_ARGUMENT, it is on several devices."""
+    devices = sorted(devices_of(read_exported(model.model_file, None)))
+    if len(devices) > 1:
+        raise invalid_argument(
+            f"model '{model.name}': engine inductor compiles a program for one device, and with KIND_MODEL the parts of"
+            f" {model.model_file.name} are on {' and '.join(devices)}; set parameter 'engine' to \"eager\", or use"
+            " KIND_GPU or KIND_CPU"
+        )
+    return torch.device(devices[0] if devices else "cpu")
 
 
 def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:

@@ -50,6 +50,12 @@ def fixed_batch_sizes(config: ModelConfig, bound: BoundProgram) -> Sequence[int]
     return parse_batch_sizes(text, largest) if text else default_batch_sizes(largest)
 
 
+def _give_memory_back() -> None:
+    """That of GPUs, where this process has used any."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 class TorchModel:
     """Of one instance, on one thread at a time."""
 
@@ -64,6 +70,7 @@ class TorchModel:
     ) -> None:
         """
         Args:
+            device: where the program is given its inputs.
             properties: for its metadata.
             captures: whether its batches may run by captured graphs.
 
@@ -74,8 +81,8 @@ class TorchModel:
         self.device = device
         self.tensors = None if device.type == "cpu" else DeviceTensors(device)
         facts = {
-            **properties,
             "device": str(device),
+            **properties,
             "precision": program.signature.precision,
             "threads": str(options.intra_op_threads),
             DEVICE_PROPERTY: self.tensors.name if self.tensors else "",
@@ -191,8 +198,7 @@ class TorchModel:
     def close(self) -> None:
         self.executions = ()
         del self.program
-        if self.device.type != "cpu":
-            torch.cuda.empty_cache()
+        _give_memory_back()
 
     def _call(self, inputs: Sequence[Tensor]) -> Any:
         """The program's result for inputs in its order. Raises: ServeError."""
@@ -216,8 +222,8 @@ class TorchModel:
         except Exception as error:
             raise internal(f"PyTorch: {error}") from None
         finally:
-            if self._options.cleans_cache and self.device.type != "cpu":
-                torch.cuda.empty_cache()
+            if self._options.cleans_cache:
+                _give_memory_back()
 
     def mode(self) -> AbstractContextManager[Any]:
         mode: AbstractContextManager[Any] = torch.inference_mode() if self._options.inference_mode else torch.no_grad()

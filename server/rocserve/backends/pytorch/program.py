@@ -32,6 +32,7 @@ _UNBOUNDED = 1 << 31
 """torch.export gives a size without a bound a larger one."""
 _LEAST_ROWS = 2
 """torch.export's lower bound of a size that it has not tried with 0 and 1, which work."""
+_CPU = torch.device("cpu")
 _ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
 """In a package's metadata: the kind of device that it was compiled for."""
@@ -76,6 +77,8 @@ class Program:
     """From all inputs, each a tensor or a list of str, to the program's result: a tensor, a list of str, or tuples,
     lists and dicts of them."""
     signature: ProgramSignature
+    devices: tuple[str, ...] = ()
+    """Where its parts are, of one that leaves them where its file has them."""
 
 
 def outputs_of(result: Any) -> list[Any]:
@@ -115,9 +118,9 @@ def in_precision(program: Program, dtype: torch.dtype) -> Program:
     return replace(program, call=call)
 
 
-def read_exported(path: Path, device: torch.device | None = None) -> Any:
-    """A program of torch.export, with its weights on the device. Raises: ServeError: INVALID_ARGUMENT, PyTorch cannot
-    read it, with PyTorch's reason."""
+def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
+    """A program of torch.export on the device; None: each of its parts is where the file has it. Raises: ServeError:
+    INVALID_ARGUMENT, PyTorch cannot read it, with PyTorch's reason."""
     # Operators of quantised programs, without which these cannot be read.
     import torch.ao.quantization.fx._decomposed
 
@@ -126,11 +129,32 @@ def read_exported(path: Path, device: torch.device | None = None) -> Any:
             exported = torch.export.load(path)
     except Exception as error:
         raise _unreadable(path, error) from error
-    if device is None or device.type == "cpu":
+    if device is None or devices_of(exported) <= {str(device)}:
         return exported
     from torch.export.passes import move_to_device_pass
 
     return move_to_device_pass(exported, device)
+
+
+def devices_of(exported: Any) -> set[str]:
+    """Where the parts of a program of torch.export are, and its inputs."""
+    tensors = [*exported.state_dict.values(), *exported.constants.values()]
+    tensors += [node.meta.get("val") for node in exported.graph.nodes]
+    return {str(tensor.device) for tensor in tensors if isinstance(tensor, torch.Tensor)}
+
+
+def open_placed(path: Path, dtype: torch.dtype | None) -> Program:
+    """A program of torch.export with each of its parts where the file has it, which is given each input where that was
+    when it was exported. Raises: ServeError: INVALID_ARGUMENT, as `read_exported` and `open_exported`."""
+    exported = read_exported(path, None)
+    program = open_exported(exported, dtype)
+    values = _values(exported)
+    places = [values[tensor.names[0]].device for tensor in program.signature.inputs]
+
+    def call(given: Sequence[Any]) -> Any:
+        return program.call([value.to(place) for value, place in zip(given, places, strict=True)])
+
+    return replace(program, call=call, devices=tuple(sorted(devices_of(exported))))
 
 
 @contextmanager
@@ -213,10 +237,11 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
     return Program(call, signature)
 
 
-def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
+def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
     """A TorchScript program.
 
     Args:
+        device: None: each of its parts is where the file has it; it is given its inputs on the CPU.
         dtype: of the weights and the computation; None = the file's.
         keys: the names of the inputs in the configuration, for a `forward` that takes a dict.
 
@@ -232,11 +257,13 @@ def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, key
         arguments = module.forward.schema.arguments[1:]
     except Exception as error:
         raise _unreadable(path, error) from error
-    precision = _precision_of(module.state_dict())
+    weights = module.state_dict()
+    precision = _precision_of(weights)
+    devices = tuple(sorted({str(each.device) for each in weights.values() if isinstance(each, torch.Tensor)}))
     needed = [argument for argument in arguments if not argument.has_default_value() or _is_tensor(argument)]
     if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
         signature = _without_shapes([(key,) for key in keys], precision)
-        return Program(lambda values: module(dict(zip(keys, values, strict=True))), signature)
+        return Program(lambda values: module(dict(zip(keys, values, strict=True))), signature, devices)
     for argument in needed:
         if not _is_tensor(argument) and str(argument.type) != "List[str]":
             raise invalid_argument(
@@ -244,32 +271,34 @@ def open_script(path: Path, device: torch.device, dtype: torch.dtype | None, key
                 " are arguments of type Tensor or List[str], or a single one of type Dict[str, Tensor]"
             )
     names = [(argument.name, f"INPUT__{place}") for place, argument in enumerate(needed)]
-    return Program(lambda values: module(*values), _without_shapes(names, precision, by_position=True))
+    return Program(lambda values: module(*values), _without_shapes(names, precision, by_position=True), devices)
 
 
-def open_package(path: Path, device: torch.device) -> Program:
-    """A package of AOTInductor. Raises: ServeError: INVALID_ARGUMENT, PyTorch cannot load it; UNAVAILABLE, it is
-    compiled for another kind of device."""
+def open_package(path: Path, device: torch.device | None) -> Program:
+    """A package of AOTInductor. `device`: None: the first of the kind that it was compiled for, where it is given its
+    inputs. Raises: ServeError: INVALID_ARGUMENT, PyTorch cannot load it; UNAVAILABLE, it is compiled for another kind
+    of device."""
     try:
         package = torch._inductor.aoti_load_package(
-            str(path), device_index=-1 if device.index is None else device.index
+            str(path), device_index=-1 if device is None or device.index is None else device.index
         )
-        compiled_for = package.loader.get_metadata().get(_PACKAGE_DEVICE, device.type)
+        compiled_for = package.loader.get_metadata().get(_PACKAGE_DEVICE, _CPU.type if device is None else device.type)
         in_spec = pytree.treespec_loads(package.loader.get_call_spec()[0])
     except Exception as error:
         raise _unreadable(path, error) from error
-    if compiled_for != device.type:
+    if device is not None and compiled_for != device.type:
         raise unavailable(
             f"{path.name} is compiled for PyTorch's device '{compiled_for}' and the instance is on '{device.type}';"
             " give the model instances there, or compile the program for this device"
         )
 
     def call(values: Sequence[Any]) -> Any:
-        args, kwargs = pytree.tree_unflatten(list(values), in_spec)
+        own = values if device is not None else [value.to(compiled_for) for value in values]
+        args, kwargs = pytree.tree_unflatten(list(own), in_spec)
         return package(*args, **kwargs)
 
     names = [(f"INPUT__{place}", argument) for place, argument in enumerate(_argument_paths(in_spec))]
-    return Program(call, _without_shapes(names))
+    return Program(call, _without_shapes(names), (compiled_for,))
 
 
 def _without_shapes(
