@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rocserve.config.definition import ModelDefinition
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import ServedVersion
 from rocserve.observability.failures import Allowance
 from rocserve.repository.content import ContentReader
@@ -83,6 +83,17 @@ LoadVersion = Callable[[LoadOrder], Awaitable[LoadedVersion]]
 """Loads one version and warms it up. Cancelling the call ends the load and frees all that it took.
 
 Raises ServeError where the version cannot be served; its text is the reason in the repository index."""
+
+
+FILES_CHANGED = "its files changed while it was loading; it is loaded again when they have settled"
+
+
+class FilesChanged(ServeError):
+    """The files are not what they were when the load began. `is_followed`: new ones are taken up by themselves."""
+
+    def __init__(self, is_followed: bool) -> None:
+        super().__init__(StatusCode.UNAVAILABLE, FILES_CHANGED)
+        self.is_followed = is_followed
 
 
 class BackgroundTasks:
@@ -295,9 +306,12 @@ class LifecycleContext:
         """Whether changes of files are taken up by themselves."""
         return self.settings.control_mode is ControlMode.POLL
 
-    def files_changed(self, scan: ModelScan) -> None:
-        """They changed during a load, whose result was thrown away: where they are followed, read them again when they
-        have settled."""
+    async def check_unchanged(self, scan: ModelScan, version: int) -> None:
+        """After a load. Raises: FilesChanged: what it has read of is another by now; where changes are followed, it is
+        read again when it has settled."""
+        if await self.scanner.is_unchanged(scan, version):
+            return
         if self.is_polling:
             self.debounce.reopen(scan.key)
             self.watch.wake()
+        raise FilesChanged(self.is_polling)

@@ -14,9 +14,9 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import Failure
+from rocserve.repository.lifecycle import FILES_CHANGED, Failure
 from rocserve.repository.membership import Served, missing_members, review
-from rocserve.repository.version import FILES_CHANGED, ManagedVersion, VersionState, status_name
+from rocserve.repository.version import ManagedVersion, VersionState, status_name
 
 if TYPE_CHECKING:
     from rocserve.repository.table import ModelTable

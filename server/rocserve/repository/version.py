@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argum
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import Failure, LoadedVersion, LoadOrder
+from rocserve.repository.lifecycle import FILES_CHANGED, Failure, FilesChanged, LoadedVersion, LoadOrder
 from rocserve.repository.residency.resident_models import LazyVersion, ResidentModels
 from rocserve.repository.scan import ModelScan
 from rocserve.scheduling.ensemble.run import EnsembleVersion
@@ -33,7 +34,6 @@ class VersionState(enum.Enum):
 
 UNLOADED = "unloaded"
 """Triton's reason for what was unloaded on purpose."""
-FILES_CHANGED = "its files changed while it was loading; it is loaded again when they have settled"
 WAITS_FOR_OTHERS = "waits until another model has been loaded"
 _STATUS_NAMES = {
     StatusCode.INVALID_ARGUMENT: "Invalid argument",
@@ -48,10 +48,6 @@ _STATUS_NAMES = {
 def status_name(error: ServeError) -> str:
     """As Triton writes a status before the reason of a version's failure."""
     return _STATUS_NAMES.get(error.code, "Internal")
-
-
-class FilesChanged(Exception):
-    """The files are not what they were when the load began."""
 
 
 class InterfaceLost(ServeError):
@@ -186,7 +182,9 @@ class ManagedVersion:
             return
         residents = self._context.residents
         can_load = content.definition.refusal is None and not content.scan.versions[self.number].files.refusal
-        if can_load and residents is not None and residents.registers(content, self.served):
+        # One that is loaded serves on where the new one fails.
+        can_wait = can_load and (self.served is None or self.is_cold)
+        if can_wait and residents is not None and residents.registers(content):
             self.stop_loading()
             self._swap(self._register(residents, content), content)
         else:
@@ -234,7 +232,7 @@ class ManagedVersion:
         outcome: Exception | None = None
         try:
             loaded = await self._load_unchanged(content)
-        except (ServeError, FilesChanged) as error:
+        except ServeError as error:
             # Its traceback holds all objects of the load, this frame among them.
             outcome = error.with_traceback(None)
         except Exception as error:
@@ -250,7 +248,6 @@ class ManagedVersion:
         elif isinstance(outcome, FilesChanged):
             log.info("load of %s:%d thrown away: %s", self.name, self.number, FILES_CHANGED)
             self._changed_scan = content.scan
-            self._context.files_changed(content.scan)
         elif isinstance(outcome, ServeError):
             can_pass = content.definition.refusal is None and not isinstance(outcome, InterfaceLost)
             self._failed(outcome, key, can_pass=can_pass)
@@ -281,10 +278,8 @@ class ManagedVersion:
                 self._progress = ""
                 loaded = await self._load_now(content)
         try:
-            if not await self._context.scanner.is_unchanged(content.scan, self.number):
-                raise FilesChanged
             self._check_interface(loaded, content)
-        except BaseException:
+        except InterfaceLost:
             self._discard(loaded)
             raise
         return loaded
@@ -316,32 +311,36 @@ class ManagedVersion:
                 self._progress = text
 
         residents = self._context.residents
+        if residents is None or not residents.manages(content):
+            return await self._load_checked(content, on_progress)
+        version = self._register(residents, content)
         try:
-            if residents is None or not residents.manages(content):
-                return await self._context.load(self._order(content, on_progress))
-            version = self._register(residents, content)
-            try:
-                await residents.bring(version)
-            except BaseException:
-                self._discard(version)
-                raise
-            return version
-        except ServeError:
-            # Half of the files may have been from before; the failure says nothing about those of now.
-            if not await self._context.scanner.is_unchanged(content.scan, self.number):
-                raise FilesChanged from None
+            await residents.bring(version)
+        except BaseException:
+            self._discard(version)
             raise
+        return version
 
-    def _order(self, content: ModelContent, on_progress: Callable[[str], None]) -> LoadOrder:
-        folder = content.scan.versions[self.number].folder
-        key = content.key(self.number)
-        return LoadOrder(content.definition, self.number, folder, key, self._on_change, on_progress)
+    async def _load_checked(self, content: ModelContent, on_progress: Callable[[str], None]) -> LoadedVersion:
+        """Raises: FilesChanged, also instead of what the loader says, which half of the files may have been from
+        before for; ServeError."""
+        folder, key = content.scan.versions[self.number].folder, content.key(self.number)
+        order = LoadOrder(content.definition, self.number, folder, key, self._on_change, on_progress)
+        try:
+            loaded = await self._context.load(order)
+        except ServeError:
+            await self._context.check_unchanged(content.scan, self.number)
+            raise
+        try:
+            await self._context.check_unchanged(content.scan, self.number)
+        except BaseException:
+            self._discard(loaded)
+            raise
+        return loaded
 
     def _register(self, residents: ResidentModels, content: ModelContent) -> LazyVersion:
-        async def load(on_progress: Callable[[str], None]) -> LoadedVersion:
-            return await self._context.load(self._order(content, on_progress))
-
-        return residents.register(content, self.number, load, self._on_change, self._context)
+        load = functools.partial(self._load_checked, content)
+        return residents.register(content, self.number, load, self._on_change)
 
     def _discard(self, loaded: LoadedVersion) -> None:
         self._context.background.start(loaded.unload(), f"unload of {self.name} {self.number}, which was not wanted")

@@ -17,7 +17,7 @@ HOUR = 3600.0
 class Host:
     """Loads and unloads at once what the room says."""
 
-    room: Room
+    room: Room[Tenant]
     now: float = 1000.0
     loaded: list[Tenant] = field(default_factory=list)
     refused: list[Tenant] = field(default_factory=list)

@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocserve.backends.host import Host
+from rocserve.config.definition import ModelDefinition
 from rocserve.config.model_limits import idle_unload_seconds, is_pinned
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import Answer, InferRequest
-from rocserve.core.serving import Responder, ServedVersion
+from rocserve.core.serving import ForwardingResponder, Responder, ServedVersion
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop, TimerHandle
@@ -27,7 +28,7 @@ from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import (
     BackgroundTasks,
     Failure,
-    LifecycleContext,
+    FilesChanged,
     LoadedVersion,
     LoadSlots,
     RetryPolicy,
@@ -51,7 +52,7 @@ _RESCAN_SECONDS = 0.01
 _NOT_LOADED = "not loaded: its first request loads it"
 
 Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
-"""Loads the version, calling back with its progress."""
+"""Loads the version, calling back with its progress. Raises: ServeError; FilesChanged."""
 
 
 @dataclass(slots=True)
@@ -95,8 +96,8 @@ class ResidentModels:
         limits = {MODELS: settings.max_models, _HOST: settings.max_host_bytes}
         limits |= {_gpu(number): settings.max_gpu_bytes for number in Host().gpus}
         self._limits = {place: most for place, most in limits.items() if most is not None}
-        self._room = Room(self._limits)
-        self._versions: dict[Tenant, LazyVersion] = {}
+        self._room = Room[LazyVersion](self._limits)
+        self._versions: set[LazyVersion] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._again: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -110,48 +111,42 @@ class ResidentModels:
             return False
         return bool(self._limits) or idle_unload_seconds(definition.config.parameters) < math.inf
 
-    def registers(self, content: ModelContent, served: LoadedVersion | None) -> bool:
-        """Whether a version need not be loaded now: it is not pinned, its configuration says what clients want to know,
-        and it takes the place of none that is loaded, which serves on where the new one fails."""
+    def registers(self, content: ModelContent) -> bool:
+        """Whether a version need not be loaded now: it is not pinned, and its configuration says what clients want to
+        know."""
         message = content.definition.message
-        is_known = bool(message.input and message.output)
-        is_used = served is not None and not (isinstance(served, LazyVersion) and not served.is_loaded)
-        return self.manages(content) and is_known and not is_used and not self._is_pinned(content)
+        return self.manages(content) and bool(message.input and message.output) and not self._is_pinned(content)
 
-    def register(
-        self, content: ModelContent, number: int, load: Load, on_change: Callable[[], None], context: LifecycleContext
-    ) -> LazyVersion:
+    def register(self, content: ModelContent, number: int, load: Load, on_change: Callable[[], None]) -> LazyVersion:
         """A version that is loaded when it is asked for."""
-        parameters = content.definition.config.parameters
         self._loop = asyncio.get_running_loop()
+        definition = content.definition
         # Before it has been loaded: by its files, and the instances that are asked for.
         needs = Counter({_HOST: 0})
         file_bytes = content.scan.versions[number].files.total_bytes
-        for group in content.definition.config.instance_groups:
+        for group in definition.config.instance_groups:
             needs[_HOST] += group.count * (_WORKER_BYTES + file_bytes)
             if group.kind is not InstanceKind.CPU:
                 needs.update({_gpu(gpu): group.count * file_bytes for gpu in group.gpus or Host().gpus})
-        tenant = Tenant(needs, self._is_pinned(content), idle_unload_seconds(parameters))
-        version = LazyVersion(content, number, tenant, load, on_change, context, self)
-        self._versions[tenant] = version
+        version = LazyVersion(definition, number, needs, self._is_pinned(content), load, on_change, self)
+        self._versions.add(version)
         return version
 
-    async def bring(self, version: ServedVersion) -> None:
+    async def bring(self, version: ServedVersion | None) -> None:
         """Have it loaded, and an ensemble's members: a client says so, or there is no waiting for requests. Raises:
         ServeError: why it cannot be loaded."""
         if isinstance(version, EnsembleVersion):
             for member in self._members(version):
-                if member is not None:
-                    await self.bring(member)
+                await self.bring(member)
         elif isinstance(version, LazyVersion) and not version.is_loaded:
             if version.is_over:
                 raise unavailable(f"model '{version.name}' version {version.version}: {_FILES_CHANGED}")
-            done = asyncio.get_running_loop().create_future()
-            version.brought.append(done)
+            version.brought = brought = version.brought or asyncio.get_running_loop().create_future()
             version.failure = None
-            version.tenant.note_use(time.monotonic())
+            version.note_use(time.monotonic())
             self.want(version)
-            await done
+            # Others may wait for it as well.
+            await asyncio.shield(brought)
 
     def bring_members(self, ensemble: EnsembleVersion) -> None:
         """Load all that a request to an ensemble will come to, beside each other. On the data plane's thread."""
@@ -162,26 +157,25 @@ class ResidentModels:
     async def unload(self, version: LazyVersion) -> None:
         """For good."""
         version.is_over = True
-        self._room.withdraw(version.tenant)
-        if version.task is not None and version.tenant.stage is Stage.LOADING:
+        self._room.withdraw(version)
+        if version.task is not None and version.stage is Stage.LOADING:
             version.task.cancel()
         await _end_of(version.task)
-        for done in version.take_brought():
-            done.set_exception(unavailable(f"model '{version.name}' was unloaded before it was loaded"))
+        version.answer_brought(unavailable(f"model '{version.name}' was unloaded before it was loaded"))
         loaded = await self._on_plane(version.close)
         if loaded is not None:
             await loaded.unload()
         # It may have been about to make room.
         await _end_of(version.task)
-        self._versions.pop(version.tenant, None)
-        self._room.left(version.tenant)
+        self._versions.discard(version)
+        self._room.left(version)
         self._move()
 
     # For the metrics
 
     def resident(self) -> int:
         """How many versions are loaded; from any thread."""
-        return sum(tenant.stage is Stage.LOADED for tenant in tuple(self._versions))
+        return sum(version.stage is Stage.LOADED for version in tuple(self._versions))
 
     @property
     def registered(self) -> int:
@@ -197,23 +191,22 @@ class ResidentModels:
     def withdraw(self, version: LazyVersion) -> None:
         """It is asked for no more; without effect when it is being loaded."""
         if not version.has_waiting:
-            self._room.withdraw(version.tenant)
+            self._room.withdraw(version)
 
     def want(self, version: LazyVersion) -> None:
         """Load it: it is asked for."""
         if not version.is_over:
-            self._room.want(version.tenant)
+            self._room.want(version)
             self._move()
 
     def _move(self) -> None:
         moves = self._room.moves(time.monotonic())
-        for tenant in moves.refuse:
-            needs = ", ".join(f"{amount >> 20} MiB {place}" for place, amount in tenant.needs.items())
-            self._failed(self._versions[tenant], unavailable(f"there is no room for it beside what is pinned: {needs}"))
-        for tenant in moves.unload:
-            self._release(self._versions[tenant])
-        for tenant in moves.load:
-            version = self._versions[tenant]
+        for version in moves.refuse:
+            needs = ", ".join(f"{amount >> 20} MiB {place}" for place, amount in version.needs.items())
+            self._failed(version, unavailable(f"there is no room for it beside what is pinned: {needs}"))
+        for version in moves.unload:
+            self._release(version)
+        for version in moves.load:
             version.task = self._background.start(self._load(version), f"load of {version.name} {version.version}")
         if self._room.has_waiting and self._again is None:
             self._again = asyncio.get_running_loop().call_later(_RESCAN_SECONDS, self._rescan)
@@ -229,13 +222,13 @@ class ResidentModels:
     async def _unload(self, version: LazyVersion, for_room: bool) -> None:
         loaded = await self._on_plane(version.release)
         if loaded is None:
-            self._room.stays(version.tenant)
+            self._room.stays(version)
             return
         self.counts.unloads_for_room += for_room
         self.counts.unloads_of_idle += not for_room
         version.on_change()
         await loaded.unload()
-        self._room.left(version.tenant)
+        self._room.left(version)
         why = "to make room" if for_room else "since nobody asked for it"
         self._log.info("unloaded '%s' version %d %s", version.name, version.version, why)
         if version.has_waiting:
@@ -244,71 +237,49 @@ class ResidentModels:
 
     async def _load(self, version: LazyVersion) -> None:
         began = time.monotonic()
-        is_right = False
         try:
             async with self._slots.taken(compiles=False):
                 free = _free_gpu_bytes()
                 loaded = await version.load(functools.partial(setattr, version, "progress"))
-                needs = version.tenant.needs
-                if self._limits.keys() - {MODELS}:
-                    # Of workers that are shared an equal part. What a GPU has lost is counted whole, though others may
-                    # load meanwhile.
-                    host = sum(share_bytes(pid) // models for pid, models in loaded.worker_pids.items())
-                    left = _free_gpu_bytes().items()
-                    needs = {_HOST: host, **{_gpu(gpu): max(free.get(gpu, 0) - now, 0) for gpu, now in left}}
-            try:
-                # Where `bring` loads it, its caller checks the files.
-                is_right = bool(version.brought) or await version.context.scanner.is_unchanged(
-                    version.content.scan, version.version
-                )
-            finally:
-                # Also when it is called off.
-                if not is_right:
-                    await asyncio.shield(loaded.unload())
         except asyncio.CancelledError:
-            self._room.left(version.tenant)
+            self._room.left(version)
             raise
         except Exception as error:
             failure = error if isinstance(error, ServeError) else internal(f"{type(error).__name__}: {error}")
             self._failed(version, failure, time.monotonic() - began)
             return
-        if not is_right:
-            self._found_changed(version)
-            return
+        needs = version.needs
+        if self._limits.keys() - {MODELS}:
+            # Of workers that are shared an equal part. What a GPU has lost is counted whole, though others may load
+            # meanwhile.
+            host = sum(share_bytes(pid) // models for pid, models in loaded.worker_pids.items())
+            left = _free_gpu_bytes().items()
+            needs = {_HOST: host, **{_gpu(gpu): max(free.get(gpu, 0) - now, 0) for gpu, now in left}}
         self.counts.loads += 1
-        self._room.loaded(version.tenant, needs)
+        self._room.loaded(version, needs)
         await self._on_plane(functools.partial(version.open, loaded))
-        for done in version.take_brought():
-            done.set_result(None)
+        version.answer_brought()
         self._log.info("loaded '%s' version %d in %.3f s", version.name, version.version, time.monotonic() - began)
         version.on_change()
         self._look_for_idle()
         self._move()
 
     def _failed(self, version: LazyVersion, error: ServeError, took_seconds: float = 0.0) -> None:
-        self.counts.failed_loads += 1
-        self._room.left(version.tenant)
-        version.failure = self._retry.next_failure(error, "", version.failure, took_seconds)
-        self._log.error("failed to load '%s' version %d: %s", version.name, version.version, version.failure.text)
-        for done in version.take_brought():
-            done.set_exception(error)
-        refusal = version.cold_refusal() or error
-        self.plane.call_soon(functools.partial(version.refuse, refusal))
-        version.on_change()
-        self._rescan()
-
-    def _found_changed(self, version: LazyVersion) -> None:
-        """Waiting requests go to the version of the new files when those have settled; where changes are not followed,
-        the model has to be loaded by name."""
-        version.is_over = True
-        self._room.left(version.tenant)
-        version.context.files_changed(version.content.scan)
-        if not version.context.is_polling:
-            version.failure = Failure(unavailable(_FILES_CHANGED))
-            refusal = version.cold_refusal() or unavailable(_FILES_CHANGED)
+        """Waiting requests are refused. Where its files have changed, they go to the version of the new ones when those
+        have settled; where changes are not followed, the model has to be loaded by name."""
+        self._room.left(version)
+        if isinstance(error, FilesChanged):
+            version.is_over = True
+            version.failure = None if error.is_followed else Failure(unavailable(_FILES_CHANGED))
+        else:
+            self.counts.failed_loads += 1
+            version.failure = self._retry.next_failure(error, "", version.failure, took_seconds)
+            self._log.error("failed to load '%s' version %d: %s", version.name, version.version, version.failure.text)
+        version.answer_brought(error)
+        if (refusal := version.cold_refusal()) is not None:
             self.plane.call_soon(functools.partial(version.refuse, refusal))
         version.on_change()
-        self._move()
+        self._rescan()
 
     def _look_for_idle(self) -> None:
         if self._idle_timer is not None:
@@ -316,8 +287,8 @@ class ResidentModels:
             self._idle_timer = None
         now = time.monotonic()
         going, again = self._room.idle(now)
-        for tenant in going:
-            self._release(self._versions[tenant], for_room=False)
+        for version in going:
+            self._release(version, for_room=False)
         if again < math.inf:
             self._idle_timer = asyncio.get_running_loop().call_later(again - now, self._look_for_idle)
 
@@ -339,31 +310,28 @@ class ResidentModels:
         return await done
 
 
-class LazyVersion:
+class LazyVersion(Tenant):
     """Implements repository.lifecycle.LoadedVersion. What has to do with requests is called on the data plane's thread,
     all else on the asyncio loop, but that properties may be read from any."""
 
     def __init__(
         self,
-        content: ModelContent,
+        definition: ModelDefinition,
         number: int,
-        tenant: Tenant,
+        needs: Mapping[str, int],
+        is_pinned: bool,
         load: Load,
         on_change: Callable[[], None],
-        context: LifecycleContext,
         residents: ResidentModels,
     ) -> None:
-        definition = content.definition
+        super().__init__(needs, is_pinned, idle_unload_seconds(definition.config.parameters))
         self.name = definition.name
         self.version = number
-        self.content = content
         self.config: ModelConfig = definition.config
         """As the last load has completed it."""
         self.config_message = definition.serialized
-        self.tenant = tenant
         self.load = load
         self.on_change = on_change
-        self.context = context
         self.failure: Failure | None = None
         """Of the last load; the next is not tried before that may be."""
         self.progress = ""
@@ -372,8 +340,8 @@ class LazyVersion:
         """It is not loaded any more: its files are not what they were when it was registered, or it is to go."""
         self.task: asyncio.Task[None] | None = None
         """The load, or the unloading."""
-        self.brought: list[asyncio.Future[None]] = []
-        """Who waits for the load without a request."""
+        self.brought: asyncio.Future[None] | None = None
+        """What those await who wait for the load without a request."""
         self._residents = residents
         self._loaded: LoadedVersion | None = None
         self._statistics: ModelStatistics | None = None
@@ -385,11 +353,10 @@ class LazyVersion:
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
         now = time.monotonic()
-        tenant = self.tenant
-        tenant.note_use(now)
+        self.note_use(now)
         if self._hold_seconds:
-            tenant.held_until = now + self._hold_seconds
-        counted = _Counted(tenant, responder)
+            self.held_until = now + self._hold_seconds
+        counted = _Counted(self, responder)
         if self._loaded is not None:
             self._loaded.infer(request, counted)
         else:
@@ -398,7 +365,7 @@ class LazyVersion:
     def want(self) -> None:
         """Load it: a request of an ensemble will come to it."""
         if self._loaded is None and self.cold_refusal() is None:
-            self.tenant.note_use(time.monotonic())
+            self.note_use(time.monotonic())
             self._residents.soon(self._residents.want, self)
 
     def cold_refusal(self) -> ServeError | None:
@@ -427,7 +394,7 @@ class LazyVersion:
 
     def release(self) -> LoadedVersion | None:
         """The version to unload; None: it is in use."""
-        if not self.tenant.is_idle(time.monotonic()):
+        if not self.is_idle(time.monotonic()):
             return None
         loaded, self._loaded = self._loaded, None
         return loaded
@@ -495,10 +462,13 @@ class LazyVersion:
             self._statistics = ModelStatistics()
         return self._statistics
 
-    def take_brought(self) -> Iterable[asyncio.Future[None]]:
-        """Those that still wait, each once. On the loop."""
-        brought, self.brought = self.brought, []
-        return [done for done in brought if not done.done()]
+    def answer_brought(self, error: ServeError | None = None) -> None:
+        """On the loop."""
+        brought, self.brought = self.brought, None
+        if brought is not None and error is not None:
+            brought.set_exception(error)
+        elif brought is not None:
+            brought.set_result(None)
 
     # State
 
@@ -539,12 +509,11 @@ class LazyVersion:
         if failure is not None:
             return failure.text
         shown = {Stage.WAITING: "waits for room", Stage.LOADING: self.progress or "is being loaded"}
-        return shown.get(self.tenant.stage, _NOT_LOADED)
+        return shown.get(self.stage, _NOT_LOADED)
 
     @property
     def properties(self) -> Mapping[str, str]:
-        loaded = self._loaded
-        return {} if loaded is None else loaded.properties
+        return {} if (loaded := self._loaded) is None else loaded.properties
 
     @property
     def pending_requests(self) -> int:
@@ -553,18 +522,15 @@ class LazyVersion:
 
     @property
     def load_seconds(self) -> float:
-        loaded = self._loaded
-        return 0.0 if loaded is None else loaded.load_seconds
+        return 0.0 if (loaded := self._loaded) is None else loaded.load_seconds
 
     @property
     def worker_pids(self) -> Mapping[int, int]:
-        loaded = self._loaded
-        return {} if loaded is None else loaded.worker_pids
+        return {} if (loaded := self._loaded) is None else loaded.worker_pids
 
     @property
     def worker_restarts(self) -> int:
-        loaded = self._loaded
-        return 0 if loaded is None else loaded.worker_restarts
+        return 0 if (loaded := self._loaded) is None else loaded.worker_restarts
 
     def follow_members(self, is_decoupled: bool) -> None:
         """See repository.lifecycle.LoadedVersion; it has none."""
@@ -581,21 +547,18 @@ class _Waiting:
     timer: TimerHandle | None = None
 
 
-class _Counted:
+class _Counted(ForwardingResponder):
     """Counts its request as in flight until it is answered. Its client's leaving is reported to the last that watches
     for it: first to the wait for the load, then to the version."""
 
-    __slots__ = ("_has_left", "_on_left", "_responder", "_tenant")
+    __slots__ = ("_has_left", "_on_left", "_tenant")
 
     def __init__(self, tenant: Tenant, responder: Responder) -> None:
+        super().__init__(responder)
         self._tenant = tenant
-        self._responder = responder
         self._on_left: Callable[[], None] | None = None
         self._has_left = False
         tenant.in_flight += 1
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
 
     def send(self, answer: Answer, final: bool = True) -> None:
         self._tenant.in_flight -= final

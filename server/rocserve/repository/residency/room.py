@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 _HALF_LIFE_SECONDS = 300.0
 """Long enough that a burst on many rare models does not drive out those that are asked for all day."""
@@ -62,59 +63,62 @@ class Tenant:
         return self.stage is Stage.LOADED and not self.is_pinned and self.is_idle(now)
 
 
+AnyTenant = TypeVar("AnyTenant", bound=Tenant)
+
+
 @dataclass(frozen=True, slots=True)
-class Moves:
+class Moves(Generic[AnyTenant]):
     """What to do now."""
 
-    load: list[Tenant] = field(default_factory=list)
-    unload: list[Tenant] = field(default_factory=list)
-    refuse: list[Tenant] = field(default_factory=list)
+    load: list[AnyTenant] = field(default_factory=list)
+    unload: list[AnyTenant] = field(default_factory=list)
+    refuse: list[AnyTenant] = field(default_factory=list)
     """There will never be room for these."""
 
 
-class Room:
+class Room(Generic[AnyTenant]):
     """Keeps account of all tenants; its owner loads and unloads them, and says when that has ended."""
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         """`limits`: by place, and for MODELS; what has none is not limited."""
         self._limits = limits
-        self._queue: deque[Tenant] = deque()
-        self._inside: dict[Tenant, None] = {}
+        self._queue: deque[AnyTenant] = deque()
+        self._inside: dict[AnyTenant, None] = {}
         """Those that take room."""
 
     @property
     def has_waiting(self) -> bool:
         return bool(self._queue)
 
-    def want(self, tenant: Tenant) -> None:
+    def want(self, tenant: AnyTenant) -> None:
         """Load it as soon as there is room."""
         if tenant.stage is Stage.OUT:
             tenant.stage = Stage.WAITING
             self._queue.append(tenant)
 
-    def withdraw(self, tenant: Tenant) -> None:
+    def withdraw(self, tenant: AnyTenant) -> None:
         """It is wanted no more, unless it is being loaded already."""
         if tenant.stage is Stage.WAITING:
             self._queue.remove(tenant)
             tenant.stage = Stage.OUT
 
-    def loaded(self, tenant: Tenant, needs: Mapping[str, int]) -> None:
+    def loaded(self, tenant: AnyTenant, needs: Mapping[str, int]) -> None:
         """It has been loaded, and takes this much."""
         tenant.stage, tenant.needs = Stage.LOADED, needs
 
-    def stays(self, tenant: Tenant) -> None:
+    def stays(self, tenant: AnyTenant) -> None:
         """It was to go, but has got a request."""
         tenant.stage = Stage.LOADED
 
-    def left(self, tenant: Tenant) -> None:
+    def left(self, tenant: AnyTenant) -> None:
         """It has gone, or was not loaded after all."""
         self.withdraw(tenant)
         self._inside.pop(tenant, None)
         tenant.stage = Stage.OUT
 
-    def moves(self, now: float) -> Moves:
+    def moves(self, now: float) -> Moves[AnyTenant]:
         """What to do for those that wait, and where more is taken than there is."""
-        moves = Moves()
+        moves: Moves[AnyTenant] = Moves()
         while self._queue:
             first = self._queue[0]
             if self._short(first, [tenant for tenant in self._inside if tenant.is_pinned]):
@@ -131,7 +135,7 @@ class Room:
         moves.unload.extend(self._make_room(None, now))
         return moves
 
-    def idle(self, now: float) -> tuple[Sequence[Tenant], float]:
+    def idle(self, now: float) -> tuple[Sequence[AnyTenant], float]:
         """Those that go because they were not used for long, and when to check again."""
         going, again = [], math.inf
         for tenant in self._inside:
@@ -143,10 +147,10 @@ class Room:
                 again = min(again, max(at, now + tenant.idle_seconds / 10))
         return going, again
 
-    def _make_room(self, wanted: Tenant | None, now: float) -> Sequence[Tenant]:
+    def _make_room(self, wanted: AnyTenant | None, now: float) -> Sequence[AnyTenant]:
         """Those that have to go besides those that leave already; none where that would not be enough."""
         staying = [tenant for tenant in self._inside if tenant.stage is not Stage.LEAVING]
-        going: list[Tenant] = []
+        going: list[AnyTenant] = []
         candidates = sorted((one for one in staying if one.may_go(now)), key=lambda one: one.popularity)
         for tenant in candidates:
             short = self._short(wanted, staying)
@@ -160,7 +164,7 @@ class Room:
             tenant.stage = Stage.LEAVING
         return going
 
-    def _short(self, wanted: Tenant | None, others: Iterable[Tenant]) -> set[str]:
+    def _short(self, wanted: AnyTenant | None, others: Iterable[AnyTenant]) -> set[str]:
         """The places of which more is taken than there is."""
         tenants = (*others, *(() if wanted is None else (wanted,)))
         short = set()
