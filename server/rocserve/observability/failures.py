@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -24,24 +25,34 @@ class Allowance:
     With a burst of 1 a message is logged at once, and then at most one in 1 / `per_second` seconds.
     """
 
-    def __init__(self, burst: int, per_second: float) -> None:
-        self._burst = float(burst)
+    __slots__ = ("_burst", "_clock", "_counted_at", "_left", "_per_second")
+
+    def __init__(self, burst: float, per_second: float, clock: Callable[[], float] | None = None) -> None:
+        self._burst = self._left = float(burst)
         self._per_second = per_second
-        self._left = self._burst
-        self._counted_at = time.monotonic()
+        self._clock = clock or time.monotonic
+        self._counted_at = self._clock()
 
     def take(self, amount: int = 1) -> bool:
-        if self.left < amount:
+        if self._refilled() < amount:
             return False
         self._left -= amount
         return True
 
     @property
     def left(self) -> int:
-        now = time.monotonic()
+        return int(self._refilled())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is as if nothing had been taken."""
+        return self._refilled() == self._burst
+
+    def _refilled(self) -> float:
+        now = self._clock()
         self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
         self._counted_at = now
-        return int(self._left)
+        return self._left
 
 
 _SECONDS_BETWEEN_TRACEBACKS = 10.0

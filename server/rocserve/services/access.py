@@ -23,38 +23,24 @@ _POLL_SECONDS = 1.0
 GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
 """Precedes the name that --grpc-restricted-protocol gives; --http-restricted-api's is the header's whole name."""
 
-PROTOCOLS: Mapping[str, str] = MappingProxyType(
-    {
-        "ServerLive": "health",
-        "ServerReady": "health",
-        "ModelReady": "health",
-        "Check": "health",
-        "Watch": "health",
-        "ServerMetadata": "metadata",
-        "ModelMetadata": "metadata",
-        "HasHardware": "metadata",
-        "ModelInfer": "inference",
-        "ModelStreamInfer": "inference",
-        "ModelConfig": "model-config",
-        "ModelStatistics": "statistics",
-        "TraceSetting": "trace",
-        "LogSettings": "logging",
-        "RepositoryIndex": "model-repository",
-        "RepositoryModelLoad": "model-repository",
-        "RepositoryModelUnload": "model-repository",
-        "ModelList": "model-repository",
-        "ModelLoad": "model-repository",
-        "ModelUnload": "model-repository",
-        "WorkerLoad": "model-repository",
-        "WorkerUnload": "model-repository",
-        "SystemSharedMemoryStatus": "shared-memory",
-        "SystemSharedMemoryRegister": "shared-memory",
-        "SystemSharedMemoryUnregister": "shared-memory",
-        "CudaSharedMemoryStatus": "shared-memory",
-        "CudaSharedMemoryRegister": "shared-memory",
-        "CudaSharedMemoryUnregister": "shared-memory",
-    }
-)
+_METHODS: Mapping[str, Sequence[str]] = {
+    "health": ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
+    "metadata": ("ServerMetadata", "ModelMetadata", "HasHardware"),
+    "inference": ("ModelInfer", "ModelStreamInfer"),
+    "model-config": ("ModelConfig",),
+    "statistics": ("ModelStatistics",),
+    "trace": ("TraceSetting",),
+    "logging": ("LogSettings",),
+    "model-repository": (
+        *("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+        *("ModelList", "ModelLoad", "ModelUnload", "WorkerLoad", "WorkerUnload"),
+    ),
+    "shared-memory": (
+        *("SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
+        *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
+    ),
+}
+PROTOCOLS: Mapping[str, str] = MappingProxyType({name: key for key, names in _METHODS.items() for name in names})
 """The protocol that a method belongs to: all of inference.GRPCInferenceService and of grpc.health.v1.Health."""
 
 
@@ -64,16 +50,14 @@ class Restriction:
 
     header: str
     """As the flag has it; headers' names are compared without regard to case."""
-    value: str = ""
-    file: SecretFile | None = None
-    """Holds the value in place of `value`."""
+    secret: str | SecretFile
 
     def admits(self, value: str | bytes | None) -> bool:
         """Whether this is the header's value; None where the client sent no such header."""
         if value is None:
             return False
         given = value.encode(errors="surrogateescape") if isinstance(value, str) else value
-        expected = self.value if self.file is None else self.file.value()
+        expected = self.secret if isinstance(self.secret, str) else self.secret.value()
         return hmac.compare_digest(given, expected.encode(errors="surrogateescape"))
 
     def admits_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
@@ -92,8 +76,8 @@ def restrictions(
     holds no secret."""
     by_protocol: dict[str, Restriction] = {}
     for group in settings:
-        file = None if group.file is None else SecretFile(group.file, log)
-        restriction = Restriction(header_prefix + group.header, group.value, file)
+        secret = group.value if group.file is None else SecretFile(group.file, log)
+        restriction = Restriction(header_prefix + group.header, secret)
         by_protocol |= dict.fromkeys(group.protocols, restriction)
     return {method: by_protocol[protocol] for method, protocol in PROTOCOLS.items() if protocol in by_protocol}
 
@@ -105,8 +89,7 @@ class SecretFile:
         """Raises: OSError, ValueError: there is no secret in it."""
         self._path = path
         self._log = log
-        self._mark = self._read_marks()
-        self._value = self._read()
+        self._mark, self._value = self._read()
         self._checked_at = time.monotonic()
 
     def value(self) -> str:
@@ -115,40 +98,27 @@ class SecretFile:
         if now - self._checked_at >= _POLL_SECONDS:
             self._checked_at = now
             try:
-                mark = self._read_marks()
+                mark, value = self._read()
                 if mark != self._mark:
-                    self._value = self._read()
-                    self._mark = mark
+                    self._mark, self._value = mark, value
                     self._log.info("the secret in %s has been renewed", self._path)
             except (OSError, ValueError) as error:
                 self._log.warning("the secret in %s stays as it was: %s", self._path, error)
         return self._value
 
-    def _read_marks(self) -> tuple[int, int, int]:
+    def _read(self) -> tuple[tuple[int, int, int], str]:
+        """What changes when the file does, and the secret."""
         found = self._path.stat()
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
-    def _read(self) -> str:
         text = self._path.read_bytes().decode(errors="surrogateescape").rstrip("\r\n")
         if not text:
             raise ValueError(f"{self._path} holds no secret: it is empty")
-        return text
+        return (found.st_mtime_ns, found.st_size, found.st_ino), text
 
 
 _CHANGES_SETTINGS = frozenset({"TraceSetting", "LogSettings"})
 """Without settings in the request they only report."""
-ADMIN_METHODS = _CHANGES_SETTINGS | {
-    "RepositoryModelLoad",
-    "RepositoryModelUnload",
-    "ModelLoad",
-    "ModelUnload",
-    "WorkerLoad",
-    "WorkerUnload",
-    "SystemSharedMemoryRegister",
-    "SystemSharedMemoryUnregister",
-    "CudaSharedMemoryRegister",
-    "CudaSharedMemoryUnregister",
-}
+_ONLY_TELLS = {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaSharedMemoryStatus"}
+ADMIN_METHODS = _CHANGES_SETTINGS | ({*_METHODS["model-repository"], *_METHODS["shared-memory"]} - _ONLY_TELLS)
 
 FORWARDING_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via", "origin"})
 """In small letters. Who sends one of them is no client on this machine, but a proxy that speaks for another, or a
@@ -168,6 +138,16 @@ class Peer:
     """An IP address, or "unix" of a socket in this machine's file system; "" = not known."""
     is_forwarded: bool
     """It carries one of FORWARDING_HEADERS."""
+
+    def is_among(self, addresses: AdminAddresses) -> bool:
+        if addresses.anybody:
+            return True
+        if self.address == "unix":
+            return addresses.local and not self.is_forwarded
+        address = ip_address_of(self.address)
+        if addresses.local and address in _LOOPBACK and not self.is_forwarded:
+            return True
+        return address is not None and any(address in network for network in addresses.networks)
 
     def __str__(self) -> str:
         return f"{self.address or 'nobody knows where'}{', which forwards it' if self.is_forwarded else ''}"
@@ -194,7 +174,7 @@ class Access:
         if method not in ADMIN_METHODS:
             return
         addresses = self._admin_addresses(method)
-        if _admits(addresses, peer) or (method in _CHANGES_SETTINGS and not request().settings):
+        if peer.is_among(addresses) or (method in _CHANGES_SETTINGS and not request().settings):
             return
         raise ServeError(
             StatusCode.PERMISSION_DENIED,
@@ -227,17 +207,10 @@ def _grouped(methods: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
     return {key: sorted(names) for key, names in sorted(found.items())}
 
 
-def _admits(addresses: AdminAddresses, peer: Peer) -> bool:
-    if addresses.anybody:
-        return True
-    if peer.address == "unix":
-        return addresses.local and not peer.is_forwarded
+def ip_address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Without its scope, and of IPv4 where it is one within IPv6; None = it is none."""
     try:
-        address = ipaddress.ip_address(peer.address.partition("%")[0])
+        address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    address = mapped or address
-    if addresses.local and address in _LOOPBACK and not peer.is_forwarded:
-        return True
-    return any(address in network for network in addresses.networks)
+        return None
+    return address if isinstance(address, ipaddress.IPv4Address) else address.ipv4_mapped or address

@@ -61,8 +61,12 @@ def refuse_repository_name(name: str) -> None:
 _NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
 """What C++ takes for one: whatever follows it."""
 _INT_RANGE = range(-(1 << 31), 1 << 31)
-_UINT_BOUNDS = (0, (1 << 32) - 1)
-_COUNT_BOUNDS = (-1, (1 << 31) - 1)
+_TRACE_NUMBERS = {
+    "trace_rate": ("rate", 0, (1 << 32) - 1),
+    "trace_count": ("count", -1, (1 << 31) - 1),
+    "log_frequency": ("log_frequency", 0, (1 << 32) - 1),
+}
+"""The field of TraceValues, the least, and the most."""
 
 
 @dataclass(eq=False)
@@ -119,37 +123,27 @@ def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
         known = [TraceLevel[name] for name in names if name in TraceLevel.__members__]
         if known or not names:
             change["level"] = TraceLevel.of(known) if known else None
-    for name, field, bounds in (
-        ("trace_rate", "rate", _UINT_BOUNDS),
-        ("trace_count", "count", _COUNT_BOUNDS),
-        ("log_frequency", "log_frequency", _UINT_BOUNDS),
-    ):
-        if name in settings:
-            number = _number(name, settings[name], bounds)
-            if number is not None and field == "count" and number < _COUNT_BOUNDS[0]:
-                raise invalid_argument(
-                    f"Unable to parse '{name}'. Expecting value >= {_COUNT_BOUNDS[0]}, got: {settings[name][0]}"
-                )
-            # A negative rate or frequency is a very large one to Triton.
-            change[field] = number if number is None or field == "count" else number % (_UINT_BOUNDS[1] + 1)
+    for name, (field, least, most) in _TRACE_NUMBERS.items():
+        if name not in settings:
+            continue
+        values = settings[name]
+        if not values:
+            change[field] = None
+            continue
+        if len(values) > 1:
+            raise invalid_argument(f"expect only 1 value for '{name}'")
+        unable, got = f"Unable to parse '{name}'", f"got: {values[0]}"
+        found = _NUMBER.match(values[0])
+        if found is None:
+            raise invalid_argument(f"{unable}, {got}")
+        number = int(found[1])
+        if number not in _INT_RANGE:
+            raise invalid_argument(f"{unable}, value is out of range [ {least}, {most} ], {got}")
+        if number < least < 0:
+            raise invalid_argument(f"{unable}. Expecting value >= {least}, {got}")
+        # A negative rate or frequency is a very large one to Triton.
+        change[field] = number if least < 0 else number % (most + 1)
     return change
-
-
-def _number(name: str, values: Sequence[str], bounds: tuple[int, int]) -> int | None:
-    """None = no value: the setting is to be cleared."""
-    if not values:
-        return None
-    if len(values) > 1:
-        raise invalid_argument(f"expect only 1 value for '{name}'")
-    found = _NUMBER.match(values[0])
-    if found is None:
-        raise invalid_argument(f"Unable to parse '{name}', got: {values[0]}")
-    number = int(found[1])
-    if number not in _INT_RANGE:
-        raise invalid_argument(
-            f"Unable to parse '{name}', value is out of range [ {bounds[0]}, {bounds[1]} ], got: {values[0]}"
-        )
-    return number
 
 
 _LOG_SETTINGS = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,21 +39,18 @@ def on_loop(method: Method, loop: asyncio.AbstractEventLoop) -> Method:
 def without_paths(methods: Mapping[str, Method], paths: PrivatePaths) -> Mapping[str, Method]:
     """The same methods, whose errors have no paths of the server."""
 
-    def hiding(method: Method) -> Method:
-        ask = method.answer
+    @contextmanager
+    def hiding() -> Iterator[None]:
+        try:
+            yield
+        except ServeError as error:
+            raise paths.without(error) from None
 
+    def hidden(method: Method) -> Method:
         async def answer_slowly(request: Any) -> Any:
-            try:
-                return await ask(request)
-            except ServeError as error:
-                raise paths.without(error) from None
+            with hiding():
+                return await method.answer(request)
 
-        def answer(request: Any) -> Any:
-            try:
-                return ask(request)
-            except ServeError as error:
-                raise paths.without(error) from None
+        return replace(method, answer=answer_slowly if method.is_slow else hiding()(method.answer))
 
-        return replace(method, answer=answer_slowly if method.is_slow else answer)
-
-    return {name: hiding(method) for name, method in methods.items()}
+    return {name: hidden(method) for name, method in methods.items()}

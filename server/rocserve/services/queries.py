@@ -106,19 +106,17 @@ class QueryService:
         model, config = self._tables.table.models[request.name], version.config
         lead = [-1] if config.max_batch_size > 0 else []
 
-        def tensor(entry: InputConfig | OutputConfig) -> pb.ModelMetadataResponse.TensorMetadata:
-            return pb.ModelMetadataResponse.TensorMetadata(
-                name=entry.name, datatype=entry.datatype.value, shape=[*lead, *entry.dims]
-            )
-
-        return pb.ModelMetadataResponse(
+        response = pb.ModelMetadataResponse(
             name=config.name,
             versions=[str(number) for number in ([version.version] if request.version else sorted(model.versions))],
             platform=config.platform or config.backend,
-            inputs=[tensor(entry) for entry in config.inputs],
-            outputs=[tensor(entry) for entry in config.outputs],
             properties={name: self._paths.hide(text) for name, text in version.properties.items()},
         )
+        entries: Iterable[InputConfig | OutputConfig]
+        for tensors, entries in ((response.inputs, config.inputs), (response.outputs, config.outputs)):
+            for entry in entries:
+                tensors.add(name=entry.name, datatype=entry.datatype.value, shape=[*lead, *entry.dims])
+        return response
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         version = self._tables.table.find(request.name, request.version)

@@ -198,25 +198,20 @@ def read_reference(tensor: str, parameters: Parameters) -> RegionReference | Non
                     f"'{name}' can not be specified without '{SHARED_REGION}' parameter for tensor '{tensor}'"
                 )
         return None
+    wrong_type = "invalid value type for '{}' parameter for tensor '{}', expected {}."
     if not isinstance(region, str):
-        raise _wrong_type(SHARED_REGION, tensor, "string_param")
-    offset = _number(SHARED_OFFSET, tensor, parameters) if SHARED_OFFSET in parameters else 0
+        raise invalid_argument(wrong_type.format(SHARED_REGION, tensor, "string_param"))
+    numbers = []
+    for name in (SHARED_OFFSET, SHARED_BYTE_SIZE):
+        value = parameters.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise invalid_argument(wrong_type.format(name, tensor, "int64_param"))
+        numbers.append(value & _UNSIGNED)
     if SHARED_BYTE_SIZE not in parameters:
         raise invalid_argument(
             f"'{SHARED_BYTE_SIZE}' must be specified along with '{SHARED_REGION}' parameter for tensor '{tensor}'"
         )
-    return RegionReference(region, offset, _number(SHARED_BYTE_SIZE, tensor, parameters))
-
-
-def _number(name: str, tensor: str, parameters: Parameters) -> int:
-    value = parameters[name]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong_type(name, tensor, "int64_param")
-    return value & _UNSIGNED
-
-
-def _wrong_type(name: str, tensor: str, expected: str) -> ServeError:
-    return invalid_argument(f"invalid value type for '{name}' parameter for tensor '{tensor}', expected {expected}.")
+    return RegionReference(region, *numbers)
 
 
 AnyRegion = ClientRegion | DeviceRegion
@@ -243,18 +238,18 @@ class ClientRegions:
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Raises: ServeError: ALREADY_EXISTS, or as ClientRegion does."""
-        self.check_free(name)
-        self.add(ClientRegion(name, key, offset, nbytes, self._guard))
+        self._check_free(name)
+        self._add(ClientRegion(name, key, offset, nbytes, self._guard))
 
-    def check_free(self, name: str) -> None:
+    def _check_free(self, name: str) -> None:
         """Raises: ServeError: ALREADY_EXISTS."""
         if name in self._regions:
             raise ServeError(StatusCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
 
-    def add(self, region: AnyRegion) -> None:
+    def _add(self, region: AnyRegion) -> None:
         """Raises: ServeError: ALREADY_EXISTS."""
         with self._lock:
-            self.check_free(region.name)
+            self._check_free(region.name)
             self._regions[region.name] = region
 
     def unregister(self, name: str, kind: type[Region]) -> None:
@@ -270,12 +265,9 @@ class ClientRegions:
             found = [region for region in self._regions.values() if isinstance(region, kind)]
         return sorted(found, key=lambda region: region.name)
 
-    def find(self, name: str) -> AnyRegion | None:
-        return self._regions.get(name)
-
     def checked(self, reference: RegionReference) -> AnyRegion:
         """The region that a reference names. Raises: ServeError: there is no such region, or no such part of it."""
-        region = self.find(reference.region)
+        region = self._regions.get(reference.region)
         if region is None:
             raise not_found(f"Unable to find shared memory region: '{reference.region}'")
         region.check_bounds(reference.offset, reference.nbytes)
@@ -312,14 +304,12 @@ class ClientRegions:
         }
 
     def system_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
-        response = pb.SystemSharedMemoryStatusResponse()
-        for region in self._shown(request.name, ClientRegion):
-            status = response.regions[region.name]
-            status.name = region.name
-            status.key = region.key
-            status.offset = region.offset
-            status.byte_size = region.nbytes
-        return response
+        status = pb.SystemSharedMemoryStatusResponse.RegionStatus
+        shown = {
+            each.name: status(name=each.name, key=each.key, offset=each.offset, byte_size=each.nbytes)
+            for each in self._shown(request.name, ClientRegion)
+        }
+        return pb.SystemSharedMemoryStatusResponse(regions=shown)
 
     def system_register(self, request: pb.SystemSharedMemoryRegisterRequest) -> pb.SystemSharedMemoryRegisterResponse:
         self._check_allowed()
@@ -334,19 +324,18 @@ class ClientRegions:
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
-        response = pb.CudaSharedMemoryStatusResponse()
-        for region in self._shown(request.name, DeviceRegion):
-            status = response.regions[region.name]
-            status.name = region.name
-            status.device_id = region.device
-            status.byte_size = region.nbytes
-        return response
+        status = pb.CudaSharedMemoryStatusResponse.RegionStatus
+        shown = {
+            each.name: status(name=each.name, device_id=each.device, byte_size=each.nbytes)
+            for each in self._shown(request.name, DeviceRegion)
+        }
+        return pb.CudaSharedMemoryStatusResponse(regions=shown)
 
     async def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
         self._check_allowed()
-        self.check_free(request.name)
+        self._check_free(request.name)
         # The first has a process started, which takes seconds.
-        self.add(await asyncio.to_thread(self._opened, request))
+        self._add(await asyncio.to_thread(self._opened, request))
         return pb.CudaSharedMemoryRegisterResponse()
 
     def cuda_unregister(self, request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
@@ -374,7 +363,7 @@ class ClientRegions:
         """The regions of a kind; with a name that one. Raises: ServeError: NOT_FOUND."""
         if not name:
             return self.registered(kind)
-        region = self.find(name)
+        region = self._regions.get(name)
         if isinstance(region, kind):
             return [region]
         asked, other = ("system", "CUDA") if kind is ClientRegion else ("CUDA", "system")
