@@ -184,6 +184,19 @@ def test_weighted_interpolations(kernel: str, height: int, width: int, channels:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("height", "width"), [(37, 21), (50, 140), (100, 100), (9, 400)])
+def test_bytes_are_the_levels_rounded(kernel: str, height: int, width: int) -> None:
+    random = np.random.default_rng([height, *kernel.encode()])
+    noise = random.integers(0, 256, (100, 140, 3), dtype=np.uint8)
+    # Of two levels, whose weighted sums often lie in the middle between two whole numbers.
+    for pixels in (noise, noise // 128 * 255, picture(100, 140)):
+        size = {"resize_width": width, "resize_height": height}
+        operation = make("resize", 3, **size, interpolation_type=f"{kernel}_INTERPOLATION")
+        levels = result(operation, pixels, as_float=True)
+        np.testing.assert_array_equal(result(operation, pixels), np.clip(np.rint(levels), 0, 255))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_an_even_picture_stays_even(kernel: str) -> None:
     pixels = np.full((13, 19, 3), 201, dtype=np.uint8)
     operation = make("resize", resize_width=8, resize_height=30, interpolation_type=kernel)

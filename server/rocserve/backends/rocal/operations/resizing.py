@@ -23,10 +23,10 @@ from rocserve.backends.rocal.operations.base import AmdForm, Call, Node, Operati
 from rocserve.backends.rocal.sampling import (
     Scaling,
     resize_by_weights,
+    resize_by_weights_to_bytes,
     resize_nearest,
     resize_to_bytes,
     resize_to_floats,
-    to_bytes,
 )
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
@@ -87,8 +87,8 @@ def _resized(
         return stretch(pixels, width, height, mirror, Scaling.of(mean, std) if mean else None)
     if interpolation_type == "NEAREST_NEIGHBOR":
         return resize_nearest(pixels, width, height)
-    levels = resize_by_weights(pixels, width, height, interpolation_type)
-    return levels if as_float else to_bytes(levels)
+    by_weights = resize_by_weights if as_float else resize_by_weights_to_bytes
+    return by_weights(pixels, width, height, interpolation_type)
 
 
 def _resize(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
