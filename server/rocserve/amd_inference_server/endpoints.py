@@ -359,5 +359,5 @@ class WorkerEndpoints:
 
     def _present(self) -> set[str]:
         """The serving table keeps models that are gone, to say so."""
-        gone = {model.name for model in self.table.models.values() if model.is_gone}
+        gone = {model.name for model in self.table.models.values() if model.folder is None}
         return self.tables.table.models.keys() - gone

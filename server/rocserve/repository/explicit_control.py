@@ -78,7 +78,7 @@ class ExplicitControl:
             if model is None:
                 continue
             config = model.config
-            model.remove(is_gone=False)
+            model.remove()
             if unload_dependents and config is not None:
                 loaded = (each.config for each in self._models.values())
                 needed = {member for each in loaded if each is not None for member in members_of(each)}

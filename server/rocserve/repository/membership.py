@@ -25,11 +25,6 @@ def members_of(config: ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.member for step in config.ensemble_steps))
 
 
-def missing_members(config: ModelConfig, served: Served) -> tuple[str, ...]:
-    """The keys of the members of which the version that a step would run is not served."""
-    return tuple(dict.fromkeys(step.member for step in config.ensemble_steps if find_member(step, served) is None))
-
-
 def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> tuple[ServeError | None, bool]:
     """Why an ensemble cannot run with the models served now, and whether it answers a request any number of times.
     `ensembles`: all of them."""
@@ -55,3 +50,19 @@ def outermost(ensembles: Iterable[tuple[str, ModelConfig]]) -> tuple[str, ...]:
     configs = dict(ensembles)
     inner = {member for config in configs.values() for member in members_of(config)}
     return tuple(name for name in configs if name not in inner) or tuple(configs)
+
+
+def innermost_first(ensembles: Mapping[str, ModelConfig]) -> Iterable[str]:
+    """All of them, each behind those that are its members, but in a circle."""
+    found: dict[str, None] = {}
+
+    def visit(key: str, above: frozenset[str]) -> None:
+        for member in members_of(ensembles[key]):
+            if member in ensembles and member not in found and member not in above:
+                visit(member, above | {key})
+        found[key] = None
+
+    for key in ensembles:
+        if key not in found:
+            visit(key, frozenset())
+    return found

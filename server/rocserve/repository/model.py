@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from rocserve.core.model_names import namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import FILES_CHANGED, Failure
-from rocserve.repository.membership import Served, missing_members, review
+from rocserve.repository.membership import Served, find_member, members_of, review
 from rocserve.repository.version import ManagedVersion, VersionState, status_name
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class ManagedModel:
         """`key`: unique within the server, where its name may not be."""
         self.key = key
         self.name = table.names.bare(key)
+        self.folder: str | None = None
+        """The key of the one that defines it; None: it is no more in the repository."""
         self.content: ModelContent | None = None
         self.context = table.context
         self._table = table
@@ -53,8 +55,6 @@ class ManagedModel:
         """The members that this ensemble misses lack only their files, which have not come yet."""
         self._is_load_due = False
         """This ensemble's content is to be loaded as soon as its members allow it."""
-        self.is_gone = False
-        """It is no more in the repository."""
         self._is_rejected = False
         """`content` is not what is there now, which cannot be used."""
 
@@ -96,7 +96,6 @@ class ManagedModel:
         """Let the model become this; what is served stays until what replaces it is ready. `at_once`: load again even
         what has just failed."""
         self.content = content
-        self.is_gone = False
         self._is_rejected = False
         if at_once:
             for version in self.versions:
@@ -110,7 +109,6 @@ class ManagedModel:
     def reject(self, problem: Failure) -> None:
         """The content that is there now cannot be used. What is served stays."""
         self._problem = problem
-        self.is_gone = False
         self._is_rejected = True
         self._is_load_due = False
         for version in self.versions:
@@ -119,16 +117,15 @@ class ManagedModel:
         self._forget_versions()
         self._publish()
 
-    def remove(self, *, is_gone: bool) -> None:
-        """Unload all versions; `is_gone`: the model is no more in the repository."""
+    def remove(self) -> None:
+        """Unload all versions; the model may be no more in the repository."""
         self.content = None
         self._problem = None
         self._gate = None
         self._is_waiting_for_members = False
         self._lacks_files_of_members = False
         self._is_load_due = False
-        self.is_gone = is_gone
-        self.is_extra |= is_gone
+        self.is_extra |= self.folder is None
         self._is_told_missing = False
         for version in self.versions:
             version.retire()
@@ -144,40 +141,28 @@ class ManagedModel:
         for version in self.versions:
             version.unload_retired()
 
-    def review_members(
-        self,
-        served: Served,
-        ensembles: Mapping[str, ModelConfig],
-        is_loading: Callable[[str], bool],
-        lacking: Mapping[str, str],
-    ) -> bool:
-        """Bring an ensemble in line with the models served now; returns whether others may be affected. `lacking`: the
-        models that lack their files, with the reason."""
+    def review_members(self, served: Served, ensembles: Mapping[str, ModelConfig]) -> None:
+        """Bring this ensemble in line with the models served now. `ensembles`: all of them."""
         content = self.content
-        if content is None or not content.definition.config.is_ensemble:
-            return False
-        changed = False
+        assert content is not None, "an ensemble has content"
         for version in self.versions:
             if version.served is not None:
                 error, is_decoupled = review(version.served.config, served, ensembles)
-                text = "" if error is None else error.text
-                if not text:
+                version.suspension = "" if error is None else error.text
+                if error is None:
                     version.served.follow_members(is_decoupled)
-                changed |= bool(text) != bool(version.suspension)
-                version.suspension = text
-        self._gate, _ = review(content.definition.config, served, ensembles)
-        missing = missing_members(content.definition.config, served)
-        reasons = [f"{name}: {lacking[name]}" for name in missing if name in lacking]
+        config = content.definition.config
+        self._gate, _ = review(config, served, ensembles)
+        missing = {step.member for step in config.ensemble_steps if find_member(step, served) is None}
+        members = ((key, self._table.models.get(key)) for key in members_of(config) if key in missing)
+        reasons = [f"{key}: {model.problem_text()}" for key, model in members if model and model.lacks_files]
         if self._gate is not None and reasons:
             self._gate = invalid_argument("; ".join((self._gate.text, *reasons)))
-        lacked_files, self._lacks_files_of_members = self._lacks_files_of_members, 0 < len(missing) == len(reasons)
-        changed |= lacked_files != self._lacks_files_of_members
-        members = content.definition.config.ensemble_steps
-        self._is_waiting_for_members = self._gate is not None and any(is_loading(step.member) for step in members)
+        self._lacks_files_of_members = 0 < len(missing) == len(reasons)
+        self._is_waiting_for_members = self._gate is not None and any(map(self._table.is_loading, members_of(config)))
         if self._is_load_due and self._gate is None:
             self._is_load_due = False
             self._want_versions(content)
-        return changed
 
     def served_model(self) -> ServedModel | None:
         """What the serving table says of the model; None = nothing, of one that is gone and never served."""

@@ -144,10 +144,10 @@ class ModelRepository:
         models = self._table.models
         while ensembles := [(model.name, model.config) for model in models.values() if model.is_ensemble]:
             for name in outermost((name, config) for name, config in ensembles if config is not None):
-                models[name].remove(is_gone=False)
+                models[name].remove()
             await self._context.background.wait()
         for model in models.values():
-            model.remove(is_gone=False)
+            model.remove()
         await self._context.background.wait()
 
     def index(self, ready_only: bool) -> list[IndexEntry]:

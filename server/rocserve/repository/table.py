@@ -13,12 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, replace
 
 from rocserve.core.errors import invalid_argument, unavailable
-from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelNames, Resolved
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import Failure, LifecycleContext
-from rocserve.repository.membership import members_of
+from rocserve.repository.membership import innermost_first, members_of
 from rocserve.repository.model import ManagedModel
 
 _EVENTS_KEPT = 200
@@ -96,8 +95,6 @@ class ModelTable:
         self._holder = holder
         self._log = context.log
         self._is_closed = False
-        self._folders: dict[str, str] = {}
-        """By the model's key."""
         self._keys: dict[str, set[str]] = {}
         """Of the models of each folder that has some."""
         self._gone: dict[str, None] = {}
@@ -114,8 +111,10 @@ class ModelTable:
 
     # Folders and their models
 
-    def folder_of(self, model: str) -> str | None:
-        return self._folders.get(model)
+    def folder_of(self, key: str) -> str | None:
+        """The one that defines the model now, if any does."""
+        model = self.models.get(key)
+        return None if model is None else model.folder
 
     def models_of(self, folder: str) -> list[ManagedModel]:
         return [self.models[key] for key in sorted(self._keys.get(folder, ()))]
@@ -139,8 +138,8 @@ class ModelTable:
             raise unavailable("Server exiting")
         names = [content.model for content in contents]
         for name in names:
-            owner = self._folders.get(name, folder)
-            if owner != folder:
+            owner = self.folder_of(name)
+            if owner not in (None, folder):
                 raise invalid_argument(
                     f"model '{name}' is defined by both the folders '{owner}' and '{folder}' of the model repository;"
                     " rename one"
@@ -158,7 +157,7 @@ class ModelTable:
         name = name or folder
         self._log.error("failed to read model folder '%s': %s", name, problem.text)
         models = self.models_of(folder)
-        if not models and self._folders.get(name, folder) == folder:
+        if not models and self.folder_of(name) in (None, folder):
             models = [self._own(name, folder)]
         for model in models:
             model.reject(problem)
@@ -169,20 +168,21 @@ class ModelTable:
             self._remove(model)
 
     def _own(self, key: str, folder: str) -> ManagedModel:
-        self._folders[key] = folder
         self._keys.setdefault(folder, set()).add(key)
         self._gone.pop(key, None)
         if key not in self.models:
             self.models[key] = ManagedModel(key, self)
+        self.models[key].folder = folder
         return self.models[key]
 
     def _remove(self, model: ManagedModel) -> None:
         self._log.info("model '%s' is no more in the repository", model.name)
-        folder = self._folders.pop(model.key)
+        folder, model.folder = model.folder, None
+        assert folder is not None, "it is a folder's"
         self._keys[folder].discard(model.key)
         if not self._keys[folder]:
             self._keys.pop(folder)
-        model.remove(is_gone=True)
+        model.remove()
         self._gone[model.key] = None
 
     # What is served
@@ -264,54 +264,38 @@ class ModelTable:
         else:
             self._served[key] = offered
 
-    def _is_loading(self, name: str, above: frozenset[str] = frozenset()) -> bool:
-        """Whether a model is being loaded, or is an ensemble that waits for one that is."""
-        model = self.models.get(name)
-        if name in above:
+    def is_loading(self, key: str, above: frozenset[str] = frozenset()) -> bool:
+        """Whether a model is being loaded, or is an ensemble that waits for one that is. `above`: those that it is a
+        member of, in a circle too."""
+        model = self.models.get(key)
+        if key in above:
             return False
         if model is None:
-            others = self.names.keys(self.names.bare(name), self.models) if self.names.namespaces else ()
-            return any(self._is_loading(key, above | {name}) for key in others)
+            others = self.names.keys(self.names.bare(key), self.models) if self.names.namespaces else ()
+            return any(self.is_loading(other, above | {key}) for other in others)
         if model.has_running_loads or model.config is None or model.is_serving:
             return model.has_running_loads
-        return any(self._is_loading(member, above | {name}) for member in members_of(model.config))
+        return any(self.is_loading(member, above | {key}) for member in members_of(model.config))
 
     def _review_ensembles(self, changed: Collection[str]) -> Collection[str]:
-        """Bring those in line that have a member which has changed, until nothing changes, as ensembles may be members
-        of ensembles; returns the keys of those."""
+        """Bring those in line that have a member which has changed, each after its members, as ensembles may be members
+        of ensembles; returns their keys."""
         configs = {key: model.config for key, model in self._ensembles.items() if model.config is not None}
-        # With namespaces a member may be another model than it was.
-        reviewed = set(configs if self.names.namespaces else _with_members(configs, changed))
-        members = {member for key in reviewed for member in members_of(configs[key])}
-        for _ in range(len(reviewed) + 1 if reviewed else 0):
-            has_changed = False
-            present = [self.models[key] for key in members if key in self.models]
-            lacking = {model.key: model.problem_text() for model in present if model.lacks_files}
-            for key in reviewed:
-                served = self._resolved(self._served).models
-                has_changed |= self._ensembles[key].review_members(served, configs, self._is_loading, lacking)
+        reviewed: dict[str, None] = {}
+        for key in innermost_first(configs):
+            # With namespaces a member may be another model than it was.
+            is_affected = bool(self.names.namespaces) or key in changed
+            if is_affected or any(each in changed or each in reviewed for each in members_of(configs[key])):
+                reviewed[key] = None
+                self._ensembles[key].review_members(self._resolved(self._served).models, configs)
                 self._look_at(key)
-            if not has_changed:
-                break
         return reviewed
 
     def _resolved(self, served: Mapping[str, ServedModel]) -> Resolved[ServedModel]:
         if not self.names.namespaces:
             return Resolved(served, {})
-        served = {key: model for key, model in served.items() if key in self.models and not self.models[key].is_gone}
+        served = {key: model for key, model in served.items() if self.folder_of(key) is not None}
         # A model that is replaced by another one counts as there when it serves.
         late = {key for key in self._borrowed if (model := served.get(key)) is None or model.latest is None}
         known = [key for key, model in self.models.items() if model.content is not None and key not in late]
         return self.names.resolve({key: model for key, model in served.items() if key not in late}, known)
-
-
-def _with_members(ensembles: Mapping[str, ModelConfig], changed: Collection[str]) -> Set[str]:
-    """The ensembles that have changed, have a member that has, or one that has such a member, and so on."""
-    found: set[str] = set()
-    news = set(changed)
-    while news:
-        found |= news & ensembles.keys()
-        news = {
-            key for key, config in ensembles.items() if key not in found and not news.isdisjoint(members_of(config))
-        }
-    return found
