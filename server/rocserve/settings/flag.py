@@ -66,6 +66,11 @@ def flag(default: T, kind: Kind, help_text: str, **more: Any) -> T:
     return field(default=default, metadata={METADATA: Flag(kind, help_text, **more)})
 
 
+def repeated(kind: Kind, help_text: str, **more: Any) -> tuple[Any, ...]:
+    """A field of a dataclass that has all values of its flag."""
+    return flag((), kind, f"{help_text}; repeatable", repeatable=True, **more)
+
+
 def positional(default: T, kind: Kind, help_text: str, **more: Any) -> T:
     """A field of a dataclass that is an argument without a flag."""
     return flag(default, kind, help_text, is_positional=True, **more)

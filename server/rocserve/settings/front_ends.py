@@ -25,6 +25,7 @@ from rocserve.settings.flag import (
     Kind,
     flag,
     one_of,
+    repeated,
     scoped_setting,
     text,
 )
@@ -94,7 +95,7 @@ def origins(text: str) -> tuple[str, ...]:
 
 
 _RESTRICTED = Kind("PROTOCOLS:HEADER=VALUE", restricted_protocols)
-_RESTRICTED_HELP = "serve these only to clients that send the header; repeatable"
+_RESTRICTED_HELP = "serve these only to clients that send the header"
 _FORWARD_HELP = "headers whose names match this regular expression become parameters of the request"
 _SSL_HELP = "serve TLS only"
 _MUTUAL_HELP = "serve TLS only, to clients that show a certificate"
@@ -127,9 +128,7 @@ class HttpSettings:
     keepalive_seconds: float = flag(
         75.0, POSITIVE_SECONDS, "how long a connection may stay without a request", name="http-keepalive-timeout-secs"
     )
-    restricted: tuple[RestrictedProtocols, ...] = flag(
-        (), _RESTRICTED, _RESTRICTED_HELP, repeatable=True, name="http-restricted-api"
-    )
+    restricted: tuple[RestrictedProtocols, ...] = repeated(_RESTRICTED, _RESTRICTED_HELP, name="http-restricted-api")
     header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP)
     allow_ui: bool = flag(True, BOOLEAN, "serve the page at / and what it asks", name="allow-ui")
     cors_origins: tuple[str, ...] = flag(
@@ -160,8 +159,8 @@ class GrpcSettings:
         "time from a call's beginning until its message has come whole; 0 = any",
         name="grpc-message-timeout-secs",
     )
-    restricted: tuple[RestrictedProtocols, ...] = flag(
-        (), _RESTRICTED, _RESTRICTED_HELP, repeatable=True, name="grpc-restricted-protocol"
+    restricted: tuple[RestrictedProtocols, ...] = repeated(
+        _RESTRICTED, _RESTRICTED_HELP, name="grpc-restricted-protocol"
     )
     header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP)
     use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP)
@@ -216,12 +215,10 @@ class MetricsSettings:
     interval_ms: int = flag(2000, POSITIVE_MILLISECONDS, "how often the gauges of GPUs and CPUs are read")
     gpu: bool = flag(True, BOOLEAN, "metrics of GPUs", name="allow-gpu-metrics")
     cpu: bool = flag(True, BOOLEAN, "metrics of the processors and of memory", name="allow-cpu-metrics")
-    config: tuple[tuple[str, str], ...] = flag(
-        (),
+    config: tuple[tuple[str, str], ...] = repeated(
         SETTING,
         "how latencies are reported: counter_latencies, summary_latencies or histogram_latencies=true|false,"
-        " summary_quantiles=0.5:0.05,...; repeatable",
-        repeatable=True,
+        " summary_quantiles=0.5:0.05,...",
     )
     use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP)
     use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP)
@@ -236,12 +233,10 @@ def _older_trace_flag(name: str, mode: str, setting: str) -> Flag:
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    values: tuple[tuple[str, str, str], ...] = flag(
-        (),
+    values: tuple[tuple[str, str, str], ...] = repeated(
         Kind("[MODE,]SETTING=VALUE", scoped_setting),
         "how requests are traced: mode, level, rate, count, and of a mode its own: triton,file=trace.json or"
-        " opentelemetry,url=http://localhost:4318/v1/traces; repeatable",
-        repeatable=True,
+        " opentelemetry,url=http://localhost:4318/v1/traces",
         others=(
             _older_trace_flag("trace-file", "triton", "file"),
             _older_trace_flag("trace-level", "", "level"),

@@ -21,6 +21,7 @@ from rocserve.settings.flag import (
     boolean,
     flag,
     one_of,
+    repeated,
     text,
 )
 
@@ -118,11 +119,9 @@ class ResidencySettings:
 
 @dataclass(frozen=True, slots=True)
 class RepositorySettings:
-    roots: tuple[Path, ...] = flag(
-        (),
+    roots: tuple[Path, ...] = repeated(
         Kind("DIR|URL", repository),
-        "a folder of models, or s3://, gs://, as://, hf://, https:// (docs/guides/remote-repositories.md); repeatable",
-        repeatable=True,
+        "a folder of models, or s3://, gs://, as://, hf://, https:// (docs/guides/remote-repositories.md)",
         aliases=("model-store",),
         name="model-repository",
     )
@@ -149,12 +148,8 @@ class RepositorySettings:
         make=ControlMode,
         name="model-control-mode",
     )
-    load_models: tuple[str, ...] = flag(
-        (),
-        text("MODEL"),
-        "load this at the start in explicit mode; * = all; repeatable",
-        repeatable=True,
-        name="load-model",
+    load_models: tuple[str, ...] = repeated(
+        text("MODEL"), "load this at the start in explicit mode; * = all", name="load-model"
     )
     settle_seconds: float = flag(
         0.5,
@@ -205,12 +200,8 @@ class RepositorySettings:
     )
     max_versions: int = flag(128, POSITIVE, "versions of a model served at once", name="max-model-versions")
     max_folder_entries: int = flag(100_000, POSITIVE, "files and folders that a model's folder may hold")
-    worker_load_folders: tuple[Path, ...] = flag(
-        (),
-        FOLDER,
-        "a folder whose files clients may have served by worker_load; repeatable",
-        repeatable=True,
-        name="allow-worker-load",
+    worker_load_folders: tuple[Path, ...] = repeated(
+        FOLDER, "a folder whose files clients may have served by worker_load", name="allow-worker-load"
     )
     readiness: ReadinessRule = flag(
         ReadinessRule.KEPT,

@@ -24,6 +24,7 @@ from rocserve.settings.flag import (
     number,
     one_of,
     part,
+    repeated,
     scoped_setting,
     setting_of,
     text,
@@ -172,11 +173,9 @@ class WorkerSettings:
         "whom models' processes run as; same: the server's own user (default: nobody where the server is root and the"
         " model's files allow it, else the server's own)",
     )
-    environment: tuple[tuple[str, str], ...] = flag(
-        (),
+    environment: tuple[tuple[str, str], ...] = repeated(
         Kind("[MODEL:]NAME[,NAME...]", worker_variables),
-        "variables of the server's environment that models get beside those that engines need; repeatable",
-        repeatable=True,
+        "variables of the server's environment that models get beside those that engines need",
         make=lambda values: tuple(chain(*values)),
     )
     """Model ("" = all), name."""
@@ -319,11 +318,9 @@ class ServerSettings:
         one_of(("off", "execution_count")),
         "execution_count: instances run by their priority and the resources that they hold; off: as they are free",
     )
-    rate_limit_resources: tuple[RateLimitResource, ...] = flag(
-        (),
+    rate_limit_resources: tuple[RateLimitResource, ...] = repeated(
         Kind("NAME:COUNT[:DEVICE]", rate_limit_resource),
-        "how much there is of a resource that instances hold; repeatable",
-        repeatable=True,
+        "how much there is of a resource that instances hold",
         name="rate-limit-resource",
     )
     cache: CacheSettings = flag(
@@ -334,17 +331,13 @@ class ServerSettings:
         make=cache_settings,
         name="cache-config",
     )
-    backend_config: tuple[tuple[str, str, str], ...] = flag(
-        (),
+    backend_config: tuple[tuple[str, str, str], ...] = repeated(
         Kind("[BACKEND,]SETTING=VALUE", backend_setting),
-        "a setting of one backend, or of all: onnxruntime,default-max-batch-size=8; repeatable",
-        repeatable=True,
+        "a setting of one backend, or of all: onnxruntime,default-max-batch-size=8",
     )
-    host_policies: tuple[tuple[str, str, str], ...] = flag(
-        (),
+    host_policies: tuple[tuple[str, str, str], ...] = repeated(
         setting_of("POLICY,SETTING=VALUE"),
-        "where the instances of a host policy run: gpu_0,numa-node=0 or gpu_0,cpu-cores=0-3; repeatable",
-        repeatable=True,
+        "where the instances of a host policy run: gpu_0,numa-node=0 or gpu_0,cpu-cores=0-3",
         name="host-policy",
     )
     limits: TimeLimits = part(TimeLimits, "server")

@@ -11,7 +11,7 @@ from functools import partial
 from rich.console import Console
 
 from rocserve.core.plain import to_json
-from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
+from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part, repeated
 from rocserve.tools.measuring.candidates import ENGINES, main_engine, prepare
 from rocserve.tools.measuring.comparing import RANDOM_SAMPLE, Compared, Comparison, Difference, worst
 from rocserve.tools.measuring.process import LatencySummary, Timing
@@ -75,11 +75,8 @@ class BenchOptions:
     engine: str = flag(
         "auto", one_of(("auto", *ENGINES)), "the engine to time (default auto: as a server would choose)"
     )
-    against: tuple[str, ...] = flag(
-        (),
-        Kind("ENGINE", str, (*ENGINES, "torch")),
-        f"{', '.join(ENGINES)} or torch, a bare loop over the file in PyTorch; repeatable",
-        repeatable=True,
+    against: tuple[str, ...] = repeated(
+        Kind("ENGINE", str, (*ENGINES, "torch")), f"{', '.join(ENGINES)} or torch, a bare loop over the file in PyTorch"
     )
     timing: Timing = part(Timing, "timing")
     json: bool = flag(False, SWITCH, "print JSON")

@@ -16,7 +16,7 @@ from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig
-from rocserve.settings.flag import Kind, flag, number, positional
+from rocserve.settings.flag import Kind, flag, number, positional, repeated
 from rocserve.tools.printing import console_on, say
 from rocserve.tools.verb import Verb
 
@@ -41,12 +41,10 @@ def _input(text: str) -> InputConfig:
 class ConvertOptions:
     archive: Path = positional(Path(), Kind("MODEL.mar", Path), "an archive of torch-model-archiver")
     model_repository: Path = flag(Path(), Kind("DIR", Path), "write the model's folder there", required=True)
-    inputs: tuple[InputConfig, ...] = flag(
-        (),
+    inputs: tuple[InputConfig, ...] = repeated(
         Kind("NAME:DATATYPE:DIMS", _input),
-        f"an input of a TorchScript program, without the batch dimension, e.g. {_PIXELS}; repeatable",
+        f"an input of a TorchScript program, without the batch dimension, e.g. {_PIXELS}",
         name="input",
-        repeatable=True,
     )
     max_batch_size: int = flag(8, number("ROWS", 0), "of a TorchScript program; 0: its inputs have no batch dimension")
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rocserve.core.errors import unavailable
 from rocserve.core.printable import printable
-from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, setting, text
+from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, repeated, setting, text
 from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show, table
 from rocserve.tools.verb import Verb
 from rocserve_client import Client, IndexEntry, ModelStatistics, RocserveError, Tls
@@ -114,11 +114,8 @@ class StatusOptions:
     url: str = flag("localhost:8001", text("URL"), "the server's gRPC address")
     interval: float = flag(1.0, number("SECONDS", 0.1, float), "the pause between two polls")
     once: bool = flag(False, SWITCH, "print the table once, and end")
-    header: tuple[tuple[str, str], ...] = flag(
-        (),
-        Kind("NAME=VALUE", setting),
-        "sent with each call, for servers with --grpc-restricted-protocol; repeatable",
-        repeatable=True,
+    header: tuple[tuple[str, str], ...] = repeated(
+        Kind("NAME=VALUE", setting), "sent with each call, for servers with --grpc-restricted-protocol"
     )
     tls: bool = flag(False, SWITCH, "the server wants TLS; implied by the files below")
     root_cert: Path | None = flag(None, FILE, "what the server's certificate is checked against")
