@@ -192,7 +192,7 @@ class Server:
             # Clients that come back are to find the models that they had.
             returns = bool(self._supervisor.takes_place_of)
             started = asyncio.ensure_future(self._return() if returns else self._repository.start())
-            stopped = asyncio.ensure_future(ending.wait())
+            stopped = asyncio.ensure_future(ending.asked.wait())
             timeout = None if self._settings.listen_when_loaded else _RETURN_SECONDS
             await asyncio.wait((started, stopped), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
@@ -213,7 +213,7 @@ class Server:
         trimming.cancel()
         readiness.is_exiting = True
         await self._drain(front_ends, ending, self._settings.drain_seconds if status == 0 else 0.0)
-        return 1 if ending.is_at_once else status
+        return 1 if ending.at_once.is_set() else status
 
     def _served(self, readiness: Readiness) -> Served:
         metrics = assemble_metrics(
@@ -281,7 +281,7 @@ class Server:
 
     async def _serve(self, started: asyncio.Future[None], ending: Ending, front_ends: FrontEnds) -> int:
         """Until the models that are there have `started`, and then until the end."""
-        stopped = asyncio.ensure_future(ending.wait())
+        stopped = asyncio.ensure_future(ending.asked.wait())
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
             started.cancel()
@@ -359,36 +359,27 @@ class Ending:
         self._log = log
         self._drain_seconds = drain_seconds
         self._exit_timeout_seconds = exit_timeout_seconds
-        self._asked = asyncio.Event()
-        self._at_once = asyncio.Event()
-
-    @property
-    def is_at_once(self) -> bool:
-        """Whether a second signal has come."""
-        return self._at_once.is_set()
+        self.asked, self.at_once = asyncio.Event(), asyncio.Event()
+        """A first signal has come, and a second one."""
 
     def on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
-        if not self._asked.is_set():
+        if not self.asked.is_set():
             pause = f"not ready from now on; in {self._drain_seconds:g} s " if self._drain_seconds else ""
             self._log.info("%s: %sfinishing the work in flight (at most %g s)", name, pause, self._exit_timeout_seconds)
-            self._asked.set()
+            self.asked.set()
             return
         self._log.warning("%s again: ending at once", name)
-        self._at_once.set()
-
-    async def wait(self) -> None:
-        """Until a signal asks for the end."""
-        await self._asked.wait()
+        self.at_once.set()
 
     async def end(self, part: str, work: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
         """Run what ends a part, for at most `seconds`, and no longer than until a second signal. Never raises."""
         task = asyncio.ensure_future(work)
-        cut_short = asyncio.ensure_future(self._at_once.wait())
+        cut_short = asyncio.ensure_future(self.at_once.wait())
         await asyncio.wait((task, cut_short), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         cut_short.cancel()
         if not task.done():
-            if not self.is_at_once:
+            if not self.at_once.is_set():
                 self._log.warning("the exit time-out passed: %s had not ended", part)
             task.cancel()
             await asyncio.wait((task,), timeout=_CANCEL_SECONDS)

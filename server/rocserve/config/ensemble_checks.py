@@ -6,7 +6,7 @@ Rules and words are Triton's (its model_config_utils and ensemble_utils).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from rocserve.config.datatypes import type_name
@@ -18,34 +18,35 @@ from rocserve.core.validation import format_shape
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 
-def check_ensemble_scheduling(message: ModelConfig) -> None:
-    """Raises: ServeError INVALID_ARGUMENT with the first fault of the ensemble's own configuration."""
+def ensemble_faults(message: ModelConfig) -> Iterator[str]:
+    """Of the ensemble's own configuration. Each relies on what those before it have found right."""
     name, steps = message.name, message.ensemble_scheduling.step
     if message.instance_group:
-        raise invalid_argument(f"instance group should not be specified for ensemble '{name}'")
+        yield f"instance group should not be specified for ensemble '{name}'"
     if message.HasField("optimization"):
-        raise invalid_argument(f"optimization should not be specified for ensemble '{name}'")
+        yield f"optimization should not be specified for ensemble '{name}'"
     if not steps:
-        raise invalid_argument(f"must specify 'step' for ensemble '{name}'")
+        yield f"must specify 'step' for ensemble '{name}'"
     # By each tensor that a step writes, those that this step reads.
     sources: dict[str, Sequence[str]] = {}
     for index, step in enumerate(steps):
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field):
-                raise invalid_argument(f"must specify '{field}' in step {index} of ensemble '{name}'")
+                yield f"must specify '{field}' in step {index} of ensemble '{name}'"
+        given = tuple(step.input_map.values())
         for written in step.output_map.values():
             if written in sources:
-                raise invalid_argument(
+                yield (
                     f"ensemble tensor '{written}' can appear in an output map only once for ensemble '{name}' step"
                     f" {index}"
                 )
-            sources[written] = (*step.input_map.values(),)
+            sources[written] = given
     edges = [(set(step.input_map.values()), set(step.output_map.values())) for step in steps]
     read = {tensor for reads, _ in edges for tensor in reads}
     ready = {tensor.name for tensor in message.input}
     for tensor in message.input:
         if tensor.name not in read and tensor.name not in sources:
-            raise invalid_argument(f"ensemble input '{tensor.name}' for ensemble {name}' is not used")
+            yield f"ensemble input '{tensor.name}' for ensemble {name}' is not used"
     known = 0
     while known < len(ready):
         known = len(ready)
@@ -54,13 +55,13 @@ def check_ensemble_scheduling(message: ModelConfig) -> None:
                 ready |= writes
     for output in message.output:
         if output.name not in read and output.name not in sources:
-            raise invalid_argument(f"ensemble output '{output.name}' for ensemble {name}' is not used")
+            yield f"ensemble output '{output.name}' for ensemble {name}' is not used"
         if output.name not in ready:
-            raise invalid_argument(_not_written(output.name, name, sources, ready))
+            yield _not_written(output.name, name, sources, ready)
     outputs = {output.name for output in message.output}
     for entry in (tensor for step in steps for tensor in (*step.output_map.values(), *step.input_map.values())):
         if entry not in outputs and (entry not in ready or entry not in read):
-            raise invalid_argument(f"ensemble tensor '{entry}' is unused in ensemble '{name}'")
+            yield f"ensemble tensor '{entry}' is unused in ensemble '{name}'"
 
 
 def _not_written(output: str, ensemble: str, sources: Mapping[str, Sequence[str]], ready: Set[str]) -> str:

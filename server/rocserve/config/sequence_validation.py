@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rocserve.core.errors import invalid_argument
 from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelSequenceBatching
 
@@ -27,12 +26,6 @@ _LISTS = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _VARIABLE = -1
 
 
-def check_sequence_batching(message: ModelConfig) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT with the first fault."""
-    for fault in _faults(message):
-        raise invalid_argument(fault)
-
-
 def sequence_tensor_names(message: ModelConfig) -> tuple[frozenset[str], frozenset[str]]:
     """The inputs that the server gives the model of itself, and the outputs that it keeps for itself."""
     batching = message.sequence_batching
@@ -40,7 +33,7 @@ def sequence_tensor_names(message: ModelConfig) -> tuple[frozenset[str], frozens
     return frozenset(given), frozenset(state.output_name for state in batching.state)
 
 
-def _faults(message: ModelConfig) -> Iterator[str]:
+def sequence_faults(message: ModelConfig) -> Iterator[str]:
     """Each relies on what those before it have found right."""
     batching, model = message.sequence_batching, message.name
     if message.response_cache.enable:

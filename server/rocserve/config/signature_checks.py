@@ -152,15 +152,6 @@ def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mo
     )
 
 
-def check_batch_tensors(message: ModelConfig) -> None:
-    """Batch inputs and outputs: Triton's rules in its words, then what Triton only finds when it runs the first batch.
-    Raises: ServeError: INVALID_ARGUMENT with the first fault."""
-    if not message.input or not message.output:
-        return  # They come from the model; then this is called again.
-    for fault in _batch_faults(message):
-        raise invalid_argument(f"{fault} for {message.name}")
-
-
 def batch_input_targets(message: ModelConfig) -> frozenset[str]:
     """The model's inputs that the server makes."""
     return frozenset(name for entry in message.batch_input for name in entry.target_name)
@@ -186,8 +177,9 @@ def check_batch_inputs_fit(message: ModelConfig, inputs: Mapping[str, TensorSpec
                 )
 
 
-def _batch_faults(message: ModelConfig) -> Iterator[str]:
-    """Each relies on what those before it have found right."""
+def batch_faults(message: ModelConfig) -> Iterator[str]:
+    """Of batch inputs and outputs, where the configuration has the tensors: Triton's rules in its words, and what it
+    only finds when it runs the first batch. Each relies on what those before it have found right."""
     inputs = {tensor.name: tensor for tensor in message.input}
     outputs = {tensor.name: tensor for tensor in message.output}
     entries: tuple[BatchInput | BatchOutput, ...] = (*message.batch_input, *message.batch_output)

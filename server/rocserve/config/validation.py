@@ -12,10 +12,10 @@ from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.bounds import check_bounds, check_step_count
 from rocserve.config.datatypes import datatype_of_number
-from rocserve.config.ensemble_checks import check_ensemble_scheduling
+from rocserve.config.ensemble_checks import ensemble_faults
 from rocserve.config.model_folder import ModelFolder
-from rocserve.config.sequence_validation import check_sequence_batching, sequence_tensor_names
-from rocserve.config.signature_checks import check_batch_tensors
+from rocserve.config.sequence_validation import sequence_faults, sequence_tensor_names
+from rocserve.config.signature_checks import batch_faults
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unimplemented
 from rocserve.core.hints import names_hint
 from rocserve.core.latencies import DEFAULT_BUCKETS
@@ -82,10 +82,10 @@ def _unreadable(message: ModelConfig) -> Iterator[str]:
     if message.HasField("dynamic_batching"):
         yield from _dynamic_batching_faults(message.dynamic_batching, message)
     if message.HasField("sequence_batching"):
-        check_sequence_batching(message)
+        yield from sequence_faults(message)
     if message.HasField("ensemble_scheduling"):
         check_step_count(message)
-        check_ensemble_scheduling(message)
+        yield from ensemble_faults(message)
     if message.model_transaction_policy.decoupled and message.response_cache.enable:
         yield (
             f"Response Cache does not currently support model {message.name} with 'decoupled' transaction policy."
@@ -115,7 +115,9 @@ def _unloadable(message: ModelConfig) -> Iterator[str]:
         for name, count in Counter(tensor.name for tensor in tensors).items():
             if count > 1:
                 yield f"model {what} '{name}' is specified {count} times for {message.name}; each name may stand once"
-    check_batch_tensors(message)
+    if message.input and message.output:
+        # Else they come from the model; then this is called again.
+        yield from (f"{fault} for {message.name}" for fault in batch_faults(message))
     check_bounds(message)
     if message.HasField("ensemble_scheduling"):
         return

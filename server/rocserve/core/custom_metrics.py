@@ -8,6 +8,7 @@ import logging
 import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -97,7 +98,7 @@ class CustomMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, _Family] = {}
-        self._counts: dict[Hashable, int] = {}
+        self._counts: Counter[Hashable] = Counter()
         """Of the series by their owners."""
 
     def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
@@ -106,28 +107,25 @@ class CustomMetrics:
         left_out: dict[str, str] = {}
         with self._lock:
             for change in changes.changes:
-                problem, key = _problem(change), frozenset(change.labels.items())
-                if not problem and self._counts.get(owner, 0) >= _MOST_SERIES:
-                    there = self._families.get(change.family)
-                    known = None if there is None else there.series.get(key)
-                    if known is None or owner not in known.owners:
-                        problem = f"the model has {_MOST_SERIES} time series already"
+                key = frozenset(change.labels.items())
+                family = self._families.get(change.family) or _Family(change.kind, change.help)
+                series = family.series.get(key) or _Series(change.labels, change.bounds)
+                problem = _problem(change)
+                if not problem and owner not in series.owners and self._counts[owner] >= _MOST_SERIES:
+                    problem = f"the model has {_MOST_SERIES} time series already"
+                if not problem and (family.kind is not change.kind or series.bounds != change.bounds):
+                    problem = _OTHER_KIND
                 if problem:
                     left_out[change.family[:_LONGEST_TEXT]] = problem
                     continue
-                family = self._families.setdefault(change.family, _Family(change.kind, change.help))
-                series = family.series.get(key) or _Series(change.labels, change.bounds)
-                if family.kind is not change.kind or series.bounds != change.bounds:
-                    left_out[change.family] = _OTHER_KIND
-                    continue
-                family.series[key] = series
+                self._families[change.family], family.series[key] = family, series
                 series.value = change.value if change.is_set else series.value + change.value
                 if change.counts:
                     counts = series.counts or [0] * len(change.counts)
                     series.counts = [old + new for old, new in zip(counts, change.counts, strict=False)]
                 if owner not in series.owners:
                     series.owners.add(owner)
-                    self._counts[owner] = self._counts.get(owner, 0) + 1
+                    self._counts[owner] += 1
         return left_out
 
     def forget(self, owner: Hashable) -> None:

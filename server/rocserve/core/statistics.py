@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
@@ -112,11 +112,11 @@ class StatisticsSnapshot:
     reject: Duration = field(default_factory=Duration)
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
-    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    batches: dict[int, BatchStatistics] = field(default_factory=lambda: defaultdict(BatchStatistics))
     """By size, rising."""
     backend_failures: int = 0
     """How many of the failures are the model's or its engine's."""
-    responses: dict[int, ResponseStatistics] = field(default_factory=dict)
+    responses: dict[int, ResponseStatistics] = field(default_factory=lambda: defaultdict(ResponseStatistics))
     """Of decoupled models, by the place of the response among those to its request."""
     latencies: LatencyReadings | None = None
     """None = nothing but the sums is kept."""
@@ -177,7 +177,7 @@ class ModelStatistics:
         numbers, uncounted, latencies = self._numbers, self._uncounted, self._latencies
         request_end = requests = executions = rows = success_ns = queue_ns = input_ns = infer_ns = output_ns = 0
         # By size: how many executions, and what they took.
-        sizes: dict[int, list[int]] = {}
+        sizes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         while uncounted:
             begin, input_end, output_start, end, starts, request_end, size, is_grouped, absent = uncounted.popleft()
             count = len(starts)
@@ -196,9 +196,7 @@ class ModelStatistics:
             input_ns += moved * count
             infer_ns += ran * count
             output_ns += laid * count
-            sums = sizes.get(size)
-            if sums is None:
-                sums = sizes[size] = [0, 0, 0, 0]
+            sums = sizes[size]
             sums[0] += alike
             sums[1] += moved * alike
             sums[2] += ran * alike
@@ -224,9 +222,7 @@ class ModelStatistics:
 
     def _add_batch(self, size: int, phases: Sequence[int], executions: int = 1) -> None:
         """Under the lock; `phases`: of all executions."""
-        batch = self._numbers.batches.get(size)
-        if batch is None:
-            batch = self._numbers.batches[size] = BatchStatistics()
+        batch = self._numbers.batches[size]
         for duration, ns in zip((batch.compute_input, batch.compute_infer, batch.compute_output), phases, strict=True):
             duration.add(ns, executions)
 
@@ -274,7 +270,7 @@ class ModelStatistics:
         """A response of a decoupled model; `index`: its place among those to its request. The model could begin with it
         (at the request, or at the response before), had made it, the client had been sent it. `failed`: an error."""
         with self._lock:
-            place = self._place(index)
+            place = self._numbers.responses[index]
             place.compute_infer.add(made_ns - started_ns)
             place.compute_output.add(sent_ns - made_ns)
             (place.fail if failed else place.success).add(sent_ns - started_ns)
@@ -282,16 +278,9 @@ class ModelStatistics:
     def record_empty_response(self, index: int, started_ns: int, made_ns: int) -> None:
         """That no further response comes, said on its own; times as of `record_response`."""
         with self._lock:
-            place = self._place(index)
+            place = self._numbers.responses[index]
             place.compute_infer.add(made_ns - started_ns)
             place.empty_response.add(made_ns - started_ns)
-
-    def _place(self, index: int) -> ResponseStatistics:
-        """Under the lock."""
-        place = self._numbers.responses.get(index)
-        if place is None:
-            place = self._numbers.responses[index] = ResponseStatistics()
-        return place
 
     def record_first_response(self, ns: int) -> None:
         """How long a request to a decoupled model waited for its first response."""

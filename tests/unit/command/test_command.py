@@ -116,8 +116,8 @@ async def test_a_part_that_fails_or_takes_too_long_keeps_no_other_from_its_end(c
 async def test_a_second_signal_cuts_short_what_runs_and_what_follows():
     ending = Ending(LOG, 0, 30)
     ending.on_signal(signal.SIGTERM)
-    await asyncio.wait_for(ending.wait(), 5)
-    assert not ending.is_at_once
+    await asyncio.wait_for(ending.asked.wait(), 5)
+    assert not ending.at_once.is_set()
     asyncio.get_running_loop().call_later(0.05, ending.on_signal, signal.SIGTERM)
     cut = []
 
@@ -132,4 +132,4 @@ async def test_a_second_signal_cuts_short_what_runs_and_what_follows():
         await ending.end("the front ends", drain())
         await ending.end("the models", asyncio.sleep(60))
     assert cut == ["front ends"]
-    assert ending.is_at_once
+    assert ending.at_once.is_set()

@@ -13,9 +13,11 @@ import pytest
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
+from rocserve.config.completion import normalise
 from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
 from rocserve.config.pbtxt import parse_model_config
-from rocserve.config.signature_checks import check_batch_tensors, check_signature
+from rocserve.config.signature_checks import check_signature
+from rocserve.config.validation import check_loadable
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, OutputConfig
@@ -209,13 +211,14 @@ MODEL = Signature(
 )
 def test_faults(fields: str, text: str) -> None:
     with pytest.raises(ServeError) as raised:
-        check_batch_tensors(parse_model_config(RAGGED_TENSORS + fields, "config.pbtxt"))
+        check_loadable(parse_model_config(RAGGED_TENSORS + fields, "config.pbtxt"))
     assert (raised.value.code, raised.value.text) == (StatusCode.INVALID_ARGUMENT, text)
 
 
 def test_what_is_right_is_taken() -> None:
     message = parse_model_config(RAGGED_TENSORS + COUNT + SCATTER, "config.pbtxt")
-    check_batch_tensors(message)
+    normalise(message, None)
+    check_loadable(message)
     assert check_signature(message, MODEL) == ()
 
 

@@ -10,8 +10,8 @@ from rocserve.config.completion import autofill, normalise
 from rocserve.config.model_folder import ModelFolder, read_initial_states
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.plain import to_plain
-from rocserve.config.sequence_validation import check_sequence_batching
 from rocserve.config.signature_checks import check_signature
+from rocserve.config.validation import check_readable
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import with_sequence_tensors
@@ -23,7 +23,9 @@ STATE = "state { input_name: 'SI' output_name: 'SO' data_type: TYPE_FP32 dims: [
 
 
 def config(batching: str, more: str = "") -> ModelConfig:
-    return parse_model_config(f"name: 'm' max_batch_size: 4 {more} sequence_batching {{ {batching} }}", "config.pbtxt")
+    return parse_model_config(
+        f"name: 'm' backend: 'onnx' max_batch_size: 4 {more} sequence_batching {{ {batching} }}", "config.pbtxt"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def config(batching: str, more: str = "") -> ModelConfig:
 )
 def test_faults_are_told_in_tritons_words(batching: str, text: str) -> None:
     with pytest.raises(ServeError) as caught:
-        check_sequence_batching(config(batching))
+        check_readable(config(batching))
     assert (caught.value.code, caught.value.text) == (StatusCode.INVALID_ARGUMENT, text)
 
 
@@ -116,7 +118,7 @@ def test_controls_and_states_are_no_inputs() -> None:
     for name, what in (("S", "an input and a sequence batching control"), ("SI", "an input and a state input")):
         message = config(START + STATE % "", f"input {{ name: '{name}' data_type: TYPE_FP32 dims: [1] }}")
         with pytest.raises(ServeError, match=f"tensor '{name}' is {what} for m; the server gives the model"):
-            check_sequence_batching(message)
+            check_readable(message)
 
 
 def test_defaults_are_written() -> None:
