@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rocserve.backends.rocal.operations import geometry, levels, resizing
+from rocserve.backends.rocal.operations import cutting, geometry, levels, resizing
 from rocserve.backends.rocal.operations.base import Measurement, Operation
 
 OPERATIONS: Mapping[str, Operation | Measurement] = {
-    operation.name: operation for module in (resizing, geometry, levels) for operation in module.OPERATIONS
+    operation.name: operation for module in (resizing, cutting, geometry, levels) for operation in module.OPERATIONS
 }
 """By the name in the JSON key "operation"."""

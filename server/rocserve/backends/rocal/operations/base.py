@@ -23,6 +23,23 @@ _TABLES = 64
 Values = Mapping[str, Any]
 """Of an operation's keys, or the arguments made of them, by their names."""
 
+_NAMES_IN_FN = {
+    "dest_width": "resize_width",
+    "dest_height": "resize_height",
+    "area": "crop_area_factor",
+    "aspect_ratio": "crop_aspect_ratio",
+    "x_center_drift": "x_drift",
+    "y_center_drift": "y_drift",
+    "start_x": "crop_pos_x",
+    "start_y": "crop_pos_y",
+    "std_dev": "std",
+    "roi_w": "crop_width",
+    "roi_h": "crop_height",
+    "roi_pos_x": "crop_pos_x",
+    "roi_pos_y": "crop_pos_y",
+}
+"""The keys that amd.rocal's fn, or most of its functions, call otherwise: how arguments are called here."""
+
 Tensor = Any
 """rocAL's handle on an image of the graph, or on a batch's result."""
 
@@ -111,8 +128,8 @@ class Operation:
     extent: Callable[..., ResultExtent]
     """Of the extents of what it reads, and the arguments: the result's. Raises ValueError where there can be none."""
     arguments: Callable[..., Values] = dict
-    """Of the keys' values by their names: what `run` and `extent` take. Raises ValueError, with a text that names the
-    keys, where values are wrong only together."""
+    """Of the keys' values by their names in fn: what `run` and `extent` take. Raises ValueError, with a text that names
+    the keys, where values are wrong only together."""
     ignored_keys: Mapping[str, Key] = field(default_factory=dict)
     """Keys that rocAL takes and that mean nothing for an image; checked and dropped."""
     channel_keys: tuple[str, ...] = ()
@@ -130,7 +147,9 @@ class Operation:
 
     def __call__(self, **values: Any) -> Call:
         """Raises: ValueError: values are wrong together."""
-        return Call(self, values, self.arguments(**values))
+        return Call(
+            self, values, self.arguments(**{_NAMES_IN_FN.get(key, key): value for key, value in values.items()})
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

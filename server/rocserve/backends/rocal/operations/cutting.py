@@ -1,0 +1,460 @@
+"""Operations that cut a part out of an image, and may normalise or resize it: AMD Inference Server's by its JSON, and
+those of amd.rocal's fn. What cuts a part out and stretches it hands on as much as the part had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, cast
+
+import cv2
+import numpy as np
+
+from rocserve.backends.rocal import schema
+from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent, with_channels
+from rocserve.backends.rocal.operations.base import AmdForm, Call, Node, Operation, Tensor, Values
+from rocserve.backends.rocal.operations.resizing import (
+    INTERPOLATION,
+    MIRROR,
+    MIRROR_OF_FN,
+    NORMALISATION,
+    NORMALISATION_OF_FN,
+    reads_beside,
+    resized,
+)
+from rocserve.backends.rocal.schema import Key
+from rocserve.core.datatypes import DataType
+
+_TABLES = 64
+"""Tables of normalised levels that are kept ready, of a kilobyte a channel."""
+
+
+def _limited(wanted: int, available: int | None) -> int | None:
+    """A side of a crop: as asked for, at most as available; None where that is not known."""
+    return None if available is None else min(wanted, available)
+
+
+@dataclass(frozen=True, slots=True)
+class _PartRule:
+    """The part of an image that an operation takes, by its arguments."""
+
+    size: Callable[..., Extent]
+    """Of the source's extent, as far as it is known, and the arguments."""
+    start: Callable[..., tuple[int, int]]
+    """Its top and left, of the source's extent, the part's, and the arguments."""
+    misfit: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
+    """See AmdForm.misfit."""
+
+    def cut(self, image: Image, **arguments: Any) -> Pixels:
+        source = image.extent.valid
+        part = self.size(source, **arguments)
+        height, width = part.sides
+        top, left = self.start(source, part, **arguments)
+        return image.valid[top : top + height, left : left + width]
+
+    def run(self, image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
+        return self.cut(image, **arguments)
+
+    def extent(self, source: ResultExtent, **arguments: Any) -> ResultExtent:
+        return ResultExtent.whole(self.size(source.valid, **arguments))
+
+
+def _cut_start(position: float, size: int, available: int | None) -> int:
+    """Where a crop of a side begins, in whole pixels (fractions are cut off; a position at or beyond the side's end
+    counts as 0), moved back into the side where that is known.
+
+    rocAL cuts at one position for all images, and reads other memory where the crop reaches out of one. So it is given
+    this start where the image's size is known, as the CPU engine takes it; else `_overhang` refuses such an image.
+    """
+    start = int(position)
+    if available is None:
+        return start
+    return min(start if start < available else 0, available - min(size, available))
+
+
+def _overhang(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+    for name, position, size, known_side, available in (
+        ("width", arguments["crop_pos_x"], arguments["crop_width"], known.width, width),
+        ("height", arguments["crop_pos_y"], arguments["crop_height"], known.height, height),
+    ):
+        start = _cut_start(position, size, known_side)
+        end = start + min(size, available)
+        if start < available < end:
+            return (
+                f"the crop from {start} to {end} stands out of its {name} of {available} pixels, where rocAL would read"
+                " other memory; resize to a fixed size before, or use the CPU engine"
+            )
+    return None
+
+
+def _crop(start_of: Callable[[float, int, int], int]) -> _PartRule:
+    """A crop of the size that is asked for, at most the full side; `start_of` finds the start of a side by the position
+    that is asked for, the crop's length and the side's."""
+
+    def size(source: Extent, crop_height: int, crop_width: int, **others: Any) -> Extent:
+        return Extent(_limited(crop_height, source.height), _limited(crop_width, source.width))
+
+    def start(
+        source: Extent, part: Extent, crop_pos_x: float = 0, crop_pos_y: float = 0, **others: Any
+    ) -> tuple[int, int]:
+        (height, width), (part_height, part_width) = source.sides, part.sides
+        return start_of(crop_pos_y, part_height, height), start_of(crop_pos_x, part_width, width)
+
+    return _PartRule(size, start)
+
+
+_BY_POSITION = replace(_crop(_cut_start), misfit=_overhang)
+# Both round half to even, as rocAL does; a fraction is that of the room that the crop leaves, in 32 bits: 0 = left or
+# top, 0.5 = centre, 1 = right or bottom.
+_CENTRAL = _crop(lambda position, length, side: round((side - length) / 2))
+_BY_FRACTION = _crop(lambda fraction, length, side: int(np.rint(np.float32(fraction) * np.float32(side - length))))
+
+
+def _by_one_size(crop: tuple[int, ...], crop_h: int, crop_w: int, **others: Any) -> Values:
+    """The size by `crop`, [height, width] or [depth, height, width], or by the crop's sides."""
+    height, width = (crop[-2], crop[-1]) if any(crop) else (crop_h, crop_w)
+    if any(crop) == any((crop_h, crop_w)) or not height or not width:
+        raise ValueError(
+            "the size must be given in one way: by 'crop', [height, width], or by 'crop_h' and 'crop_w', not by"
+            f" crop {list(crop)}, crop_h {crop_h} and crop_w {crop_w}"
+        )
+    return {"crop_height": height, "crop_width": width, **others}
+
+
+def _amd_cut(node: Node, call: Call) -> Tensor:
+    height, width, x, y = (call.arguments[key] for key in ("crop_height", "crop_width", "crop_pos_x", "crop_pos_y"))
+    valid = node.source.valid
+    starts = _cut_start(x, width, valid.width), _cut_start(y, height, valid.height)
+    keywords = {"crop": (height, width), "crop_pos_x": float(starts[0]), "crop_pos_y": float(starts[1])}
+    return node.call("crop", keywords)
+
+
+def _slice(
+    image: Image,
+    result: ResultExtent,
+    as_float: bool,
+    anchor: tuple[int, int],
+    shape: tuple[int, int],
+    fill_values: tuple[float, ...],
+    out_of_bounds_policy: str,
+) -> Pixels:
+    source = image.valid
+    top, left = anchor
+    part = source[top : top + shape[0], left : left + shape[1]]
+    if part.shape[:2] == result.size.sides and part.size:
+        return part
+    if out_of_bounds_policy != "PAD":
+        raise PixelsError(
+            f'{_standing_out(anchor, shape, source.shape[:2])}; "out_of_bounds_policy" may be PAD or TRIMTOSHAPE'
+        )
+    filling = fill_values[0] if as_float else np.clip(np.rint(fill_values[0]), 0, 255)
+    pixels: Pixels = np.full((*shape, source.shape[2]), filling, dtype=np.float32 if as_float else np.uint8)
+    pixels[: part.shape[0], : part.shape[1]] = part
+    return pixels
+
+
+def _standing_out(anchor: tuple[int, int], shape: tuple[int, int], sides: tuple[int, ...]) -> str:
+    return f"slice from {list(anchor)} of {list(shape)} stands out of the image's {list(sides)} (height, width)"
+
+
+def _slice_extent(
+    source: ResultExtent, anchor: tuple[int, int], shape: tuple[int, int], out_of_bounds_policy: str, **others: Any
+) -> ResultExtent:
+    if out_of_bounds_policy != "TRIMTOSHAPE":
+        return ResultExtent.whole(Extent(*shape))
+    sides = zip(anchor, shape, (source.valid.height, source.valid.width), strict=True)
+    trimmed = (None if side is None else max(min(length, side - start), 0) for start, length, side in sides)
+    return ResultExtent.whole(Extent(*trimmed))
+
+
+def _amd_slice(node: Node, call: Call) -> Tensor:
+    (top, left), shape = call.arguments["anchor"], call.arguments["shape"]
+    return node.call("crop", {"crop": shape, "crop_pos_x": float(left), "crop_pos_y": float(top)})
+
+
+def _slice_refusal(arguments: Values, source: ResultExtent) -> str | None:
+    # fn.slice takes its anchor from another tensor only; a slice that stays in the image is a crop.
+    policy = arguments["out_of_bounds_policy"]
+    if policy == "ERROR":
+        return None
+    return (
+        f'rocAL takes no written anchor; with "out_of_bounds_policy": "ERROR", not "{policy}", it can be done as a crop'
+    )
+
+
+def _slice_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+    anchor, shape = arguments["anchor"], arguments["shape"]
+    fits = anchor[0] + shape[0] <= height and anchor[1] + shape[1] <= width
+    return None if fits else _standing_out(anchor, shape, (height, width))
+
+
+def _cut_and_normalise(
+    image: Image,
+    result: ResultExtent,
+    as_float: bool,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    mirror: bool,
+    **crop: Any,
+) -> Pixels:
+    """level / std - mean / std for each channel."""
+    part = _BY_FRACTION.cut(image, **crop)
+    if mirror:
+        part = with_channels(cast(Pixels, cv2.flip(part, 1)))
+    # Channel by channel: OpenCV looks levels up faster in one table than in three, and outputs mostly are planes.
+    tables = _normalised_levels(mean, std, as_float)
+    planes = np.empty((part.shape[2], *part.shape[:2]), tables.dtype)
+    for channel, table, plane in zip(cv2.split(part), tables, planes, strict=True):
+        cv2.LUT(channel, table, plane)
+    return planes.transpose(1, 2, 0)
+
+
+@lru_cache(_TABLES)
+def _normalised_levels(mean: tuple[float, ...], std: tuple[float, ...], as_float: bool) -> Pixels:
+    """The result for each channel and each of the 256 levels, channels x 256."""
+    # In 32 bits with one fused multiplication and addition, as RPP has it: the product is exact in 64 bits.
+    factor = np.float32(1) / np.asarray(std, dtype=np.float32)
+    offset = -(np.asarray(mean, dtype=np.float32) * factor)
+    table = (factor[:, np.newaxis] * np.arange(256, dtype=np.float64) + offset[:, np.newaxis]).astype(np.float32)
+    return table if as_float else np.clip(np.rint(table), 0, 255).astype(np.uint8)
+
+
+def _amd_cut_and_normalise(node: Node, call: Call) -> Tensor:
+    keywords = dict(call.arguments)
+    crop = keywords.pop("crop_height"), keywords.pop("crop_width")
+    return node.call("crop_mirror_normalize", {"crop": crop, **keywords})
+
+
+_NARROWEST, _WIDEST = 0.75, 1.333
+"""The bounds of the aspect ratio where the part that is asked for does not fit."""
+
+
+def _area(
+    source: Extent,
+    crop_area_factor: float,
+    crop_aspect_ratio: float,
+    x_drift: float,
+    y_drift: float,
+    **others: float,
+) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a part by its share of the image's area and its width over its height.
+
+    The drifts are fractions of the room that the part leaves. Where the part does not fit, the largest central part
+    with an aspect ratio from 0.75 to 1.333 is taken.
+    """
+    image_height, image_width = source.sides
+    target = crop_area_factor * image_height * image_width
+    width = int(math.sqrt(target * crop_aspect_ratio))
+    height = int(math.sqrt(target / crop_aspect_ratio))
+    if 0 < width < image_width and 0 < height < image_height:
+        return int(y_drift * (image_height - height)), int(x_drift * (image_width - width)), height, width
+    aspect_ratio = image_width / image_height
+    width, height = image_width, image_height
+    if aspect_ratio < _NARROWEST:
+        height = int(image_width / _NARROWEST)
+    elif aspect_ratio > _WIDEST:
+        width = int(image_height * _WIDEST)
+    return (image_height - height) // 2, (image_width - width) // 2, height, width
+
+
+def _area_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+    target, aspect_ratio = arguments["crop_area_factor"] * height * width, arguments["crop_aspect_ratio"]
+    part_width, part_height = math.sqrt(target * aspect_ratio), math.sqrt(target / aspect_ratio)
+    return reads_beside(min(part_width, width), min(part_height, height), arguments["resize_width"])
+
+
+_AREA = _PartRule(
+    lambda source, **area: Extent(*_area(source, **area)[2:]) if source.is_known else Extent(None, None),
+    lambda source, part, **area: _area(source, **area)[:2],
+    _area_misfit,
+)
+
+
+def _amd_resize_area(node: Node, call: Call) -> Tensor:
+    # rocAL's own CropResizeFixed is not bound, but it is fn's resize_crop with constant parameters.
+    return node.call("resize_crop", call.arguments)
+
+
+def _corner_size(source: Extent, crop_w: int, crop_h: int, **others: Any) -> Extent:
+    """0 or too large: the full side."""
+    return Extent(
+        _limited(crop_h, source.height) if crop_h else source.height,
+        _limited(crop_w, source.width) if crop_w else source.width,
+    )
+
+
+# The top left: the operations' names say otherwise, but rocAL crops first.
+_CORNER = _PartRule(_corner_size, lambda source, part, **others: (0, 0))
+
+
+def _amd_resize_corner(node: Node, call: Call) -> Tensor:
+    # Not fn.resize_crop_mirror, which hands the crop's sides on in the wrong order.
+    native = node.binding.native
+    width, height, crop_w, crop_h, mirror = (
+        call.arguments[key] for key in ("resize_width", "resize_height", "crop_w", "crop_h", "mirror")
+    )
+    parameter = native.createIntParameter(int(mirror))
+    return native.resizeCropMirrorFixed(
+        node.handle, node.images[0], width, height, False, crop_h, crop_w, parameter, node.layout, node.datatype
+    )
+
+
+def _amd_resize_roi(node: Node, call: Call) -> Tensor:
+    values, valid = call.values, node.source.valid
+    starts = {
+        "roi_pos_x": float(_cut_start(values["roi_pos_x"], values["roi_w"], valid.width)),
+        "roi_pos_y": float(_cut_start(values["roi_pos_y"], values["roi_h"], valid.height)),
+    }
+    return node.call("roi_resize", {**values, **starts})
+
+
+def _stretching(
+    name: str, keys: Mapping[str, Key], rule: _PartRule, make: Callable[[Node, Call], Tensor], **options: Any
+) -> Operation:
+    """Declares an operation that stretches a part, with the arguments of its rule, `resize_width`, `resize_height` and
+    those of `_resized`; `make` adds it to rocAL's graph."""
+
+    def run(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
+        return resized(rule.cut(image, **arguments), result.size, as_float, **arguments)
+
+    def extent(source: ResultExtent, resize_width: int, resize_height: int, **arguments: Any) -> ResultExtent:
+        part = rule.size(source.valid, **arguments)
+        valid = Extent(_limited(resize_height, part.height), _limited(resize_width, part.width))
+        return ResultExtent(Extent(resize_height, resize_width), valid)
+
+    def misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+        part_height, part_width = rule.size(Extent(height, width), **arguments).sides
+        beside = reads_beside(part_width, part_height, arguments["resize_width"])
+        return rule.misfit(arguments, known, height, width) or beside
+
+    amd = AmdForm(make=make, gives_layouts=True, fills_result=True, misfit=misfit)
+    return Operation(name, keys, run, extent, amd=amd, **options)
+
+
+_DESTINATION = {"dest_width": schema.positive_size, "dest_height": schema.positive_size}
+_DESTINATION_OF_FN = {"resize_width": schema.positive_size, "resize_height": schema.positive_size}
+_CROP = {"crop_width": schema.positive_size, "crop_height": schema.positive_size}
+_CROP_OF_FN = {
+    "crop": schema.list_of(schema.size, (0, 2, 3), "sizes in pixels, [height, width]")(()),
+    "crop_h": schema.size(0),
+    "crop_w": schema.size(0),
+}
+_DEPTH_OF_FN = {"crop_d": schema.positive_size(1)}
+
+_CUTTING = AmdForm(make=_amd_cut, misfit=_overhang)
+_NORMALISING = AmdForm(make=_amd_cut_and_normalise, gives_floats=lambda arguments: True, gives_layouts=True)
+OPERATIONS = (
+    Operation(
+        "CropFixed",
+        {**_CROP, "crop_pos_x": schema.pixel_position, "crop_pos_y": schema.pixel_position},
+        _BY_POSITION.run,
+        _BY_POSITION.extent,
+        ignored_keys={"crop_depth": schema.positive_size(1), "crop_pos_z": schema.number(0)},
+        amd=_CUTTING,
+    ),
+    Operation(
+        "crop",
+        {**_CROP_OF_FN, "crop_pos_x": schema.pixel_position(0.5), "crop_pos_y": schema.pixel_position(0.5)},
+        _BY_POSITION.run,
+        _BY_POSITION.extent,
+        _by_one_size,
+        ignored_keys={**_DEPTH_OF_FN, "crop_pos_z": schema.number(0.5)},
+        amd=_CUTTING,
+    ),
+    Operation("center_crop", _CROP_OF_FN, _CENTRAL.run, _CENTRAL.extent, _by_one_size, ignored_keys=_DEPTH_OF_FN),
+    Operation(
+        "slice",
+        {
+            "anchor": schema.list_of(schema.size, (2,), "places in pixels, [top, left]"),
+            "shape": schema.list_of(schema.positive_size, (2,), "sizes in pixels, [height, width]"),
+            "fill_values": schema.list_of(schema.number, (1,), "number")((0.0,)),
+            # The part outside of the image is an error, the fill value, or left away.
+            "out_of_bounds_policy": schema.choice("ERROR", "PAD", "TRIMTOSHAPE")("ERROR"),
+        },
+        _slice,
+        _slice_extent,
+        default_datatype=DataType.FP32,
+        amd=AmdForm(make=_amd_slice, refusal=_slice_refusal, misfit=_slice_misfit),
+    ),
+    Operation(
+        "CropMirrorNormalize",
+        {**_CROP, "start_x": schema.fraction(0.5), "start_y": schema.fraction(0.5), **NORMALISATION, **MIRROR},
+        _cut_and_normalise,
+        _BY_FRACTION.extent,
+        ignored_keys={"crop_depth": schema.size(1), "start_z": schema.number(0)},
+        channel_keys=("mean", "std_dev"),
+        normalises=True,
+        amd=_NORMALISING,
+    ),
+    Operation(
+        "crop_mirror_normalize",
+        {
+            **_CROP_OF_FN,
+            "crop_pos_x": schema.fraction(0.5),
+            "crop_pos_y": schema.fraction(0.5),
+            **NORMALISATION_OF_FN,
+            **MIRROR_OF_FN,
+        },
+        _cut_and_normalise,
+        _BY_FRACTION.extent,
+        _by_one_size,
+        channel_keys=("mean", "std"),
+        normalises=True,
+        amd=_NORMALISING,
+    ),
+    _stretching(
+        "CropResizeFixed",
+        {
+            **_DESTINATION,
+            "area": schema.area,
+            "aspect_ratio": schema.positive_number,
+            "x_center_drift": schema.fraction,
+            "y_center_drift": schema.fraction,
+        },
+        _AREA,
+        _amd_resize_area,
+    ),
+    _stretching(
+        "resize_crop",
+        {
+            **_DESTINATION_OF_FN,
+            # rocAL draws values that are left out at random.
+            "crop_area_factor": schema.area,
+            "crop_aspect_ratio": schema.positive_number,
+            "x_drift": schema.fraction,
+            "y_drift": schema.fraction,
+        },
+        _AREA,
+        _amd_resize_area,
+    ),
+    _stretching(
+        "ResizeCropMirrorFixed",
+        {**_DESTINATION, "crop_w": schema.size, "crop_h": schema.size, **MIRROR},
+        _CORNER,
+        _amd_resize_corner,
+    ),
+    _stretching(
+        "resize_crop_mirror",
+        {**_DESTINATION_OF_FN, "crop_w": schema.size(0), "crop_h": schema.size(0), **MIRROR_OF_FN},
+        _CORNER,
+        _amd_resize_corner,
+        # rocAL's Python module hands the crop's sides on in the wrong order.
+        arguments=lambda crop_w, crop_h, **others: {"crop_w": crop_h, "crop_h": crop_w, **others},
+    ),
+    _stretching(
+        "roi_resize",
+        {
+            **_DESTINATION_OF_FN,
+            "roi_w": schema.positive_size,
+            "roi_h": schema.positive_size,
+            "roi_pos_x": schema.pixel_position,
+            "roi_pos_y": schema.pixel_position,
+            **INTERPOLATION,
+        },
+        _BY_POSITION,
+        _amd_resize_roi,
+    ),
+)
