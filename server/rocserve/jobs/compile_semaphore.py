@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rocserve.cache.folders import FileLock, make_private, try_lock
@@ -39,21 +39,16 @@ class CompileSemaphore:
         """Wait for a slot and have it. Where no files can be locked, nobody waits. `low_priority`: for what a model
         that serves already still wants. `waiting`: called again and again while all slots are taken; what it raises
         ends the wait."""
-        lock = self._wait(_BESIDE if low_priority else self._names, waiting)
-        if lock is None:
+        with ExitStack() as at_the_end:
+            if lock := self._wait(_BESIDE if low_priority else self._names, waiting):
+                at_the_end.callback(lock.release)
+            if lock and low_priority:
+                hand_on = threading.Timer(self._handed_on_seconds, lock.release)
+                hand_on.daemon = True
+                hand_on.start()
+                at_the_end.callback(hand_on.join)
+                at_the_end.callback(hand_on.cancel)
             yield
-            return
-        hand_on = threading.Timer(self._handed_on_seconds, lock.release)
-        hand_on.daemon = True
-        if low_priority:
-            hand_on.start()
-        try:
-            yield
-        finally:
-            if low_priority:
-                hand_on.cancel()
-                hand_on.join()
-            lock.release()
 
     def _wait(self, names: Sequence[str], waiting: Callable[[], None]) -> FileLock | None:
         try:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -247,38 +248,38 @@ class LoadLimit:
 
     def __init__(self, seconds: float) -> None:
         """`seconds`: 0 = no limit."""
-        self._left = seconds or None
+        self._left = seconds or math.inf
         self._timeout: asyncio.Timeout | None = None
+        """Of the part that goes on."""
         self._compiles = False
-        self._since = 0.0
+        self._counted_from: float | None = None
 
     @contextlib.asynccontextmanager
     async def bounding(self) -> AsyncIterator[None]:
         """A part of the load. Raises: TimeoutError, the time is over; so it is for what follows."""
         async with asyncio.timeout(None) as self._timeout:
-            self._go_on()
+            self._count(not self._compiles)
             try:
                 yield
             finally:
-                self._pause()
+                self._count(False)
                 self._timeout = None
 
     def note(self, doing: str) -> None:
         """The engine says what it is at; "" = nothing that takes long."""
-        self._pause()
         self._compiles = bool(doing)
-        self._go_on()
+        self._count(not self._compiles)
 
-    def _go_on(self) -> None:
-        self._since = asyncio.get_running_loop().time()
-        if self._timeout is not None and self._left is not None and not self._compiles:
-            self._timeout.reschedule(self._since + self._left)
-
-    def _pause(self) -> None:
-        if self._timeout is None or self._left is None or self._compiles or self._timeout.expired():
+    def _count(self, counts: bool) -> None:
+        """Whether the time from now on is counted."""
+        if self._timeout is None:
             return
-        self._left = max(0.0, self._left - (asyncio.get_running_loop().time() - self._since))
-        self._timeout.reschedule(None)
+        now = asyncio.get_running_loop().time()
+        if self._counted_from is not None:
+            self._left = max(0.0, self._left - (now - self._counted_from))
+        self._counted_from = now if counts else None
+        if not self._timeout.expired():
+            self._timeout.reschedule(now + self._left if counts and self._left < math.inf else None)
 
 
 class WorkerSupervisor:
@@ -299,8 +300,6 @@ class WorkerSupervisor:
             same = dataclasses.replace(self._load, verbose=False)
             parts = (to_json(same), to_json(self._options), group.content.encode())
             self._key = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
-        self._launcher = group.launcher
-        self._events = group.events
         self._load_limit = LoadLimit(group.limits.load_seconds)
         self._log = group.log
         self._name = group.name
@@ -325,7 +324,7 @@ class WorkerSupervisor:
         try:
             async with asyncio.timeout(_TAKE_OVER_SECONDS):
                 is_held = self._key and not self._options.shared_worker
-                process = await self._launcher.take_over(self._key, self._options, self._log) if is_held else None
+                process = await self._group.launcher.take_over(self._key, self._options, self._log) if is_held else None
                 if process is not None:
                     return await self._load_by(process)
         except (ServeError, TimeoutError) as error:
@@ -337,24 +336,25 @@ class WorkerSupervisor:
         """`process`: None: another one is started."""
         instances: list[Instance] = []
         self._load_limit = LoadLimit(self._group.limits.load_seconds)
+        group, plan = self._group, self._load.plan
         try:
-            for _ in range(self._load.plan.instance_count):
+            for _ in range(plan.instance_count):
                 instances.append(
                     Instance(
                         self._load.model_name,
-                        self._group.mail,
-                        self._group.inputs,
+                        group.mail,
+                        group.inputs,
                         self._instance_broken,
                         self._log,
-                        self._group.start_call,
-                        self._load.plan.device,
-                        self._load.plan.rate_limiter,
+                        group.start_call,
+                        plan.device,
+                        plan.rate_limiter,
                     )
                 )
             if process is not None:
                 self._worker = await WorkerSession.open(process, instances)
             else:
-                self._worker = await self._launcher.launch(self._options, instances, self._log, self._key)
+                self._worker = await self._group.launcher.launch(self._options, instances, self._log, self._key)
         except BaseException as error:
             if process is not None:
                 process.kill()
@@ -371,19 +371,19 @@ class WorkerSupervisor:
             self._log.info("%s is still loaded", self._name)
         for instance in worker.instances:
             instance.batches_at_once = loaded.batches_at_once
-        self._events.described(loaded.properties)
+        self._group.events.described(loaded.properties)
         return loaded.signature
 
     def _progress(self, worker: WorkerSession, progress: Progress | MetricChanges) -> None:
         if worker is not self._worker:
             return
         if isinstance(progress, MetricChanges):
-            self._events.measured(progress)
+            self._group.events.measured(progress)
             return
         self._load_limit.note(progress.text)
         self._group.worker_progress(self._index, progress.text)
         if progress.properties:
-            self._events.described(progress.properties)
+            self._group.events.described(progress.properties)
 
     async def warm_up(self, message: WarmUp) -> None:
         """Warm the model up; from then on the worker serves, and is restarted when it ends. Raises: ServeError: the
@@ -391,7 +391,6 @@ class WorkerSupervisor:
         await self._warm_up(message)
         self._load = dataclasses.replace(self._load, config=message.config)
         self._supervision = self._loop.create_task(self._supervise(message))
-        self._supervision.add_done_callback(self._supervision_ended)
 
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
         """End the worker after its batches; kill it after `grace_seconds`. `reason`: see WorkerGroup.stop."""
@@ -421,9 +420,9 @@ class WorkerSupervisor:
         async with self._limited_load(worker):
             await worker.warm_up(message)
         for instance in worker.instances:
-            self._events.instance_opened(instance)
+            self._group.events.instance_opened(instance)
         if self._key:
-            self._launcher.keep(worker.process, self._options.shared_worker or self._key)
+            self._group.launcher.keep(worker.process, self._options.shared_worker or self._key)
 
     @contextlib.asynccontextmanager
     async def _limited_load(self, worker: WorkerSession) -> AsyncIterator[None]:
@@ -449,34 +448,32 @@ class WorkerSupervisor:
 
     async def _supervise(self, message: WarmUp) -> None:
         failures = 0
-        while True:
-            worker = self._worker
-            assert worker is not None
-            ready_at = time.monotonic()
-            watch = AnswerWatch(
-                worker.instances,
-                self._group.limits,
-                functools.partial(process_state, worker.process.pid),
-                functools.partial(self._group.worker_silent, self._index),
-                functools.partial(self._hangs, worker),
-            )
-            try:
-                await worker.ended.wait()
-            finally:
-                watch.stop()
-            has_answered = any(instance.has_answered for instance in worker.instances)
-            if has_answered or time.monotonic() - ready_at >= self._group.policy.healthy_seconds:
-                failures = 0
-            self._lose(worker)
-            failures = await self._restart(message, f"{worker.process.title} {worker.process.fate}", failures + 1)
+        try:
+            while worker := self._worker:
+                ready_at = time.monotonic()
+                await self._watch(worker)
+                has_answered = any(instance.has_answered for instance in worker.instances)
+                if has_answered or time.monotonic() - ready_at >= self._group.policy.healthy_seconds:
+                    failures = 0
+                self._lose(worker)
+                failures = await self._restart(message, f"{worker.process.title} {worker.process.fate}", failures + 1)
+        except Exception:
+            self._log.critical("%s is no longer supervised", self._name, exc_info=True)
 
-    def _hangs(self, worker: WorkerSession, reason: str) -> None:
-        """Its process is ended, and started again with all that it serves."""
-        worker.process.end_for(f"{self._name}: {reason}" if self._options.shared_worker else reason)
-
-    def _supervision_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.critical("%s is no longer supervised", self._name, exc_info=error)
+    async def _watch(self, worker: WorkerSession) -> None:
+        """Until it has ended; one that hangs is ended, and with its process all else that this serves."""
+        process, name = worker.process, f"{self._name}: " if self._options.shared_worker else ""
+        watch = AnswerWatch(
+            worker.instances,
+            self._group.limits,
+            functools.partial(process_state, process.pid),
+            functools.partial(self._group.worker_silent, self._index),
+            lambda reason: process.end_for(name + reason),
+        )
+        try:
+            await worker.ended.wait()
+        finally:
+            watch.stop()
 
     def _lose(self, worker: WorkerSession) -> None:
         text = f"{worker.process.title} of {self._name} {worker.process.fate}"
@@ -486,7 +483,7 @@ class WorkerSupervisor:
         reason = unavailable(f"{text}; the model is being restarted")
         for instance in worker.instances:
             instance.stop_taking()
-            self._events.instance_lost(instance, reason)
+            self._group.events.instance_lost(instance, reason)
         self._end_instances(worker.instances, f"{text}; the request was in it; the model is being restarted")
 
     async def _restart(self, message: WarmUp, reason: str, failures: int) -> int:

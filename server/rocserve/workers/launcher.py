@@ -83,165 +83,6 @@ TakeReply = Callable[[messages.Spawned, Sequence[int]], WorkerProcess]
 """Makes a worker of the zygote's reply, and of the descriptors that came with it."""
 
 
-@dataclass(eq=False)
-class ZygoteLink:
-    """`start` needs no asyncio loop; everything else runs on the loop."""
-
-    _preload: Sequence[str]
-    _log: logging.Logger
-    _environment: Mapping[str, str]
-    _answer_seconds: float
-    """How long a zygote may say nothing while something is waited for."""
-    _parent_pipe: int
-    zygote: ZygoteProcess | None
-    """At first that of the server before."""
-    _on_zygote: Callable[[ZygoteProcess], None]
-    """Takes each that is started."""
-    _on_exited: Callable[[messages.Exited], None]
-    """Takes the ends of workers."""
-    _on_gone: Callable[[], None]
-    """Called each time that one has ended."""
-
-    def __post_init__(self) -> None:
-        self._started_at = self._heard_at = time.monotonic()
-        """When the zygote last said something; before `_started_at` while it has not."""
-        self._attached = False
-        self._asked: deque[tuple[asyncio.Future[WorkerProcess], TakeReply]] = deque()
-        """What the zygote is to reply to, in the order of its replies."""
-        self._is_in_turn = self.zygote is None
-        """What comes is for this server, no longer for the one before."""
-
-    def start(self) -> None:
-        """Start a zygote. It imports the modules on its own; messages wait for it meanwhile."""
-        self._started_at, self._heard_at = time.monotonic(), 0.0
-        self.zygote = ZygoteProcess.start(self._preload, self._parent_pipe, self._environment)
-        self._on_zygote(self.zygote)
-
-    def send(self, message: Any) -> None:
-        """Lost where there is no zygote, or it takes nothing now."""
-        if self.zygote is not None:
-            with suppress(OSError):
-                self.zygote.connection.send(messages.encode_message(message), socket.MSG_DONTWAIT)
-
-    async def ask(self, message: Any, descriptors: Sequence[int], take: TakeReply) -> WorkerProcess:
-        """The worker that `take` makes of the reply, as soon as that has come: the next message may be that it has
-        exited. When cancelled, none is left. Raises: ConnectionResetError: the zygote has ended; ServeError: INTERNAL,
-        the worker could not be started."""
-        answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
-        try:
-            await self._send(messages.encode_message(message), descriptors)
-            self._asked.append((answer, take))
-            asked_at = time.monotonic()
-            while not answer.done():
-                left = max(asked_at, self._heard_at) + self._answer_seconds - time.monotonic()
-                if left > 0:
-                    await asyncio.wait((answer,), timeout=left)
-                else:
-                    self._give_up()
-            return answer.result()
-        except asyncio.CancelledError:
-            if not answer.cancel() and answer.exception() is None:
-                answer.result().kill()
-            raise
-
-    async def _send(self, message: bytes, descriptors: Sequence[int]) -> None:
-        asked_at = time.monotonic()
-        while True:
-            try:
-                # A zygote that stands still must not keep the loop waiting.
-                send_with_descriptors(self._attach(), message, descriptors, socket.MSG_DONTWAIT)
-                return
-            except BlockingIOError:
-                if time.monotonic() - max(asked_at, self._heard_at) > self._answer_seconds:
-                    self._give_up()
-                else:
-                    await asyncio.sleep(_FULL_SECONDS)
-            except ConnectionError:
-                self._gone()
-
-    def _attach(self) -> socket.socket:
-        """The connection to a zygote, watched by the running loop."""
-        if self.zygote is None:
-            self.start()
-        assert self.zygote is not None
-        connection = self.zygote.connection
-        if not self._attached:
-            self._attached = True
-            asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
-        return connection
-
-    def _give_up(self) -> None:
-        """It has not answered in time."""
-        self._log.error(
-            "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
-            self._answer_seconds,
-        )
-        if self._heard_at < self._started_at:
-            # It may be an import that does not end.
-            self._do_without_preload()
-        self._gone()
-
-    def end(self) -> str:
-        """Kill it; how it has ended."""
-        zygote, self.zygote = self.zygote, None
-        if zygote is None:
-            return ""
-        if self._attached:
-            asyncio.get_running_loop().remove_reader(zygote.connection)
-        self._attached = False
-        return zygote.end()
-
-    def _on_readable(self, connection: socket.socket) -> None:
-        try:
-            data, descriptors = receive_with_descriptors(connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS)
-        except ConnectionError:
-            data, descriptors = b"", []
-        if not data:
-            self._gone()
-            return
-        self._heard_at = time.monotonic()
-        match messages.decode_message(data):
-            case messages.NewServer():
-                self._is_in_turn = True
-            case messages.Exited() as exited:
-                self._on_exited(exited)
-            case messages.Spawned() | messages.SpawnFailed() as reply:
-                self._take_reply(reply, descriptors)
-
-    def _take_reply(self, reply: messages.Spawned | messages.SpawnFailed, descriptors: Sequence[int]) -> None:
-        if self._is_in_turn and not (asked := self._asked.popleft())[0].done():
-            answer, take = asked
-            if isinstance(reply, messages.Spawned):
-                answer.set_result(take(reply, descriptors))
-            else:
-                answer.set_exception(internal(reply.reason))
-            return
-        # Nobody waits any more. A pidfd comes alone, or behind two others.
-        if isinstance(reply, messages.Spawned):
-            kill(reply.pid, descriptors[-1] if len(descriptors) % 2 else None)
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-    def _do_without_preload(self) -> None:
-        if self._preload:
-            self._log.error("the next zygote does without importing %s ahead", ", ".join(self._preload))
-            self._preload = ()
-
-    def _gone(self) -> None:
-        if self.zygote is None:
-            return
-        is_own = self.zygote.process is not None
-        end = self.end()
-        self._log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
-        if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
-            self._do_without_preload()
-        asked, self._asked, self._is_in_turn = self._asked, deque(), True
-        for answer, _ in asked:
-            if not answer.done():
-                answer.set_exception(ConnectionResetError("the zygote has ended"))
-        self._on_gone()
-
-
 _LAUNCH_ATTEMPTS = 3
 _ANSWER_SECONDS = 60.0
 """How long the zygote may say nothing while a worker is waited for. It takes milliseconds for one; its imports, which
@@ -286,17 +127,17 @@ class WorkerLauncher:
             # Workers open it anew, other users' as well (core/exit_with_parent.py).
             os.fchmod(parent_pipe, 0o444)
         self._parent_pipe = parent_pipe
-        self._link = ZygoteLink(
-            preload,
-            log,
-            worker_environment(os.environ, self.settings),
-            answer_seconds,
-            parent_pipe,
-            zygote,
-            on_zygote,
-            self._on_exited,
-            self._zygote_gone,
-        )
+        self._preload = preload
+        self._answer_seconds = answer_seconds
+        self._on_zygote = on_zygote
+        self.zygote = zygote
+        self._started_at = self._heard_at = time.monotonic()
+        """When the zygote last said something; before `_started_at` while it has not."""
+        self._attached = False
+        self._asked: deque[tuple[asyncio.Future[WorkerProcess], TakeReply]] = deque()
+        """What the zygote is to reply to, in the order of its replies."""
+        self._is_in_turn = zygote is None
+        """What comes is for this server, no longer for the one before."""
         self._may_take_over = zygote is not None
         self._taken_groups: set[str] = set()
         """The cgroups' folders of the workers that were taken over."""
@@ -312,10 +153,10 @@ class WorkerLauncher:
 
     def start(self) -> None:
         """Start the zygote, unless there is one. It imports the modules on its own; a launch meanwhile waits for it."""
-        if self._link.zygote is not None:
-            self._link.send(messages.NewServer())
+        if self.zygote is not None:
+            self._tell(messages.NewServer())
         else:
-            self._link.start()
+            self._start_zygote()
 
     async def launch(
         self, options: messages.LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
@@ -377,7 +218,7 @@ class WorkerLauncher:
             descriptors = (output_writer, peer.fileno(), reception.fileno(), output_reader)
             for _ in range(_LAUNCH_ATTEMPTS):
                 with suppress(ConnectionResetError):
-                    return await self._link.ask(spawn, descriptors, add)
+                    return await self._ask(spawn, descriptors, add)
             raise internal("the zygote, which starts workers, ends again and again; see the server's log")
         finally:
             os.close(output_writer)
@@ -402,7 +243,7 @@ class WorkerLauncher:
 
         if self._may_take_over:
             with suppress(ConnectionResetError, ServeError):
-                return await self._link.ask(messages.TakeOver(key), (), add)
+                return await self._ask(messages.TakeOver(key), (), add)
         return None
 
     def _bounded(self, options: messages.LaunchOptions) -> WorkerSettings:
@@ -435,7 +276,7 @@ class WorkerLauncher:
     def keep(self, worker: WorkerProcess, key: str) -> None:
         """Have a worker that serves held for the server that may come after this one."""
         # What the zygote does not hear of is loaded anew then.
-        self._link.send(messages.Keep(worker.pid, key))
+        self._tell(messages.Keep(worker.pid, key))
 
     def end_kept(self) -> None:
         """Workers and sessions of the server before that have not been taken over by now are ended: their models are
@@ -443,7 +284,7 @@ class WorkerLauncher:
         if not self._may_take_over:
             return
         self._may_take_over = False
-        self._link.send(messages.EndLeft())
+        self._tell(messages.EndLeft())
         for process in self._shared.values():
             with suppress(OSError):
                 process.reception.send(messages.LEFT_END, socket.MSG_DONTWAIT)
@@ -455,21 +296,147 @@ class WorkerLauncher:
         """Have all workers write details to the log, or none, from now on."""
         for worker in self._workers.values():
             for session in worker.sessions:
-                session.set_verbose(verbose)
+                session.send(messages.Verbosity(verbose))
 
     async def close(self) -> None:
         """End the zygote; the workers are to have been stopped."""
         await self._watch.close()
-        self._link.end()
+        self._end_zygote()
         if self._parent_pipe_writer is not None:
             os.close(self._parent_pipe_writer)
             os.close(self._parent_pipe)
 
-    def _on_exited(self, exited: messages.Exited) -> None:
-        if (worker := self._workers.pop(exited.pid, None)) is not None:
-            worker.has_exited(exited.wait_status)
+    # The zygote
 
-    def _zygote_gone(self) -> None:
+    def _start_zygote(self) -> None:
+        self._started_at, self._heard_at = time.monotonic(), 0.0
+        environment = worker_environment(os.environ, self.settings)
+        self.zygote = ZygoteProcess.start(self._preload, self._parent_pipe, environment)
+        self._on_zygote(self.zygote)
+
+    def _tell(self, message: Any) -> None:
+        """Lost where there is no zygote, or it takes nothing now."""
+        if self.zygote is not None:
+            with suppress(OSError):
+                self.zygote.connection.send(messages.encode_message(message), socket.MSG_DONTWAIT)
+
+    async def _ask(self, message: Any, descriptors: Sequence[int], take: TakeReply) -> WorkerProcess:
+        """The worker that `take` makes of the reply, as soon as that has come: the next message may be that it has
+        exited. When cancelled, none is left. Raises: ConnectionResetError: the zygote has ended; ServeError: INTERNAL,
+        the worker could not be started."""
+        answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(messages.encode_message(message), descriptors)
+            self._asked.append((answer, take))
+            asked_at = time.monotonic()
+            while not answer.done():
+                left = max(asked_at, self._heard_at) + self._answer_seconds - time.monotonic()
+                if left > 0:
+                    await asyncio.wait((answer,), timeout=left)
+                else:
+                    self._give_up()
+            return answer.result()
+        except asyncio.CancelledError:
+            if not answer.cancel() and answer.exception() is None:
+                answer.result().kill()
+            raise
+
+    async def _send(self, message: bytes, descriptors: Sequence[int]) -> None:
+        asked_at = time.monotonic()
+        while True:
+            try:
+                # A zygote that stands still must not keep the loop waiting.
+                send_with_descriptors(self._attach(), message, descriptors, socket.MSG_DONTWAIT)
+                return
+            except BlockingIOError:
+                if time.monotonic() - max(asked_at, self._heard_at) > self._answer_seconds:
+                    self._give_up()
+                else:
+                    await asyncio.sleep(_FULL_SECONDS)
+            except ConnectionError:
+                self._gone()
+
+    def _attach(self) -> socket.socket:
+        """The connection to a zygote, watched by the running loop."""
+        if self.zygote is None:
+            self._start_zygote()
+        assert self.zygote is not None
+        connection = self.zygote.connection
+        if not self._attached:
+            self._attached = True
+            asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
+        return connection
+
+    def _give_up(self) -> None:
+        """It has not answered in time."""
+        self._log.error(
+            "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
+            self._answer_seconds,
+        )
+        if self._heard_at < self._started_at:
+            # It may be an import that does not end.
+            self._do_without_preload()
+        self._gone()
+
+    def _end_zygote(self) -> str:
+        """Kill it; how it has ended."""
+        zygote, self.zygote = self.zygote, None
+        if zygote is None:
+            return ""
+        if self._attached:
+            asyncio.get_running_loop().remove_reader(zygote.connection)
+        self._attached = False
+        return zygote.end()
+
+    def _on_readable(self, connection: socket.socket) -> None:
+        try:
+            data, descriptors = receive_with_descriptors(connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS)
+        except ConnectionError:
+            data, descriptors = b"", []
+        if not data:
+            self._gone()
+            return
+        self._heard_at = time.monotonic()
+        match messages.decode_message(data):
+            case messages.NewServer():
+                self._is_in_turn = True
+            case messages.Exited(pid, wait_status):
+                if (worker := self._workers.pop(pid, None)) is not None:
+                    worker.has_exited(wait_status)
+            case messages.Spawned() | messages.SpawnFailed() as reply:
+                self._take_reply(reply, descriptors)
+
+    def _take_reply(self, reply: messages.Spawned | messages.SpawnFailed, descriptors: Sequence[int]) -> None:
+        if self._is_in_turn and not (asked := self._asked.popleft())[0].done():
+            answer, take = asked
+            if isinstance(reply, messages.Spawned):
+                answer.set_result(take(reply, descriptors))
+            else:
+                answer.set_exception(internal(reply.reason))
+            return
+        # Nobody waits any more. A pidfd comes alone, or behind two others.
+        if isinstance(reply, messages.Spawned):
+            kill(reply.pid, descriptors[-1] if len(descriptors) % 2 else None)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _do_without_preload(self) -> None:
+        if self._preload:
+            self._log.error("the next zygote does without importing %s ahead", ", ".join(self._preload))
+            self._preload = ()
+
+    def _gone(self) -> None:
+        if self.zygote is None:
+            return
+        is_own = self.zygote.process is not None
+        end = self._end_zygote()
+        self._log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
+        if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
+            self._do_without_preload()
+        asked, self._asked, self._is_in_turn = self._asked, deque(), True
+        for answer, _ in asked:
+            if not answer.done():
+                answer.set_exception(ConnectionResetError("the zygote has ended"))
         # Workers that it has held have noticed, and end.
         self.end_kept()
         workers, self._workers = self._workers, {}

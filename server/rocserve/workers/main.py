@@ -31,6 +31,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import cast
 
+from rocserve.backends.base import model_properties
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.exit_with_parent import exit_with_parent
@@ -43,6 +44,7 @@ from rocserve.workers.isolation import hide_memory
 from rocserve.workers.model_service import ModelService, RequestService, TensorService
 from rocserve.workers.worker_end import error_text
 
+_LOG = logging.getLogger("rocserve.worker")
 _SERVER_LOG = "rocserve"
 """The logger above all of the server's own."""
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -53,15 +55,11 @@ _OOM_SCORE = 300
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry of a worker that was started by exec: the title, the parent's pipe, the reception."""
+    """Be a worker until the server says so, or is gone and no other comes; the exit status. Arguments: the title, the
+    parent's pipe, the reception."""
     title, parent_pipe, reception = arguments[0], *map(int, arguments[1:])
     for descriptor in (parent_pipe, reception):
         os.set_inheritable(descriptor, False)
-    return run(title, parent_pipe, reception)
-
-
-def run(title: str, parent_pipe: int, reception: int) -> int:
-    """Be a worker until the server says so, or is gone and no other comes; the exit status."""
     _become(title)
     kept = exit_with_parent(parent_pipe)
     # Python's own standard streams lead to the server's log, line by line.
@@ -69,7 +67,7 @@ def run(title: str, parent_pipe: int, reception: int) -> int:
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     _open_log()
     try:
-        return Worker(socket.socket(fileno=reception), logging.getLogger("rocserve.worker")).run()
+        return Worker(socket.socket(fileno=reception)).run()
     except (EOFError, ConnectionError):
         return 0
     finally:
@@ -79,9 +77,8 @@ def run(title: str, parent_pipe: int, reception: int) -> int:
 class Worker:
     """Takes the messages of its reception."""
 
-    def __init__(self, reception: socket.socket, log: logging.Logger) -> None:
+    def __init__(self, reception: socket.socket) -> None:
         self._reception = reception
-        self.log = log
         self.guard = FaultGuard()
         self._sessions: set[Session] = set()
         """Of a process that is shared."""
@@ -156,7 +153,6 @@ class Session:
         """... and with it what was under way."""
         self._handed: SimpleQueue[Sequence[socket.socket]] = SimpleQueue()
         """The sockets of the next server; none = no server wants it."""
-        self._log = worker.log
         self._control = ControlSocket(sockets[0])
         self._instances = sockets[1:]
         self._service: ModelService | None = None
@@ -176,13 +172,11 @@ class Session:
                 # Before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.plan.cores)
             service = self._service = (
-                RequestService(
-                    load, self._instances[0], self._report, self._send_metrics, self._log, self._worker.guard
-                )
+                RequestService(load, self._instances[0], self._report, _LOG, self._worker.guard, self._send_metrics)
                 if load.answers_requests
-                else TensorService(load, self._instances, self._report, self._log, self._worker.guard)
+                else TensorService(load, self._instances, self._report, _LOG, self._worker.guard)
             )
-            loaded = messages.Loaded(service.signature, dict(service.properties), service.batches_at_once)
+            loaded = messages.Loaded(service.model.signature, self._properties(), service.batches_at_once)
         except BaseException as error:
             return self._fail("load", error, load)
         self._control.send(loaded)
@@ -202,12 +196,16 @@ class Session:
                     self._control.send_later(self._reported)
         return 0
 
+    def _properties(self) -> dict[str, str]:
+        """How the engine runs the model; none before it is loaded."""
+        return dict(model_properties(self._service.model)) if self._service is not None else {}
+
     def _report(self, text: str) -> None:
         """What the engine says while it works, on its way to the server; see backends.base.ModelSource."""
         line = " ".join(text.split())
         if len(line) > _LONGEST_REPORT:
             line = f"{line[: _LONGEST_REPORT - 3]}..."
-        progress = messages.Progress(line, dict(self._service.properties) if self._service is not None else {})
+        progress = messages.Progress(line, self._properties())
         if progress != self._reported:
             self._reported = progress
             self._control.send_later(progress)
@@ -216,7 +214,7 @@ class Session:
         """Let go of the model, and close the sockets, by which the server knows."""
         try:
             if self._service is not None:
-                self._service.close()
+                self._service.model.close()
         finally:
             for connection in self._instances:
                 connection.close()
@@ -256,12 +254,13 @@ class Session:
         else:
             sockets = self._worker.receive()[1]
         control, *instances = sockets
-        self._control.renew(control)
+        self._control.close()
+        self._control = ControlSocket(control)
         load = self._receive()
         assert isinstance(load, messages.Load)
         self._worker.set_verbose(load.verbose)
         service.renew(instances)
-        self._control.send(replace(loaded, properties=dict(service.properties), was_kept=True))
+        self._control.send(replace(loaded, properties=self._properties(), was_kept=True))
         self._receive()  # messages.WarmUp: it is warm.
 
     def _send_metrics(self, changes: MetricChanges) -> None:
@@ -293,10 +292,10 @@ class Session:
             # Its text is the reason, which the server logs. Where an exception of the engine's or the model's led to
             # it, that has the places.
             level = logging.ERROR if error.__cause__ is not None else logging.DEBUG
-            self._log.log(level, "the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
+            _LOG.log(level, "the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
             self._control.send(messages.LoadFailed(int(error.code), error.text))
         else:
-            self._log.error("the model failed to %s", action, exc_info=error)
+            _LOG.error("the model failed to %s", action, exc_info=error)
             self._control.send(messages.LoadFailed(int(StatusCode.INTERNAL), error_text(error)))
         return 1
 
@@ -321,32 +320,12 @@ class ControlSocket:
     def send_later(self, progress: messages.Progress) -> None:
         """Never waits for the server: what there is no room for goes with the next message, unless that is a newer
         Progress. Without a server it is for nobody."""
-        frame = messages.encode_frame(progress)
-        with self._lock:
-            try:
-                if self._rest:
-                    self._rest = self._send_at_once(self._rest)
-                if self._rest:
-                    self._waiting = frame
-                else:
-                    self._waiting = b""
-                    self._rest = self._send_at_once(frame)
-            except OSError:
-                pass
-
-    def _send_at_once(self, data: bytes) -> bytes:
-        """What there was no room for."""
-        try:
-            return data[self._connection.send(data, socket.MSG_DONTWAIT) :]
-        except BlockingIOError:
-            return data
-
-    def renew(self, connection: socket.socket) -> None:
-        """Talk to another server."""
-        with self._lock:
-            self._connection.close()
-            self._connection = connection
-            self._rest = self._waiting = b""
+        with self._lock, suppress(OSError):
+            self._waiting = messages.encode_frame(progress)
+            self._rest = self._rest[self._connection.send(self._rest, socket.MSG_DONTWAIT) :]
+            if not self._rest:
+                self._rest, self._waiting = self._waiting, b""
+                self._rest = self._rest[self._connection.send(self._rest, socket.MSG_DONTWAIT) :]
 
     def close(self) -> None:
         with self._lock:

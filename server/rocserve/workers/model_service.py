@@ -10,8 +10,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from rocserve.backends.base import (
     LoadedModel,
     ModelSource,
     model_executions,
-    model_properties,
     model_reads_files,
 )
 from rocserve.backends.request_model import (
@@ -37,14 +37,13 @@ from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import begin_requests, end_requests
-from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, separate
 from rocserve.workers.entries import NO_DETAILS, read_details
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.result_writer import NO_ROOM, ResultWriter, answer_results
-from rocserve.workers.warmup import warm_up_batches, with_ragged_shapes
+from rocserve.workers.warmup import warm_up_samples, with_ragged_shapes
 from rocserve.workers.worker_end import (
     BackChannel,
     BatchedResponder,
@@ -63,20 +62,13 @@ class ModelService(ABC):
 
     batches_at_once = 1
     """See Loaded."""
+    model: LoadedModel | RequestModel
 
-    def __init__(self, model: LoadedModel | RequestModel, load: Load, log: logging.Logger) -> None:
-        self._loaded = model
-        self._model_folder = Path(load.model_folder)
+    def __init__(self, load: Load, log: logging.Logger, guard: FaultGuard) -> None:
+        """`guard`: the process's."""
+        self._load = load
         self._log = log
-
-    @property
-    def signature(self) -> Signature:
-        return self._loaded.signature
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """See backends.base.model_properties; read from any thread."""
-        return model_properties(self._loaded)
+        self._guard = guard
 
     @abstractmethod
     def warm_up(self, message: WarmUp) -> None:
@@ -91,13 +83,33 @@ class ModelService(ABC):
     def renew(self, instances: Sequence[socket.socket]) -> None:
         """Serve on other sockets from now on; before `serve`."""
 
-    def close(self) -> None:
-        self._loaded.close()
+    def _source(self, report: Callable[[str], None]) -> ModelSource:
+        """The model as it is described to the engine. `report`: see ModelSource."""
+        load = self._load
+        return ModelSource(
+            name=load.model_name,
+            version=load.version,
+            model_folder=Path(load.model_folder),
+            version_folder=Path(load.version_folder),
+            model_file=Path(load.model_file),
+            config=load.config,
+            instance_kind=load.plan.kind,
+            device=load.plan.device,
+            instance_count=load.plan.instance_count,
+            memory_bytes=load.memory_bytes,
+            shares_process=load.shares_process,
+            settings=load.settings,
+            report=report,
+        )
 
-    def _run_instance(self, run: Callable[[], None]) -> None:
-        """Take batches until the server closes the connection, or the end is stopped."""
+    def _samples(self, message: WarmUp) -> list[Batch]:
+        return [batch for _, batch in warm_up_samples(message.config, Path(self._load.model_folder))]
+
+    @contextmanager
+    def _running_instance(self) -> Iterator[None]:
+        """Batches are taken until the server closes the connection, or the end is stopped."""
         try:
-            run()
+            yield
         except ServerGone:
             pass
         except BaseException:
@@ -115,25 +127,6 @@ def serve_error(error: BaseException, log: logging.Logger) -> ServeError:
     return ServeError(StatusCode.INTERNAL, error_text(error))
 
 
-def model_source(load: Load, report: Callable[[str], None]) -> ModelSource:
-    """The model that an engine is to load, as it is described to the engine."""
-    return ModelSource(
-        name=load.model_name,
-        version=load.version,
-        model_folder=Path(load.model_folder),
-        version_folder=Path(load.version_folder),
-        model_file=Path(load.model_file),
-        config=load.config,
-        instance_kind=load.plan.kind,
-        device=load.plan.device,
-        instance_count=load.plan.instance_count,
-        memory_bytes=load.memory_bytes,
-        shares_process=load.shares_process,
-        settings=load.settings,
-        report=report,
-    )
-
-
 class TensorService(ModelService):
     """A model that computes on tensors. Each instance has a thread; they share the model."""
 
@@ -145,19 +138,16 @@ class TensorService(ModelService):
         log: logging.Logger,
         guard: FaultGuard,
     ) -> None:
-        """`report`: see backends.base.ModelSource. `guard`: the process's. Raises: ServeError or any exception: the
-        model cannot be loaded."""
+        """`report`: see backends.base.ModelSource. Raises: ServeError or any exception: the model cannot be loaded."""
+        super().__init__(load, log, guard)
         self._instances = instances
-        self._guard = guard
-        self._model: LoadedModel = importlib.import_module(load.engine).load(model_source(load, report))
-        super().__init__(self._model, load, log)
+        self.model: LoadedModel = importlib.import_module(load.engine).load(self._source(report))
         self._config = load.config
         self._is_alone = len(instances) == 1 and not load.shares_process
-        self.batches_at_once = len(model_executions(self._model))
+        self.batches_at_once = len(model_executions(self.model))
 
     def warm_up(self, message: WarmUp) -> None:
-        samples = warm_up_batches(message.config, self._model_folder)
-        self._model.warm_up([with_ragged_shapes(sample, message.config) for sample in samples])
+        self.model.warm_up([with_ragged_shapes(sample, message.config) for sample in self._samples(message)])
         self._config = message.config
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
@@ -182,7 +172,8 @@ class TensorService(ModelService):
         self._instances = instances
 
     def _execute(self, end: WorkerEnd) -> None:
-        self._run_instance(lambda: TensorExecutor(end, self._model, self._config, self._log).run())
+        with self._running_instance():
+            TensorExecutor(end, self.model, self._config, self._log).run()
         end.close()
 
 
@@ -330,33 +321,32 @@ class RequestService(ModelService):
         load: Load,
         connection: socket.socket,
         report: Callable[[str], None],
-        send_metrics: Callable[[MetricChanges], None],
         log: logging.Logger,
         guard: FaultGuard,
+        send_metrics: Callable[[MetricChanges], None],
     ) -> None:
         """`report`: see backends.base.ModelSource. `send_metrics`: see backends.request_model.RequestModelSource.
-        `guard`: the process's. Raises: ServeError or any exception: the model cannot be loaded."""
-        self._guard = guard
+        Raises: ServeError or any exception: the model cannot be loaded."""
+        super().__init__(load, log, guard)
         self._end = WorkerEnd(connection, guard)
         self._back = BackChannel(self._end, log)
         self._back.start()
         source = RequestModelSource(
-            model_source(load, report), load.config_json, self._back, load.plan.instance_name, send_metrics
+            self._source(report), load.config_json, self._back, load.plan.instance_name, send_metrics
         )
-        self._model: RequestModel = importlib.import_module(load.engine).load(source)
-        super().__init__(self._model, load, log)
+        self.model: RequestModel = importlib.import_module(load.engine).load(source)
 
     def warm_up(self, message: WarmUp) -> None:
-        self._model.initialize(message.config, message.config_json)
-        for batch in warm_up_batches(message.config, self._model_folder):
+        self.model.initialize(message.config, message.config_json)
+        for batch in self._samples(message):
             responders = [_SampleResponder() for _ in batch.request_sizes]
             requests = [
                 ModelRequest(inputs, batch.requested_outputs, responder)
                 for inputs, responder in zip(separate(batch), responders, strict=True)
             ]
             # The last answer to each counts; one that is wanted again has run for once.
-            for answer, responder in zip(self._model.execute(requests), responders, strict=True):
-                last = answer if answer is not None else responder.wait()
+            for answer, responder in zip(self.model.execute(requests), responders, strict=True):
+                last = answer if answer is not None else responder.ended.result()
                 if isinstance(last, ServeError):
                     raise last
 
@@ -371,7 +361,9 @@ class RequestService(ModelService):
         control = threading.Thread(target=stop, name="control", daemon=True)
         control.start()
         ready()
-        self._run_instance(self._run_batches)
+        with self._running_instance():
+            for batch in self._end.batches():
+                self._run_batch(batch)
         # Where the server is gone, the connection may have closed first.
         control.join()
         return is_wanted
@@ -382,10 +374,6 @@ class RequestService(ModelService):
         self._end = WorkerEnd(instances[0], self._guard)
         self._back.renew(self._end)
         self._back.start()
-
-    def _run_batches(self) -> None:
-        for batch in self._end.batches():
-            self._run_batch(batch)
 
     def _run_batch(self, received: ReceivedBatch) -> None:
         input_end = output_start = received.taken_ns
@@ -440,7 +428,7 @@ class RequestService(ModelService):
         """What the model gives, an error for each request where it raises."""
         token = begin_requests(tuple([request.id for request in requests]))
         try:
-            answers = self._model.execute(requests)
+            answers = self.model.execute(requests)
             if len(answers) != len(requests):
                 raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} requests")
         except BaseException as error:
@@ -456,18 +444,14 @@ class _SampleResponder:
     is_cancelled = False
 
     def __init__(self) -> None:
-        self._ended = threading.Event()
+        self.ended: Future[Answer | None] = Future()
         self._answer: Answer | None = None
 
     def send(self, answer: Answer | None, final: bool) -> None:
-        if self._ended.is_set():
+        if self.ended.done():
             raise RuntimeError("the final response to this request has been sent before")
         # An error is what counts, wherever it stands among the responses.
         if not isinstance(self._answer, ServeError):
             self._answer = answer
         if final:
-            self._ended.set()
-
-    def wait(self) -> Answer | None:
-        self._ended.wait()
-        return self._answer
+            self.ended.set_result(self._answer)

@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
@@ -44,7 +44,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self.exited = asyncio.Event()
         self._is_killed = False
-        self._end = ""
+        self._end = "no exit status"
         self._broken = ""
         self._fault = ""
         self._status_timer: asyncio.TimerHandle | None = None
@@ -57,8 +57,7 @@ class WorkerProcess:
     @property
     def reason(self) -> str:
         """How it ended, "killed by signal 9", "exited with status 3", and, where that is known, why."""
-        end = self._end or "no exit status"
-        return f"{self._broken}; {end}" if self._broken else end
+        return f"{self._broken}; {self._end}" if self._broken else self._end
 
     @property
     def fate(self) -> str:
@@ -119,10 +118,10 @@ class WorkerProcess:
         """It is gone; None = nobody knows how."""
         if self.exited.is_set():
             return
-        code = 0 if wait_status is None else os.waitstatus_to_exitcode(wait_status)
-        self._end = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
-        if wait_status is None:
-            self._end = "its exit status is not known"
+        self._end = "its exit status is not known"
+        if wait_status is not None:
+            code = os.waitstatus_to_exitcode(wait_status)
+            self._end = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
         if self._group is not None:
             # What the kernel has ended it for; and what it leaves behind ends.
             if not self._fault and (excess := self._group.excess()):
@@ -213,10 +212,6 @@ class WorkerSession:
 
     # Control messages
 
-    def set_verbose(self, verbose: bool) -> None:
-        """Have it write details to the log, or none, from now on."""
-        self._send(messages.Verbosity(verbose))
-
     async def load(
         self, message: messages.Load, on_progress: Callable[[messages.Progress | MetricChanges], None]
     ) -> messages.Loaded:
@@ -236,7 +231,7 @@ class WorkerSession:
         self._is_unloading = True
         for instance in self.instances:
             instance.stop_taking()
-        self._send(messages.Unload())
+        self.send(messages.Unload())
         try:
             async with asyncio.timeout(grace_seconds):
                 await self.ended.wait()
@@ -257,7 +252,7 @@ class WorkerSession:
         reply = self._reply = self._loop.create_future()
         ended = asyncio.ensure_future(self.ended.wait())
         try:
-            self._send(message)
+            self.send(message)
             await asyncio.wait((reply, ended), return_when=asyncio.FIRST_COMPLETED)
             if not reply.done() or reply.exception() is not None:
                 # It may have replied before it ended; its control socket closes a moment before its status is known.
@@ -270,12 +265,12 @@ class WorkerSession:
             self._reply = None
         answer = reply.result()
         if isinstance(answer, messages.LoadFailed):
-            raise ServeError(messages.status_code(answer.code), answer.reason)
+            raise ServeError(messages.status_code(answer.code), answer.reason[: messages.LONGEST_TEXT])
         if not isinstance(answer, expected):
             raise internal(f"the worker answered with {type(answer).__name__}")
         return answer
 
-    def _send(self, message: messages.ControlMessage) -> None:
+    def send(self, message: messages.ControlMessage) -> None:
         """Never waits for the worker."""
         self._writer.write(messages.encode_frame(message))
 
@@ -311,18 +306,13 @@ class WorkerSession:
 
     def _received(self, message: messages.ControlMessage | messages.ZygoteMessage) -> None:
         """Raises: ValueError: it is none of a worker's."""
-        match message:
-            case messages.Progress(text, properties):
-                message = messages.Progress(text[: messages.LONGEST_TEXT], properties)
-            case messages.LoadFailed(code, reason):
-                message = messages.LoadFailed(code, reason[: messages.LONGEST_TEXT])
-            case MetricChanges() | messages.Loaded() | messages.WarmedUp():
-                pass
-            case _:
-                raise ValueError(f"a {type(message).__name__}, which only the server says")
+        if isinstance(message, messages.Progress):
+            message = replace(message, text=message.text[: messages.LONGEST_TEXT])
         if isinstance(message, messages.Progress | MetricChanges):
             if self._on_progress is not None:
                 self._on_progress(message)
+        elif not isinstance(message, messages.Loaded | messages.LoadFailed | messages.WarmedUp):
+            raise ValueError(f"a {type(message).__name__}, which only the server says")
         elif self._reply is not None and not self._reply.done():
             self._reply.set_result(message)
 
@@ -331,7 +321,7 @@ class WorkerSession:
         in flight."""
         if self.process.group_name:
             # Else the session would wait for another server.
-            self._send(messages.Unload())
+            self.send(messages.Unload())
             self.end()
         if self.process.sessions in ([], [self]):
             self.process.kill()
@@ -349,8 +339,5 @@ class WorkerSession:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         self.process.sessions.remove(self)
-        if self.process.has_ended:
-            # What it has sent before is read yet.
-            self._loop.call_later(_STATUS_WAIT_SECONDS, self._writer.transport.abort)
-        else:
-            self._writer.transport.abort()
+        # What a process has sent before its end is read yet.
+        self._loop.call_later(_STATUS_WAIT_SECONDS * self.process.has_ended, self._writer.transport.abort)

@@ -29,11 +29,6 @@ _LAST_CHECKS = 10
 """At the end of the server: what was killed takes a moment to end."""
 _LONGEST_STAT = 1024
 """Bytes of /proc/PID/stat: some fifty numbers."""
-_KIB = 1024
-_COUNTED_MEMORY = ("RssAnon:", "RssShmem:", "VmSwap:")
-"""Of /proc/PID/status: memory that is not merely a copy of a file."""
-_COUNTED_SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
-"""The same of /proc/PID/smaps_rollup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,6 @@ class _Grouped:
     group: ControlGroup
     worker: WorkerProcess | None
     """None: nobody waits for it any more."""
-    is_over: bool = False
 
 
 class ResourceWatch:
@@ -138,15 +132,14 @@ class ResourceWatch:
 def _group_goes_on(grouped: _Grouped) -> bool:
     """Whether a cgroup is still there."""
     worker, group = grouped.worker, grouped.group
-    if worker is None or worker.has_ended:
-        # Each time: what was about to enter may be in it only now.
-        group.kill()
-        return not group.remove()
-    if not grouped.is_over and (excess := group.excess()):
-        grouped.is_over = True
+    if worker is not None and not worker.has_ended:
+        if not (excess := group.excess()):
+            return True
         worker.end_for(excess)
-        group.kill()
-    return True
+        grouped.worker = None
+    # Each time: what was about to enter may be in it only now.
+    group.kill()
+    return not group.remove()
 
 
 def _stop(watched: _Watched) -> None:
@@ -208,23 +201,21 @@ def _excess(watched: _Watched, own: Sequence[Process]) -> str:
 
 def memory_bytes(pid: int) -> int:
     """What a process has of memory and of swap, files left out; 0 when it has ended."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return _sum(Path(f"/proc/{pid}/status"), _COUNTED_MEMORY)
-    return 0
+    return _sum(pid, "status", ("RssAnon:", "RssShmem:", "VmSwap:")) or 0
 
 
 def share_bytes(pid: int) -> int:
     """The same with pages that several processes have divided between them; without, where only root may see that."""
-    try:
-        return _sum(Path(f"/proc/{pid}/smaps_rollup"), _COUNTED_SHARES)
-    except OSError:
-        return memory_bytes(pid)
+    shares = _sum(pid, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
+    return memory_bytes(pid) if shares is None else shares
 
 
-def _sum(file: Path, names: tuple[str, ...]) -> int:
-    """In bytes, of lines "Name:   123 kB"."""
-    lines = file.read_text(errors="replace").splitlines()
-    return sum(int(line.split()[1]) * _KIB for line in lines if line.startswith(names))
+def _sum(pid: int, file: str, names: tuple[str, ...]) -> int | None:
+    """In bytes, of lines "Name:   123 kB"; None = they cannot be seen."""
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        lines = Path(f"/proc/{pid}/{file}").read_text(errors="replace").splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))
+    return None
 
 
 def read_processes() -> Sequence[Process]:

@@ -156,7 +156,7 @@ class Spawner:
             if (numpy := sys.modules.get("numpy")) is not None:
                 # Workers must not all draw the zygote's random numbers; Python's own module sees to itself.
                 numpy.random.seed()
-            status = worker.run(options.title, self._parent_pipe, reception)
+            status = worker.main((options.title, str(self._parent_pipe), str(reception)))
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())
         finally:

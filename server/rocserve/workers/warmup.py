@@ -21,14 +21,9 @@ _FOLDER = "warmup"
 _SEED = 0
 
 
-def warm_up_batches(config: ModelConfig, model_folder: Path) -> list[Batch]:
-    """One batch for each run of each sample, in the order of the config. Raises: ServeError: INVALID_ARGUMENT, a
-    sample's file is missing, outside the folder `warmup`, or of the wrong size."""
-    return [batch for _, batch in warm_up_samples(config, model_folder)]
-
-
 def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[str, Batch]]:
-    """The same with the names of the samples. Raises: ServeError, as above."""
+    """A sample's name and a batch for each run of each sample, in the order of the config. Raises: ServeError:
+    INVALID_ARGUMENT, a sample's file is missing, outside the folder `warmup`, or of the wrong size."""
     added: dict[str, WarmupInput] = {}
     if (batching := config.sequence_batching) is not None:
         # What the server gives beside the requests' inputs, as zeros where a sample does not have it.
@@ -71,7 +66,7 @@ def _tensor(name: str, entry: WarmupInput, rows: int, model_folder: Path) -> Ten
     elif entry.source == "random":
         row = _random_row(entry.datatype, count)
     else:
-        row = bytes(4 * count) if entry.datatype is DataType.BYTES else bytes(count * entry.datatype.itemsize)
+        row = bytes(count * (entry.datatype.itemsize or 4))
     return Tensor(name, entry.datatype, shape, row * max(rows, 1))
 
 

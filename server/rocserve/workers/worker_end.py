@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
@@ -246,10 +247,8 @@ class WorkerEnd:
         """End `batches` after those that were already posted; where these are wanted no more, after the one that runs,
         and drop results. From any thread."""
         self._is_wanted = is_wanted
-        try:
+        with suppress(OSError):  # The server has closed it.
             self._connection.shutdown(socket.SHUT_RD)
-        except OSError:
-            pass  # The server has closed it.
 
     def close(self) -> None:
         """Let go of what it shares with the server, after `stop`."""
@@ -433,7 +432,12 @@ class BackChannel:
                     layouts.define(number, a, place)
                     end.post(return_entries([a]))
                 elif kind == CANCELLED:
-                    self._cancel(a)
+                    self._left_early[a] = True
+                    if len(self._left_early) > _REMEMBERED_CANCELLATIONS:
+                        del self._left_early[next(iter(self._left_early))]
+                    # Looked up only now: `open_request` does the two in the other order.
+                    if (responder := self._requests.get(a)) is not None:
+                        responder.is_cancelled = True
             is_open = sleeper.sleep(None, end.back.has_mail)
         while self._calls:
             self._hand_on(self._calls.popitem()[1], unavailable("the server is gone"), True)
@@ -451,15 +455,6 @@ class BackChannel:
         if answer is not None and answer is not RESCHEDULED:
             # Only now: what references lead to has been taken.
             self._end.post(return_entries([place]))
-
-    def _cancel(self, number: int) -> None:
-        self._left_early[number] = True
-        if len(self._left_early) > _REMEMBERED_CANCELLATIONS:
-            del self._left_early[next(iter(self._left_early))]
-        # Looked up only now: `open_request` does the two in the other order.
-        responder = self._requests.get(number)
-        if responder is not None:
-            responder.is_cancelled = True
 
     def _hand_on(self, on_answer: OnAnswer, answer: Result | None, final: bool) -> None:
         try:
@@ -514,16 +509,10 @@ class BatchedResponder:
             return None
         if answer is not RESCHEDULED and self.claim():
             return answer
-        # Behind what the model has said to the request there.
-        self.end_with(answer)
+        # Behind what the model has said to the request there, unless that was its last word.
+        with suppress(RuntimeError):
+            try:
+                self.send(answer, True)
+            except ServeError as error:
+                self.send(error, True)
         return None
-
-    def end_with(self, answer: Result) -> bool:
-        """Answer finally unless that has been done; whether it was done now."""
-        try:
-            self.send(answer, True)
-        except RuntimeError:
-            return False
-        except ServeError as error:
-            self.send(error, True)
-        return True

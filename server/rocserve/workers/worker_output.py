@@ -42,7 +42,6 @@ class WorkerOutput:
         self._prefix = prefix
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._watched = False
         self._pause: asyncio.TimerHandle | None = None
         self._begun = b""
         self._cutting = False
@@ -52,7 +51,7 @@ class WorkerOutput:
         self._report: asyncio.TimerHandle | None = None
         self._last = b""
         self._crashed = False
-        self._watch(True)
+        self._watch()
 
     @property
     def last_line(self) -> str:
@@ -66,7 +65,7 @@ class WorkerOutput:
             return
         if self._pause is not None:
             self._pause.cancel()
-        self._watch(False)
+        self._loop.remove_reader(self._descriptor)
         for _ in range(32):
             if not self._read():
                 break
@@ -78,19 +77,14 @@ class WorkerOutput:
 
     def _on_readable(self) -> None:
         size = self._read()
-        if size == 0:
-            # All writing ends are closed; `close` comes when the worker's end is known.
-            self._watch(False)
-        elif size >= _READ_BYTES or self._dropped:
-            self._watch(False)
-            self._pause = self._loop.call_later(_PAUSE_SECONDS, self._watch, True)
-
-    def _watch(self, watch: bool) -> None:
-        if watch and not self._watched:
-            self._loop.add_reader(self._descriptor, self._on_readable)
-        elif self._watched and not watch:
+        # When all writing ends are closed, `close` comes once the worker's end is known.
+        if not size or size >= _READ_BYTES or self._dropped:
             self._loop.remove_reader(self._descriptor)
-        self._watched = watch
+        if size and (size >= _READ_BYTES or self._dropped):
+            self._pause = self._loop.call_later(_PAUSE_SECONDS, self._watch)
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._descriptor, self._on_readable)
 
     def _read(self) -> int:
         """How many bytes there were."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.python_models import FakeCalls
 from support.waiting import wait_until
 
 from rocserve.backends.python.pb_utils import make_module
@@ -70,7 +69,7 @@ def book(sent: list[MetricChange]) -> MetricBook:
 
 @pytest.fixture
 def pb_utils(tmp_path: Path, book: MetricBook) -> Any:
-    return make_module(tmp_path, Caller(FakeCalls()), book)
+    return make_module(tmp_path, Caller(), book)
 
 
 def test_all_names_are_there(pb_utils: Any, tmp_path: Path) -> None:

@@ -221,8 +221,8 @@ def test_what_goes_with_the_batch_takes_the_request_out(both: Both) -> None:
     spoken = both.worker.open_request(both.open_request(heard))
     spoken.send(response(1), False)
     assert not spoken.claim()
-    assert spoken.end_with(response(2))
-    assert not spoken.end_with(response(3))
+    assert spoken.settle(response(2)) is None
+    assert spoken.settle(response(3)) is None
     assert [value_of(answer) for answer, _ in heard.wait()] == [1, 2]
 
 

@@ -28,7 +28,7 @@ from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig, 
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 from rocserve.workers.messages import WorkerPlan
 from rocserve.workers.results import BatchOutcome
-from rocserve.workers.warmup import warm_up_batches
+from rocserve.workers.warmup import warm_up_samples
 
 ROWS = 100
 """Of 16 INT32: their sums are more than is copied anyway, so that a batch has room for them."""
@@ -289,7 +289,7 @@ def config(source: str, datatype: DataType, max_batch_size: int, batch_size: int
 
 
 def tensor_of(folder: Path, source: str, datatype: DataType, max_batch_size: int = 4) -> Tensor:
-    (batch,) = warm_up_batches(config(source, datatype, max_batch_size), folder)
+    ((_, batch),) = warm_up_samples(config(source, datatype, max_batch_size), folder)
     return batch.inputs["X"]
 
 
@@ -308,13 +308,13 @@ def test_every_datatype(tmp_path: Path, source: str, datatype: DataType) -> None
 
 
 def test_a_model_without_batches(tmp_path: Path) -> None:
-    (batch,) = warm_up_batches(config("zero", DataType.FP32, 0, batch_size=1), tmp_path)
+    ((_, batch),) = warm_up_samples(config("zero", DataType.FP32, 0, batch_size=1), tmp_path)
     assert batch.inputs["X"].shape == (3,) and batch.request_sizes == (1,)
     assert batch.requested_outputs == ("Y",)
 
 
 def test_how_often(tmp_path: Path) -> None:
-    assert len(warm_up_batches(config("zero", DataType.FP32, 4, count=5), tmp_path)) == 5
+    assert len([*warm_up_samples(config("zero", DataType.FP32, 4, count=5), tmp_path)]) == 5
 
 
 def test_files_may_hold_more_than_is_needed(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ async def main():
     while not loading.pids:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)
-    print(*serving.pids, *loading.pids, launcher._link.zygote.pid, flush=True)
+    print(*serving.pids, *loading.pids, launcher.zygote.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())

@@ -145,15 +145,15 @@ class PythonModel:
     _request_class: type[InferenceRequest]
     """What the model knows as pb_utils.InferenceRequest."""
     signature: Signature
-    _source: ModelSource
-    _instance_name: str
+    _given: RequestModelSource
     _instance_kind: str
     """CPU, GPU or MODEL."""
-    _caller: Caller
     _tensors: DeviceTensors | None
     """Of its GPU, where its inputs may be on that."""
 
     def __post_init__(self) -> None:
+        self._source, self._instance_name = self._given.source, self._given.instance_name
+        self._caller = self._request_class._caller
         self._caller.tensors = self._tensors
         self.properties = {DEVICE_PROPERTY: self._tensors.name} if self._tensors else {}
         self._abandoned = AbandonedRequests(self._source.name)
@@ -186,7 +186,7 @@ class PythonModel:
             raise internal(fault_text(error, source.model_folder)) from error
         finally:
             keep_server_log()
-        self._caller.is_open = True
+        self._caller.calls = self._given.calls
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """Raises: ServeError: INTERNAL; the model's code raised, or returned what it may not."""
@@ -227,7 +227,7 @@ class PythonModel:
 
     def close(self) -> None:
         """Stop the coroutines, call `finalize`, where the model has one, and end the requests that it still holds."""
-        self._caller.is_open = False
+        self._caller.calls = None
         self._loop.close()
         if hasattr(self._model, "finalize"):
             try:
@@ -364,8 +364,7 @@ def load(model: RequestModelSource) -> RequestModel:
     INVALID_ARGUMENT; the file cannot be imported, has no TritonPythonModel with an `execute`, or its
     auto_complete_config fails. The text has the line."""
     source = model.source
-    caller = Caller(model.calls)
-    utilities = make_module(source.version_folder, caller, MetricBook(model.send_metrics))
+    utilities = make_module(source.version_folder, Caller(), MetricBook(model.send_metrics))
     try:
         try:
             module = import_model(source.model_file, source.model_folder, utilities)
@@ -387,10 +386,8 @@ def load(model: RequestModelSource) -> RequestModel:
         kind = InstanceKind.CPU if source.device is None else InstanceKind.GPU
     wanted = source.config.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes").strip().lower() == "no"
     tensors = _device_tensors(source) if wanted and kind is InstanceKind.GPU else None
-    instance_kind = kind.value.removeprefix("KIND_")
-    return PythonModel(
-        model_class, utilities.InferenceRequest, signature, source, model.instance_name, instance_kind, caller, tensors
-    )
+    kind_name = kind.value.removeprefix("KIND_")
+    return PythonModel(model_class, utilities.InferenceRequest, signature, model, kind_name, tensors)
 
 
 def _device_tensors(source: ModelSource) -> DeviceTensors | None:

@@ -24,20 +24,20 @@ OnResponse = Callable[[InferenceResponse | None, bool], None]
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Caller:
     """Starts calls while the model may make them: between its `initialize` and its `finalize`."""
 
-    def __init__(self, calls: ModelCalls) -> None:
-        self._calls = calls
-        self.is_open = False
-        self.tensors: DeviceTensors | None = None
-        """Of the model's GPU, where its tensors may be on that."""
+    calls: ModelCalls | None = None
+    """None while it may make none."""
+    tensors: DeviceTensors | None = None
+    """Of the model's GPU, where its tensors may be on that."""
 
     def start(self, call: ModelCall, inputs: Sequence[Tensor], on_response: OnResponse) -> None:
         """Start a call, which has no inputs yet. Raises: TritonModelException: the model is not being served."""
-        if not self.is_open:
+        if self.calls is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
-        _Call(self._calls, self.tensors, call, inputs, on_response).start(self.tensors is None)
+        _Call(self.calls, self.tensors, call, inputs, on_response).start(self.tensors is None)
 
     def run(self, call: ModelCall, inputs: Sequence[Tensor]) -> InferenceResponse:
         """Wait for the only response of a call."""

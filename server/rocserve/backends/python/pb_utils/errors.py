@@ -43,16 +43,7 @@ _CODES = {status: code for code, status in _STATUS.items()} | {
 
 
 class TritonError:
-    """An error for one request, as a model answers it or is answered by another model."""
-
-    UNKNOWN = ErrorCode.UNKNOWN
-    INTERNAL = ErrorCode.INTERNAL
-    NOT_FOUND = ErrorCode.NOT_FOUND
-    INVALID_ARG = ErrorCode.INVALID_ARG
-    UNAVAILABLE = ErrorCode.UNAVAILABLE
-    UNSUPPORTED = ErrorCode.UNSUPPORTED
-    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
-    CANCELLED = ErrorCode.CANCELLED
+    """An error for one request, as a model answers it or is answered by another model; the codes are its attributes."""
 
     def __init__(self, message: str | bytes, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         self._message = as_text(message, "the message of a TritonError")
@@ -63,6 +54,10 @@ class TritonError:
 
     def code(self) -> ErrorCode:
         return self._code
+
+
+for _code in ErrorCode:
+    setattr(TritonError, _code.name, _code)
 
 
 def to_serve_error(error: TritonError) -> ServeError:

@@ -7,24 +7,13 @@ no requests and is no part of the server: calls to other models raise there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
-from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.metrics import MetricBook
-from rocserve.backends.request_model import Answer, ModelCall
-
-
-class _NoServer:
-    """Implements request_model.ModelCalls."""
-
-    def call(self, call: ModelCall, on_answer: Callable[[Answer | None, bool], None]) -> None:
-        raise TritonModelException("only the model's own process can call other models")
-
 
 # Metrics are sent by the model's own process only.
-_MODULE = make_module(Path(), Caller(_NoServer()), MetricBook(lambda changes: None))
+_MODULE = make_module(Path(), Caller(), MetricBook(lambda changes: None))
 del _MODULE.get_model_dir  # Only the model's own process knows it.
 sys.modules[__name__] = _MODULE
