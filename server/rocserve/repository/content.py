@@ -110,7 +110,7 @@ class ModelContent:
 
     def key(self, version: int) -> str:
         """Two contents with the same key load the same version."""
-        return f"{self.shared_key} {version} {self.scan.versions[version].files.fingerprint}"
+        return f"{self.shared_key} {version} {self.scan.versions[version].fingerprint}"
 
 
 def make_content(

@@ -156,7 +156,7 @@ class ExplicitControl:
                 " --allow-remote-models=true to have requests bring models of their own"
             )
         if parameters.files:
-            return ModelScan(name, Path(name), Path(name), "", "", {})
+            return ModelScan(name, Path(name), Path(name))
         self._context.log.error("failed to load '%s': there is no folder of that name in the model repositories", name)
         raise _not_polled(name)
 

@@ -83,14 +83,6 @@ def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
     return f"'{path}' is a link that leads out of the model repository, to '{target}'; put the file itself there"
 
 
-def own_output(folder: Path) -> frozenset[str]:
-    """The files of a folder, relative to it, that are this process's standard output and error: to load a model writes
-    to them, and is no change of it."""
-    base = folder.resolve()
-    files = (Path(f"/proc/self/fd/{number}").resolve() for number in (1, 2))
-    return frozenset(str(file.relative_to(base)) for file in files if file.is_relative_to(base))
-
-
 def walk(
     folder: Path, allowed: tuple[Path, ...], most_entries: int, is_meant: Callable[[str], bool] | None = None
 ) -> Iterator[FileMark]:
@@ -173,15 +165,6 @@ _CONFIG_SUFFIXES = (".pbtxt", ".toml")
 
 
 @dataclass(frozen=True, slots=True)
-class VersionScan:
-    """The folder of one version at one moment."""
-
-    number: int
-    folder: Path
-    files: FilesScan
-
-
-@dataclass(frozen=True, slots=True)
 class ModelScan:
     """The folder of one model at one moment. Two scans are equal when nothing that counts has changed."""
 
@@ -189,11 +172,11 @@ class ModelScan:
     folder: Path
     root: Path
     """The repository that it is in."""
-    config_files: str
+    config_files: str = ""
     """Fingerprint of the configuration files."""
-    other_files: str
+    other_files: str = ""
     """Fingerprint of all that is neither configuration nor version."""
-    versions: dict[int, VersionScan]
+    versions: dict[int, FilesScan] = field(default_factory=dict)
     refusal: str = ""
     """Why the model must not be loaded from this folder; "" = it may."""
     namespace: str = ""
@@ -223,19 +206,21 @@ class ModelScan:
         return qualified(self.namespace, self.name)
 
     def __post_init__(self) -> None:
-        versions = tuple((number, scan.files.fingerprint) for number, scan in sorted(self.versions.items()))
+        versions = tuple((number, scan.fingerprint) for number, scan in sorted(self.versions.items()))
         fingerprint = (str(self.folder), self.config_files, self.other_files, versions, self.refusal)
         object.__setattr__(self, "fingerprint", fingerprint)
 
+    def version_folder(self, version: int) -> Path:
+        return self.folder / ("" if self.flat else str(version))
+
     def same_for(self, version: int, other: ModelScan | None) -> bool:
         """Whether all that a load of `version` reads is as it is in `other`."""
-        if other is None or version not in other.versions or version not in self.versions:
-            return False
         return (
-            self.folder == other.folder
-            and self.config_files == other.config_files
-            and self.other_files == other.other_files
-            and self.versions[version].files.fingerprint == other.versions[version].files.fingerprint
+            other is not None
+            and version in self.versions
+            and self.versions[version] == other.versions.get(version)
+            and (self.folder, self.config_files, self.other_files)
+            == (other.folder, other.config_files, other.other_files)
         )
 
 
@@ -256,11 +241,12 @@ def scan_model(
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     paths = set()
     ignored = set()
-    # Of the files that are this process's standard output and error.
-    outputs = set()
+    # This process's standard output and error: to load a model writes to them, and is no change of it.
+    outputs = {}
     for number in (1, 2):
         with contextlib.suppress(OSError):
-            outputs.add(os.fstat(number).st_ino)
+            status = os.fstat(number)
+            outputs[status.st_ino] = status
     has_links = folder.is_symlink()
     try:
         for mark in walk(folder, allowed, most_entries, flat.has if flat is not None and flat.is_alone else None):
@@ -268,8 +254,10 @@ def scan_model(
                 paths.add(mark.path)
             part = _part_of(mark.path, flat is not None)
             has_links |= mark.is_link
-            if mark.inode in outputs and mark.path in own_output(folder):
-                continue
+            if mark.inode in outputs:
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(outputs[mark.inode], (folder / mark.path).stat()):
+                        continue
             if part is None:
                 ignored.add(mark.path.split("/", 1)[0])
             else:
@@ -279,15 +267,11 @@ def scan_model(
             f"'{folder}' holds more than {most_entries} files and folders; keep elsewhere what is no part of the model,"
             " or raise --max-folder-entries"
         )
-        return ModelScan(name, folder, root, "", "", {}, refusal, is_root=is_root, flat=flat)
+        return ModelScan(name, folder, root, refusal=refusal, is_root=is_root, flat=flat)
     has_config = any(mark.path in CONFIG_FILENAMES for mark in parts["config"])
     config = summarise(parts.pop("config"))
     other = summarise(parts.pop("other", ()))
-    versions = {
-        part: VersionScan(part, folder if flat else folder / str(part), summarise(marks))
-        for part, marks in parts.items()
-        if isinstance(part, int)
-    }
+    versions = {part: summarise(marks) for part, marks in parts.items() if isinstance(part, int)}
     return ModelScan(
         name=name,
         folder=folder,
@@ -301,7 +285,7 @@ def scan_model(
         looks_like_model=bool(versions) or has_config,
         advice=() if flat else advice_on_folder(folder, paths, versions, model_filenames),
         ignored=tuple(sorted(ignored)),
-        changed_ns=max(scan.changed_ns for scan in (config, other, *(each.files for each in versions.values()))),
+        changed_ns=max(scan.changed_ns for scan in (config, other, *versions.values())),
         has_links=has_links,
     )
 

@@ -104,22 +104,11 @@ class RepositoryScanner:
         """The same model's folder now; None when it is gone. Blocks on the disk."""
         if not scan.folder.is_dir():
             return None
-        if self._single is not None and scan.is_root:
-            return next(iter(self._scan_single(self._single)), None)
         # A model that a client named the file of may lie elsewhere.
         allowed = tuple(root.resolve() for root in (*self.roots, scan.root))
-        flat = FlatModel() if scan.is_root and self._is_flat([path.name for path in scan.folder.iterdir()]) else None
-        again = scan_model(
-            scan.name,
-            scan.folder,
-            scan.root,
-            allowed,
-            self._most_entries,
-            is_root=scan.is_root,
-            flat=flat,
-            model_filenames=self._model_filenames,
+        return scan_model(
+            scan.name, scan.folder, scan.root, allowed, self._most_entries, is_root=scan.is_root, flat=scan.flat
         )
-        return replace(again, namespace=scan.namespace)
 
     def _report(self, scan: RepositoryScan) -> None:
         for root, reason in scan.unreadable.items():
@@ -187,9 +176,7 @@ class RepositoryScanner:
             file.name,
             file,
             root,
-            "",
-            f"{status.st_size} {status.st_mtime_ns}",
-            {},
+            other_files=f"{status.st_size} {status.st_mtime_ns}",
             looks_like_model=False,
             is_stray=True,
             advice=(advice_on_stray(file, filename),),
@@ -215,9 +202,9 @@ class RepositoryScanner:
     def _scan_folder(self, folder: Path, root: Path, allowed: tuple[Path, ...]) -> ModelScan:
         name = printable_name(folder.name)
         if name != folder.name:
-            return ModelScan(name, folder, root, "", "", {}, _UNPRINTABLE.format(name))
+            return ModelScan(name, folder, root, refusal=_UNPRINTABLE.format(name))
         if folder.is_symlink() and (refusal := link_refusal(folder, allowed)):
-            return ModelScan(name, folder, root, "", "", {}, refusal)
+            return ModelScan(name, folder, root, refusal=refusal)
         doubled = folder / name
         if doubled.is_dir() and not doubled.is_symlink() and not is_model(folder) and is_model(doubled):
             folder = doubled

@@ -181,7 +181,7 @@ class ManagedVersion:
         if failure is not None and failure.content == key and not failure.is_due():
             return
         residents = self._context.residents
-        can_load = content.definition.refusal is None and not content.scan.versions[self.number].files.refusal
+        can_load = content.definition.refusal is None and not content.scan.versions[self.number].refusal
         # One that is loaded serves on where the new one fails.
         can_wait = can_load and (self.served is None or self.is_cold)
         if can_wait and residents is not None and residents.registers(content):
@@ -257,9 +257,8 @@ class ManagedVersion:
         self._on_end()
 
     async def _load_unchanged(self, content: ModelContent) -> LoadedVersion:
-        version = content.scan.versions[self.number]
-        if version.files.refusal:
-            raise invalid_argument(version.files.refusal)
+        if refusal := content.scan.versions[self.number].refusal:
+            raise invalid_argument(refusal)
         if content.definition.refusal is not None:
             raise content.definition.refusal
         if content.definition.config.is_ensemble:
@@ -293,8 +292,7 @@ class ManagedVersion:
             return
         if before.is_of_request or content.is_of_request:
             return
-        files = before.scan.versions[self.number].files
-        if files.fingerprint != content.scan.versions[self.number].files.fingerprint:
+        if before.scan.versions[self.number] != content.scan.versions[self.number]:
             return
         was_written, is_written = (each.definition.message.max_batch_size > 0 for each in (before, content))
         lost = lost_interface(served.config, loaded.config, was_written and not is_written)
@@ -324,7 +322,7 @@ class ManagedVersion:
     async def _load_checked(self, content: ModelContent, on_progress: Callable[[str], None]) -> LoadedVersion:
         """Raises: FilesChanged, also instead of what the loader says, which half of the files may have been from
         before for; ServeError."""
-        folder, key = content.scan.versions[self.number].folder, content.key(self.number)
+        folder, key = content.scan.version_folder(self.number), content.key(self.number)
         order = LoadOrder(content.definition, self.number, folder, key, self._on_change, on_progress)
         try:
             loaded = await self._context.load(order)

@@ -93,8 +93,8 @@ def test_a_file_that_is_a_link_out_of_the_repository_is_refused(root: Path, fold
     folders.model("m", 1, 2)
     (root / "m" / "2" / "weights.bin").symlink_to(tmp_path / "secret")
     scan = scanned(root)["m"]
-    assert "leads out of the model repository" in scan.versions[2].files.refusal
-    assert scan.versions[1].files.refusal == ""
+    assert "leads out of the model repository" in scan.versions[2].refusal
+    assert scan.versions[1].refusal == ""
     assert scan.refusal == ""
     (root / "m" / "labels.txt").symlink_to("/etc/passwd")
     assert "/etc/passwd" in scanned(root)["m"].refusal
@@ -152,8 +152,8 @@ def test_circles_of_links_and_pipes_end_the_walk_with_a_reason(root: Path, folde
     (root / "m" / "1" / "loop").symlink_to(root / "m")
     os.mkfifo(root / "m" / "2" / "pipe")
     scan = scanned(root)["m"]
-    assert "link to a folder that it is in" in scan.versions[1].files.refusal
-    assert "not a regular file" in scan.versions[2].files.refusal
+    assert "link to a folder that it is in" in scan.versions[1].refusal
+    assert "not a regular file" in scan.versions[2].refusal
 
 
 def test_the_swap_of_a_mounted_config_map_is_a_change(root: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_model_file_directly_in_the_repository_is_version_1(root: Path) -> Non
     (root / "model.onnx").write_text("good")
     scan = scanned(root)[root.name]
     assert scan.flat is not None
-    assert scan.versions[1].folder == root
+    assert scan.version_folder(1) == root
 
 
 def test_a_stray_file_beside_models_makes_no_model_of_the_repository(root: Path, folders: Folders) -> None:
@@ -305,7 +305,7 @@ def test_files_whose_names_cannot_be_printed_are_left_to_their_model(root: Path,
         (part / os.fsdecode(b"caf\xe9\n.txt")).touch()
     after = scanned(root)["m"]
     assert not after.refusal
-    assert not after.versions[1].files.refusal
+    assert not after.versions[1].refusal
     assert after != before
 
 

@@ -80,7 +80,7 @@ def test_of_a_file_among_others_only_what_is_its_own_counts(tmp_path: Path) -> N
     make(tmp_path, "resnet.onnx", "resnet.onnx.data", "labels.txt", "other.onnx", "deep/resnet.onnx")
     before = scanned(tmp_path / "resnet.onnx")
     assert before is not None
-    assert before.versions[1].folder == tmp_path
+    assert before.version_folder(1) == tmp_path
     make(tmp_path, "third.onnx", "resnet50.onnx", "resnet.onnx.part", "deep/more")
     (tmp_path / "other.onnx").write_text("changed")
     assert scanned(tmp_path / "resnet.onnx") == before
@@ -91,10 +91,20 @@ def test_of_a_file_among_others_only_what_is_its_own_counts(tmp_path: Path) -> N
 
 
 def test_what_the_server_writes_into_a_models_folder_is_no_change_of_it(tmp_path: Path) -> None:
-    code = "from pathlib import Path; from rocserve.repository.scan import own_output; print(*own_output(Path()))"
+    make(tmp_path, "1/model.onnx")
+    code = f"""
+from pathlib import Path
+from rocserve.repository.scan import scan_model
+def scan(): return scan_model("m", Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), (), 100)
+before = scan()
+print("served", flush=True)
+print(scan() == before, flush=True)
+Path({str(tmp_path)!r}, "other.log").touch()
+print(scan() == before)
+"""
     with (tmp_path / "server.log").open("w") as log:
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=log, check=True)
-    assert (tmp_path / "server.log").read_text() == "server.log\n"
+        subprocess.run([sys.executable, "-c", code], stdout=log, check=True)
+    assert (tmp_path / "server.log").read_text().split() == ["served", "True", "False"]
 
 
 def test_a_file_that_is_a_link_to_elsewhere_is_followed(tmp_path: Path) -> None:
@@ -102,7 +112,7 @@ def test_a_file_that_is_a_link_to_elsewhere_is_followed(tmp_path: Path) -> None:
     (tmp_path / "snapshots/main/net.onnx").symlink_to("../../blobs/0a1b")
     scan = scanned(tmp_path / "snapshots/main/net.onnx")
     assert scan is not None
-    assert scan.versions[1].files.refusal == ""
+    assert scan.versions[1].refusal == ""
 
 
 def test_a_folder_whose_model_may_be_one_or_the_other_is_refused_until_it_is_one(tmp_path: Path) -> None:

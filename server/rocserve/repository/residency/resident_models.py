@@ -123,7 +123,7 @@ class ResidentModels:
         definition = content.definition
         # Before it has been loaded: by its files, and the instances that are asked for.
         needs = Counter({_HOST: 0})
-        file_bytes = content.scan.versions[number].files.total_bytes
+        file_bytes = content.scan.versions[number].total_bytes
         for group in definition.config.instance_groups:
             needs[_HOST] += group.count * (_WORKER_BYTES + file_bytes)
             if group.kind is not InstanceKind.CPU:
