@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,8 +41,8 @@ from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_looks, default_spin
-from rocserve.repository.engine_plan import FallbackCounter
-from rocserve.repository.machine import HostPolicies, ThisMachine
+from rocserve.repository.engine_plan import Fallback
+from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository, summary
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scanner import find_single_model
@@ -122,7 +123,7 @@ class Server:
         self._dispatcher = Dispatcher(self._tables, self._plane.work_off)
         self._client_regions = ClientRegions(FaultGuard(), settings.allow_client_shared_memory)
         self._paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
-        self._fallbacks = FallbackCounter()
+        self._fallbacks = Counter[Fallback]()
         self._custom_metrics = CustomMetrics()
         self._memory = RequestMemory(settings.max_request_memory or default_limit(Host().memory_limit()))
         self._latencies, problems = read_latency_options(dict(settings.metrics.config))
@@ -138,9 +139,7 @@ class Server:
             limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
             strict=settings.repository.strict_model_config,
             engines=settings.engines,
-            machine=ThisMachine(
-                settings.engines, HostPolicies(settings.host_policies), settings.repository.max_instances
-            ),
+            machine=ThisMachine(settings.engines, settings.host_policies, settings.repository.max_instances),
             fallbacks=self._fallbacks,
             cache=ResponseCache(settings.cache.size_bytes) if settings.cache.name else None,
             limiter=(
@@ -220,7 +219,7 @@ class Server:
             self._settings.metrics,
             self._latencies,
             self._tables,
-            self._fallbacks.snapshot,
+            self._fallbacks,
             (
                 lambda: memory_families(self._memory),
                 lambda: custom_families(self._custom_metrics),

@@ -70,7 +70,7 @@ class AmdInferenceServerService:
     def has_hardware(self, request: pb.HasHardwareRequest) -> pb.HasHardwareResponse:
         """Of "GPU", of an architecture such as "gfx90a", and of "CPU"; there is none of any other."""
         name = request.name.lower()
-        gpus = self._machine.architectures
+        gpus = [self._machine.architecture(gpu) for gpu in self._machine.gpus]
         if name == "cpu":
             count = len(os.sched_getaffinity(0))
         else:

@@ -4,8 +4,6 @@ takes its place."""
 from __future__ import annotations
 
 import logging
-import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -238,19 +236,3 @@ class Fallback:
     """What was to run it."""
     replaced_by: str
     """What runs it instead."""
-
-
-class FallbackCounter:
-    """From any thread. Only grows while the server runs, as counters of a metrics endpoint do."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[Fallback] = Counter()
-
-    def count(self, fallback: Fallback) -> None:
-        with self._lock:
-            self._counts[fallback] += 1
-
-    def snapshot(self) -> Mapping[Fallback, int]:
-        with self._lock:
-            return dict(self._counts)

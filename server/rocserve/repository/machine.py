@@ -16,30 +16,68 @@ from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.settings import EngineSettings
 
 _NODES = Path("/sys/devices/system/node")
-CORES = "cpu-cores"
-NODE = "numa-node"
-SETTINGS = (NODE, CORES)
+_CORES = "cpu-cores"
+_NODE = "numa-node"
+_INSTANCES_A_CPU = 8
+"""Instances that compute need one CPU each; those that wait, for other models or services, may share one."""
+_INSTANCES_A_GPU = 64
+"""Each is a process with a context of the GPU, which takes hundreds of MB of its memory."""
 
 
-class HostPolicies:
-    """The policies of the command line, by name."""
+class ThisMachine:
+    """Implements backends.base.Machine. Each question is answered anew, in milliseconds: what is installed while the
+    server runs is there for the next load. Loads no engine."""
 
-    def __init__(self, values: Iterable[tuple[str, str, str]] = (), nodes: Path = _NODES) -> None:
-        """`values`: policy, setting, value. `nodes`: the folder in which Linux describes NUMA nodes."""
-        self._policies: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    def __init__(
+        self,
+        settings: EngineSettings,
+        host_policies: Iterable[tuple[str, str, str]] = (),
+        most_instances: int | None = None,
+        nodes: Path = _NODES,
+    ) -> None:
+        """`host_policies`: policy, setting, value. `most_instances`: of a model; None = by the number of CPUs or GPUs.
+        `nodes`: the folder in which Linux describes NUMA nodes."""
+        self._settings = settings
+        self._most_instances = most_instances
         self._nodes = nodes
-        for policy, setting, value in values:
-            self._policies[policy][setting] = value
+        self._host_policies: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        for policy, setting, value in host_policies:
+            self._host_policies[policy][setting] = value
+
+    @property
+    def gpus(self) -> Sequence[int]:
+        return Host().gpus
+
+    @property
+    def migraphx(self) -> str:
+        try:
+            find_installation(self._settings)
+        except ServeError as error:
+            return error.text
+        return ""
+
+    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
+        return has_file(module, files) if files else is_installed(module)
+
+    def architecture(self, gpu: int) -> str:
+        found = Host().gpu(gpu)
+        return "" if found is None else found.architecture
+
+    def most_instances(self, gpus: int) -> int:
+        return self._most_instances or (_INSTANCES_A_GPU * gpus if gpus else _INSTANCES_A_CPU * usable_cpus())
+
+    def loader(self, engine: EngineSpec) -> tuple[str, ...]:
+        return find_installation(self._settings).loader if engine.needs_migraphx else ()
 
     def cores(self, policy: str) -> Sequence[int]:
         """The cores of a policy, ascending: those of `cpu-cores`, else those of `numa-node`; empty = no policy of that
         name, so any. Raises: ServeError: INVALID_ARGUMENT, a setting cannot be read; INTERNAL, this machine has no such
         node or cores."""
-        settings: Mapping[str, str] = self._policies.get(policy, {})
-        if CORES in settings:
-            wanted = parse_cores(settings[CORES])
-        elif NODE in settings:
-            wanted = self._cores_of_node(settings[NODE])
+        settings: Mapping[str, str] = self._host_policies.get(policy, {})
+        if _CORES in settings:
+            wanted = parse_cores(settings[_CORES])
+        elif _NODE in settings:
+            wanted = self._cores_of_node(settings[_NODE])
         else:
             return ()
         usable = wanted & os.sched_getaffinity(0)
@@ -52,7 +90,7 @@ class HostPolicies:
 
     def _cores_of_node(self, text: str) -> set[int]:
         if not text.isdecimal():
-            raise invalid_argument(f"host policy setting '{NODE}' is the number of a NUMA node. Got {text}")
+            raise invalid_argument(f"host policy setting '{_NODE}' is the number of a NUMA node. Got {text}")
         try:
             listed = (self._nodes / f"node{int(text)}" / "cpulist").read_text().strip()
         except OSError:
@@ -82,57 +120,3 @@ def _range(text: str) -> range:
 
 def _shown(cores: Iterable[int]) -> str:
     return ",".join(map(str, sorted(cores)))
-
-
-_INSTANCES_A_CPU = 8
-"""Instances that compute need one CPU each; those that wait, for other models or services, may share one."""
-_INSTANCES_A_GPU = 64
-"""Each is a process with a context of the GPU, which takes hundreds of MB of its memory."""
-
-
-class ThisMachine:
-    """Implements backends.base.Machine. Each question is answered anew, in milliseconds: what is installed while the
-    server runs is there for the next load. Loads no engine."""
-
-    def __init__(
-        self, settings: EngineSettings, host_policies: HostPolicies | None = None, most_instances: int | None = None
-    ) -> None:
-        """`most_instances`: of a model; None = by the number of CPUs or GPUs."""
-        self._settings = settings
-        self._most_instances = most_instances
-        self._host_policies = host_policies or HostPolicies()
-
-    @property
-    def gpus(self) -> Sequence[int]:
-        return Host().gpus
-
-    @property
-    def architectures(self) -> Sequence[str]:
-        """Of each of the GPUs, e.g. "gfx90a"; "" where it is not known."""
-        host = Host()
-        found = map(host.gpu, host.gpus)
-        return tuple("" if gpu is None else gpu.architecture for gpu in found)
-
-    @property
-    def migraphx(self) -> str:
-        try:
-            find_installation(self._settings)
-        except ServeError as error:
-            return error.text
-        return ""
-
-    def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
-        return has_file(module, files) if files else is_installed(module)
-
-    def architecture(self, gpu: int) -> str:
-        found = Host().gpu(gpu)
-        return "" if found is None else found.architecture
-
-    def cores(self, policy: str) -> Sequence[int]:
-        return self._host_policies.cores(policy)
-
-    def most_instances(self, gpus: int) -> int:
-        return self._most_instances or (_INSTANCES_A_GPU * gpus if gpus else _INSTANCES_A_CPU * usable_cpus())
-
-    def loader(self, engine: EngineSpec) -> tuple[str, ...]:
-        return find_installation(self._settings).loader if engine.needs_migraphx else ()

@@ -8,6 +8,7 @@ import functools
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from rocserve.core.serving import Responder, ServingTable
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
-from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, FallbackCounter, load_on_engine
+from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
 from rocserve.repository.lifecycle import LoadedVersion, LoadOrder
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
 from rocserve.scheduling.ensemble.run import EnsembleVersion
@@ -57,7 +58,8 @@ class WorkerVersionLoader:
     dispatcher: Dispatcher
     machine: Machine
     log: logging.Logger
-    fallbacks: FallbackCounter = field(default_factory=FallbackCounter)
+    fallbacks: Counter[Fallback] = field(default_factory=Counter)
+    """From the server's start."""
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
     """Takes those that models define."""
     memory: RequestMemory = field(default_factory=RequestMemory)
@@ -150,7 +152,7 @@ class WorkerVersionLoader:
         scheduler = new_scheduler(parts)
         workers.connect(scheduler)
         if plan.replaces:
-            self.fallbacks.count(Fallback(definition.name, version, plan.replaces, plan.engine.name))
+            self.fallbacks[Fallback(definition.name, version, plan.replaces, plan.engine.name)] += 1
         seconds = time.monotonic() - started
         answers = self._cached_answers(complete, version, statistics)
         kind = ItemModelVersion if definition.is_amd else LoadedModelVersion

@@ -19,7 +19,7 @@ from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.metrics.collection import server_families
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
-from rocserve.repository.engine_plan import Fallback, FallbackCounter
+from rocserve.repository.engine_plan import Fallback
 
 LOG = logging.getLogger("test")
 
@@ -63,7 +63,7 @@ class ToldVersion:
 
 
 def samples_of(
-    *versions: ToldVersion, fallbacks: FallbackCounter | None = None, options: LatencyOptions | None = None
+    *versions: ToldVersion, fallbacks: Mapping[Fallback, int] | None = None, options: LatencyOptions | None = None
 ) -> dict[str, str]:
     """Metric with its labels -> value."""
     holder = ServingTableHolder()
@@ -72,7 +72,7 @@ def samples_of(
         others = models[version.name].versions if version.name in models else {}
         models[version.name] = ServedModel(version.name, {**others, version.version: version}, version)  # type: ignore[dict-item, arg-type]
     holder.table = ServingTable(models)
-    text = exposition(server_families(holder, (fallbacks or FallbackCounter()).snapshot, options or LatencyOptions()))
+    text = exposition(server_families(holder, fallbacks or {}, options or LatencyOptions()))
     return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
 
@@ -130,7 +130,7 @@ def test_models_of_one_name_are_told_apart_by_their_namespaces() -> None:
     holder = ServingTableHolder()
     served = [ServedModel("m", {1: ToldVersion("m", 1)}, None, {}, namespace) for namespace in ("/a", "/b")]  # type: ignore[dict-item]
     holder.table = ServingTable({}, tuple(served))
-    text = exposition(server_families(holder, FallbackCounter().snapshot, LatencyOptions()))
+    text = exposition(server_families(holder, {}, LatencyOptions()))
     counts = [line for line in text.splitlines() if line.startswith("nv_inference_count")]
     assert counts == [f'nv_inference_count{{model="m",version="1",namespace="{name}"}} 0' for name in ("/a", "/b")]
 
@@ -151,7 +151,7 @@ def test_tags_and_the_cache() -> None:
 def test_without_a_cache_nothing_is_said_of_one() -> None:
     holder = ServingTableHolder()
     holder.table = ServingTable({"m": ServedModel("m", {1: ToldVersion("m", 1)}, None)})  # type: ignore[dict-item]
-    text = exposition(server_families(holder, FallbackCounter().snapshot, LatencyOptions()))
+    text = exposition(server_families(holder, {}, LatencyOptions()))
     assert "nv_inference_request_success" in text
     assert "nv_cache" not in text
 
@@ -177,9 +177,7 @@ def test_summaries_and_histograms_instead_of_counters() -> None:
 
 
 def test_engines_and_those_that_took_their_place() -> None:
-    fallbacks = FallbackCounter()
-    for _ in range(2):
-        fallbacks.count(Fallback("m", 1, "migraphx", "onnxruntime"))
+    fallbacks = {Fallback("m", 1, "migraphx", "onnxruntime"): 2}
     samples = samples_of(
         ToldVersion("m", 1, properties={"engine": "onnxruntime", "engine_replaces": "migraphx", "devices": "cpu"}),
         ToldVersion("n", 1, properties={"engine": "rocal"}),

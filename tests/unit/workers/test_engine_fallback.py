@@ -105,7 +105,7 @@ async def test_the_next_engine_takes_over_and_it_is_said(
         "engine_replaces": "compiler",
         "devices": "cpu",
     }
-    assert loads.fallbacks.snapshot() == {Fallback("m", 1, "compiler", "plain"): 1}
+    assert loads.fallbacks == {Fallback("m", 1, "compiler", "plain"): 1}
     (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
     assert warning.message == f"model 'm' version 1: {reason}; engine plain takes its place"
 
@@ -114,7 +114,7 @@ async def test_an_engine_that_is_named_has_no_fallback(loads: Loads) -> None:
     with pytest.raises(ServeError) as caught:
         await loads.load("fails", engine="compiler")
     assert (caught.value.code, caught.value.text) == (StatusCode.UNAVAILABLE, "Unknown operator: MyFancyOp")
-    assert not loads.fallbacks.snapshot()
+    assert not loads.fallbacks
 
 
 async def test_a_gpu_is_never_replaced_by_the_cpu_unasked(loads: Loads) -> None:
@@ -138,7 +138,7 @@ async def test_both_engines_fail(loads: Loads) -> None:
         StatusCode.INTERNAL,
         "engine plain: nor can this one; before, engine compiler cannot load it: Unknown operator: MyFancyOp",
     )
-    assert not loads.fallbacks.snapshot()
+    assert not loads.fallbacks
 
 
 async def test_what_is_wrong_with_the_configuration_is_no_engines_fault(loads: Loads) -> None:
@@ -175,7 +175,7 @@ async def test_a_restart_that_compiles_says_both(loads: Loads) -> None:
     assert not loaded.available
     (loads.folder / "compiled").touch()
     await until(lambda: loaded.available)
-    assert loaded.status_reason == "" and not loads.fallbacks.snapshot()
+    assert loaded.status_reason == "" and not loads.fallbacks
 
 
 async def test_a_load_says_what_it_is_at_until_it_is_called_off(loads: Loads) -> None:
@@ -184,4 +184,4 @@ async def test_a_load_says_what_it_is_at_until_it_is_called_off(loads: Loads) ->
     load.cancel()
     with pytest.raises(asyncio.CancelledError):
         await load
-    assert not loads.fallbacks.snapshot()
+    assert not loads.fallbacks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rocserve.config.definition import FolderReading
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.engine_plan import Fallback, FallbackCounter
+from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
@@ -54,13 +55,13 @@ AMD_GPU = WithGpu(gpus=(0,))
 
 
 @pytest.fixture
-def fallbacks() -> FallbackCounter:
-    return FallbackCounter()
+def fallbacks() -> Counter[Fallback]:
+    return Counter()
 
 
 @pytest.fixture
 async def load(
-    plane: PlaneLoop, launcher: WorkerLauncher, torch_files: TorchFiles, tmp_path: Path, fallbacks: FallbackCounter
+    plane: PlaneLoop, launcher: WorkerLauncher, torch_files: TorchFiles, tmp_path: Path, fallbacks: Counter[Fallback]
 ) -> AsyncIterator[Load]:
     dispatcher, mail = dispatcher_of(ServingTableHolder()), mail_of(plane)
     folder = tmp_path / "m"
@@ -86,7 +87,7 @@ async def load(
 
 
 async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
-    load: Load, fallbacks: FallbackCounter, caplog: pytest.LogCaptureFixture
+    load: Load, fallbacks: Counter[Fallback], caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = await load("")
     assert loaded.available
@@ -97,17 +98,19 @@ async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
     assert reason.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
     assert "finds no GPU here that it can use" in reason
     assert loaded.status_reason.startswith(f"served by eager instead: {reason[:100]}")
-    assert fallbacks.snapshot() == {Fallback("m", 1, "eager", "eager"): 1}
+    assert fallbacks == {Fallback("m", 1, "eager", "eager"): 1}
     (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
     assert warning.message == f"model 'm' version 1: {reason}; engine eager on the CPU takes its place"
 
 
 @pytest.mark.parametrize("engine", ["", "eager"])
-async def test_a_model_that_asks_for_the_gpu_is_not_moved(load: Load, fallbacks: FallbackCounter, engine: str) -> None:
+async def test_a_model_that_asks_for_the_gpu_is_not_moved(
+    load: Load, fallbacks: Counter[Fallback], engine: str
+) -> None:
     with pytest.raises(ServeError, match=r"PyTorch .* finds no GPU here that it can use; install PyTorch's ") as caught:
         await load(ON_GPU, engine)
     assert caught.value.code is StatusCode.UNAVAILABLE and "takes its place" not in caught.value.text
-    assert not fallbacks.snapshot()
+    assert not fallbacks
     assert (await load(ON_GPU, "auto")).properties["device"] == "cpu"
 
 
@@ -118,7 +121,7 @@ async def test_what_is_wrong_with_the_file_is_wrong_on_the_cpu_too(load: Load) -
     assert caught.value.text.startswith("model.pt2 holds a pickle of weights or of a module, not a program")
 
 
-async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: FallbackCounter) -> None:
+async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: Counter[Fallback]) -> None:
     if importlib.util.find_spec("torch_migraphx") is not None:
         pytest.skip("torch_migraphx is installed")
     loaded = await load("", machine=WithLowering(gpus=(0,)))
@@ -129,4 +132,4 @@ async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: Fallba
     assert before.startswith(
         "engine migraphx cannot load it: model 'm': engine migraphx needs torch_migraphx, and that "
     )
-    assert fallbacks.snapshot() == {Fallback("m", 1, "migraphx", "eager"): 1}
+    assert fallbacks == {Fallback("m", 1, "migraphx", "eager"): 1}

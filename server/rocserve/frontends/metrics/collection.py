@@ -162,7 +162,7 @@ def _failures(reading: VersionReading) -> Iterable[Sample]:
 
 def server_families(
     tables: ServingTableHolder,
-    fallbacks: Callable[[], Mapping[Fallback, int]],
+    fallbacks: Mapping[Fallback, int],
     options: LatencyOptions,
     further: Sequence[Source] = (),
 ) -> Iterable[MetricFamily]:
@@ -196,7 +196,7 @@ def server_families(
         "How often an engine has taken the place of one that could not load the model",
         tuple(
             Sample({name: str(value) for name, value in asdict(fallback).items()}, count)
-            for fallback, count in fallbacks().items()
+            for fallback, count in tuple(fallbacks.items())
         ),
     )
     for source in further:
@@ -207,7 +207,7 @@ def assemble_metrics(
     settings: MetricsSettings,
     options: LatencyOptions,
     tables: ServingTableHolder,
-    fallbacks: Callable[[], Mapping[Fallback, int]],
+    fallbacks: Mapping[Fallback, int],
     further: Sequence[Source],
     log: logging.Logger,
 ) -> Source:
