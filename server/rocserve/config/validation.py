@@ -106,11 +106,11 @@ def _unreadable(message: ModelConfig) -> Iterator[str]:
 
 def _unloadable(message: ModelConfig) -> Iterator[str]:
     for tensor in message.input:
-        yield from _tensor_faults(tensor, "model input ", message)
+        yield from _tensor_faults(tensor, "input", message)
         if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
             yield f"model input NHWC/NCHW require 3 dims for {message.name}"
     for output in message.output:
-        yield from _tensor_faults(output, "model output ", message)
+        yield from _tensor_faults(output, "output", message)
     for what, tensors in (("input", message.input), ("output", message.output)):
         for name, count in Counter(tensor.name for tensor in tensors).items():
             if count > 1:
@@ -133,37 +133,33 @@ def _unloadable(message: ModelConfig) -> Iterator[str]:
             )
 
 
-def _tensor_faults(tensor: ModelInput | ModelOutput, prefix: str, message: ModelConfig) -> Iterator[str]:
-    fault = _tensor_fault(tensor, message.max_batch_size)
-    if fault:
-        named = f"{prefix}'{tensor.name}' " if tensor.name else prefix
-        yield f"{named}{fault} for {message.name}"
+def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelConfig) -> Iterator[str]:
+    """Each relies on what those before it have found right."""
+    who = f"model {what} '{tensor.name}'" if tensor.name else f"model {what}"
+    for field in ("name", "data_type", "dims"):
+        if not getattr(tensor, field):
+            yield f"{who} must specify '{field}' for {message.name}"
+    form = f"must be integer >= 1, or {_VARIABLE} to indicate a variable-size dimension for {message.name}"
+    if not all(map(_is_dimension, tensor.dims)):
+        yield f"{who} dimension {form}"
+    if tensor.HasField("reshape"):
+        shape = tensor.reshape.shape
+        if not shape and message.max_batch_size == 0:
+            yield (
+                f"{who} cannot have empty reshape for non-batching model as scalar tensors are not supported for"
+                f" {message.name}"
+            )
+        if not all(map(_is_dimension, shape)):
+            yield f"{who} reshape dimensions {form}"
+        trunks, reshaped = _trunk_sizes(tensor.dims), _trunk_sizes(shape)
+        if len(trunks) != len(reshaped) and min(len(trunks), len(reshaped)) > 1:
+            yield f"{who} has different number of variable-size dimensions for dims and reshape for {message.name}"
+        if trunks != reshaped:
+            yield f"{who} has different size for dims and reshape for {message.name}"
     if tensor.is_shape_tensor:
         yield f"shape tensors are only supported for TensorRT platform for {message.name}"
     if tensor.is_non_linear_format_io:
         yield f"Non-linear IO format is only supported for the TensorRT platform for {message.name}"
-
-
-def _tensor_fault(tensor: ModelInput | ModelOutput, max_batch_size: int) -> str:
-    if not tensor.name:
-        return "must specify 'name'"
-    if tensor.data_type == model_config_pb2.TYPE_INVALID:
-        return "must specify 'data_type'"
-    if not tensor.dims:
-        return "must specify 'dims'"
-    if not all(_is_dimension(dim) for dim in tensor.dims):
-        return f"dimension must be integer >= 1, or {_VARIABLE} to indicate a variable-size dimension"
-    if not tensor.HasField("reshape"):
-        return ""
-    shape = tensor.reshape.shape
-    if not shape and max_batch_size == 0:
-        return "cannot have empty reshape for non-batching model as scalar tensors are not supported"
-    if not all(_is_dimension(dim) for dim in shape):
-        return f"reshape dimensions must be integer >= 1, or {_VARIABLE} to indicate a variable-size dimension"
-    trunks, reshaped = _trunk_sizes(tensor.dims), _trunk_sizes(shape)
-    if len(trunks) != len(reshaped) and min(len(trunks), len(reshaped)) > 1:
-        return "has different number of variable-size dimensions for dims and reshape"
-    return "has different size for dims and reshape" if trunks != reshaped else ""
 
 
 def _trunk_sizes(dims: Sequence[int]) -> list[int]:
@@ -221,26 +217,26 @@ def check_supported(message: ModelConfig, backend: BackendSpec | None) -> tuple[
 
 def _refused(message: ModelConfig, backend: BackendSpec | None) -> Iterator[tuple[str, str]]:
     """The settings that cannot be honoured, each with what to do."""
-    if backend is not None:
-        if message.model_transaction_policy.decoupled and not backend.answers_requests:
-            yield (
-                "model_transaction_policy.decoupled",
-                "only models of the backend 'python' answer with any number of responses",
-            )
-        if message.model_operations.op_library_filename and not (backend.takes_operators or backend.answers_requests):
-            yield (
-                "model_operations.op_library_filename",
-                "only models of the backend 'onnx' can have custom operators (on ONNX Runtime)",
-            )
-        if not backend.takes_ragged_batches:
-            settings = [setting for setting in ("batch_input", "batch_output") if getattr(message, setting)]
-            ragged = (tensor.name for tensor in message.input if tensor.allow_ragged_batch)
-            for setting in (*settings, *(f"allow_ragged_batch of input '{name}'" for name in ragged)):
-                yield (
-                    setting,
-                    "requests of different shapes can share a batch only on the backends 'onnx' (ONNX Runtime) and"
-                    " 'python'",
-                )
+    if backend is None:
+        return
+    sees_requests = backend.answers_requests
+    if message.model_transaction_policy.decoupled and not sees_requests:
+        yield (
+            "model_transaction_policy.decoupled",
+            "only models of the backend 'python' answer with any number of responses",
+        )
+    if message.model_operations.op_library_filename and not (backend.takes_operators or sees_requests):
+        yield (
+            "model_operations.op_library_filename",
+            "only models of the backend 'onnx' can have custom operators (on ONNX Runtime)",
+        )
+    if not backend.takes_ragged_batches:
+        settings = [setting for setting in ("batch_input", "batch_output") if getattr(message, setting)]
+        settings += [f"allow_ragged_batch of input '{one.name}'" for one in message.input if one.allow_ragged_batch]
+        advice = (
+            "requests of different shapes can share a batch only on the backends 'onnx' (ONNX Runtime) and 'python'"
+        )
+        yield from ((setting, advice) for setting in settings)
 
 
 def _ignored(message: ModelConfig, backend: BackendSpec | None) -> Iterator[str]:
@@ -274,19 +270,15 @@ def check_warmup(message: ModelConfig, folder: ModelFolder) -> None:
     fault; INTERNAL where a file cannot be found."""
     inputs = {tensor.name: tensor for tensor in message.input}
     for sample in message.model_warmup:
-        if sample.batch_size == 0:
-            continue
-        for name, tensor in sample.inputs.items():
-            _check_sample_input(name, tensor, inputs.get(name), sample.name, message.name)
+        for name, tensor in sample.inputs.items() if sample.batch_size else ():
+            for fault in _sample_faults(name, tensor, inputs.get(name), message.name):
+                raise _fault(sample.name, fault)
             if tensor.WhichOneof("input_data_type") == "input_data_file":
                 what = f"warmup file of input '{name}' of model '{message.name}'"
                 file = folder.resolve(tensor.input_data_file, what, WARMUP_FOLDER)
                 if not file.is_file():
-                    raise _fault(
-                        sample.name,
-                        f"failed to open text file for read {file}: No such file or directory",
-                        StatusCode.INTERNAL,
-                    )
+                    text = f"failed to open text file for read {file}: No such file or directory"
+                    raise _fault(sample.name, text, StatusCode.INTERNAL)
 
 
 def check_warmup_fits(message: ModelConfig, config: PlainConfig) -> None:
@@ -318,21 +310,16 @@ def check_warmup_fits(message: ModelConfig, config: PlainConfig) -> None:
             raise _fault(sample.name, error.text.rstrip()) from None
 
 
-def _check_sample_input(
-    name: str, tensor: ModelWarmup.Input, expected: ModelInput | None, sample: str, model: str
-) -> None:
+def _sample_faults(name: str, tensor: ModelWarmup.Input, expected: ModelInput | None, model: str) -> Iterator[str]:
+    if tensor.data_type == model_config_pb2.TYPE_INVALID and expected is not None:
+        wanted = datatype_of_number(expected.data_type).value
+        yield f"{_REQUEST}inference input '{name}' data-type is '<invalid>', but model '{model}' expects '{wanted}'"
     if tensor.data_type == model_config_pb2.TYPE_INVALID:
-        if expected is not None:
-            raise _fault(
-                sample,
-                f"{_REQUEST}inference input '{name}' data-type is '<invalid>', but model '{model}' expects"
-                f" '{datatype_of_number(expected.data_type).value}'",
-            )
-        raise _fault(sample, f"{_REQUEST}inference input '{name}' of model '{model}' has no data-type")
+        yield f"{_REQUEST}inference input '{name}' of model '{model}' has no data-type"
     if any(dim < 0 for dim in tensor.dims):
-        raise _fault(sample, f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
+        yield f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
     if tensor.WhichOneof("input_data_type") is None:
-        raise _fault(sample, f"{_REQUEST}warmup setting expects input '{name}' to have input_data_type set")
+        yield f"{_REQUEST}warmup setting expects input '{name}' to have input_data_type set"
 
 
 def _fault(sample: str, text: str, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> ServeError:
