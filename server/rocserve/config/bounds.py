@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.protocol.model_config_pb2 import ModelConfig
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
 MOST_CONFIG_BYTES = 1 << 20
 """Of a configuration's text: ensembles of hundreds of steps take a tenth of it, and reading it takes seconds."""
@@ -40,16 +40,24 @@ def check_bounds(message: ModelConfig) -> None:
     name = message.name
     _check_number(f"model '{name}' has", len(message.input), "inputs", MOST_TENSORS)
     _check_number(f"model '{name}' has", len(message.output), "outputs", MOST_TENSORS)
-    tensors = [(f"input '{each.name}'", each.dims, each.reshape, each.data_type) for each in message.input]
-    tensors += [(f"output '{each.name}'", each.dims, each.reshape, each.data_type) for each in message.output]
-    for what, own, reshape, data_type in tensors:
-        who = f"{what} of model '{name}' has"
-        for dims in (own, reshape.shape):
+    tensors: tuple[ModelInput | ModelOutput, ...] = (*message.input, *message.output)
+    for tensor in tensors:
+        what = "input" if isinstance(tensor, ModelInput) else "output"
+        who = f"{what} '{tensor.name}' of model '{name}' has"
+        for dims in (tensor.dims, tensor.reshape.shape):
             _check_number(who, len(dims), "dims", MOST_DIMS)
-            if (size := _nbytes(dims, data_type)) > MOST_TENSOR_BYTES:
+            if (size := _nbytes(dims, tensor.data_type)) > MOST_TENSOR_BYTES:
                 listed = ",".join(map(str, dims))
                 raise _passed(who, f"dims [{listed}], which are {size}", "bytes", MOST_TENSOR_BYTES)
-    _check_warmup(message)
+    total = 0
+    for sample in message.model_warmup:
+        who = f"warm-up sample '{sample.name}' of model '{name}' has"
+        _check_number(who, sample.count, "runs", MOST_SAMPLE_RUNS)
+        _check_number(who, sample.batch_size, "rows", MOST_SAMPLE_ROWS)
+        for given in sample.inputs.values():
+            _check_number(who, len(given.dims), "dims", MOST_DIMS)
+            total += _nbytes(given.dims, given.data_type) * max(sample.batch_size, 1)
+    _check_number(f"the warm-up samples of model '{name}' have", total, "bytes", MOST_SAMPLE_BYTES)
     for state in message.sequence_batching.state:
         who = f"state '{state.input_name}' of model '{name}' has"
         initial = ((each.dims, each.data_type) for each in state.initial_state)
@@ -67,18 +75,6 @@ def check_config_size(nbytes: int, source: str) -> None:
 def check_step_count(message: ModelConfig) -> None:
     """Of an ensemble, before its steps are looked at. Raises: ServeError, as `check_bounds`."""
     _check_number(f"ensemble '{message.name}' has", len(message.ensemble_scheduling.step), "steps", MOST_STEPS)
-
-
-def _check_warmup(message: ModelConfig) -> None:
-    total = 0
-    for sample in message.model_warmup:
-        who = f"warm-up sample '{sample.name}' of model '{message.name}' has"
-        _check_number(who, sample.count, "runs", MOST_SAMPLE_RUNS)
-        _check_number(who, sample.batch_size, "rows", MOST_SAMPLE_ROWS)
-        for tensor in sample.inputs.values():
-            _check_number(who, len(tensor.dims), "dims", MOST_DIMS)
-            total += _nbytes(tensor.dims, tensor.data_type) * max(sample.batch_size, 1)
-    _check_number(f"the warm-up samples of model '{message.name}' have", total, "bytes", MOST_SAMPLE_BYTES)
 
 
 def _nbytes(dims: Iterable[int], data_type: int) -> int:

@@ -15,13 +15,7 @@ _KINDS = (
     _Control.CONTROL_SEQUENCE_READY,
     _CORRELATION_ID,
 )
-_CORRELATION_ID_TYPES = (
-    model_config_pb2.TYPE_UINT64,
-    model_config_pb2.TYPE_INT64,
-    model_config_pb2.TYPE_UINT32,
-    model_config_pb2.TYPE_INT32,
-    model_config_pb2.TYPE_STRING,
-)
+_CORRELATION_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 _LISTS = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _VARIABLE = -1
 
@@ -74,11 +68,10 @@ def _control_faults(control: _Control, where: str) -> Iterator[str]:
     if control.kind == _CORRELATION_ID:
         if given:
             yield f"sequence batching must not specify {either}"
-        if control.data_type not in _CORRELATION_ID_TYPES:
-            yield (
-                f"unexpected data type for control {where}. Allowed data types are TYPE_UINT64, TYPE_INT64,"
-                " TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
-            )
+        if model_config_pb2.DataType.Name(control.data_type) not in _CORRELATION_ID_TYPES:
+            *others, last = _CORRELATION_ID_TYPES
+            allowed = f"{', '.join(others)} and {last}"
+            yield f"unexpected data type for control {where}. Allowed data types are {allowed}"
         return
     if not given:
         yield f"sequence batching must specify {either}"
