@@ -20,7 +20,7 @@ from typing import Any
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.datatypes import type_number
 from rocserve.config.pbtxt import parse_text, read_text
-from rocserve.config.written import WrittenConfig, WrittenModel
+from rocserve.config.written import WrittenConfig
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.amd_config_pb2 import Config
@@ -229,19 +229,21 @@ def _translated(models: Sequence[AmdModel], name: str, source: str, warnings: tu
             f"unexpected directory name '{name}' for model '{models[0].name}', directory name must equal model name"
             f"{first}"
         )
+    filenames: tuple[str, ...] = ()
     if len(models) == 1:
-        written: tuple[WrittenModel, ...] = (translated_model(models[0], name, source),)
+        written: tuple[ModelConfig, ...] = (translated_model(models[0], name, source),)
+        filenames = (f"*{extension}",) if (extension := _EXTENSIONS.get(models[0].platform)) else ()
     else:
         # <chain>_<stem of the stage's file>; the stage's place is added where two stages share a file.
         stems = [PurePosixPath(model.id).stem for model in models]
         shared = {stem for stem, count in Counter(stems).items() if count > 1}
         names = [f"{name}_{stem}_{index}" if stem in shared else f"{name}_{stem}" for index, stem in enumerate(stems)]
         members = [translated_model(model, member, source) for model, member in zip(models, names, strict=True)]
-        written = (WrittenModel(_ensemble(models, names, name, source)), *members)
-    return WrittenConfig(written, source, warnings, is_amd=True)
+        written = (_ensemble(models, names, name, source), *members)
+    return WrittenConfig(written, source, warnings, is_amd=True, model_filenames=filenames)
 
 
-def translated_model(model: AmdModel, name: str, source: str) -> WrittenModel:
+def translated_model(model: AmdModel, name: str, source: str) -> ModelConfig:
     """Raises: ServeError INVALID_ARGUMENT for the parameter `batch`."""
     message = ModelConfig(name=name, platform=model.platform, default_model_filename=model.id)
     message.max_batch_size = _batch_size(model, source)
@@ -254,9 +256,7 @@ def translated_model(model: AmdModel, name: str, source: str) -> WrittenModel:
     for key, value in model.parameters.items():
         # `batch` too: MIGraphX compiles the one size that it says.
         message.parameters[key].string_value = value
-    extension = _EXTENSIONS.get(model.platform)
-    filenames = (model.id,) if model.id else (f"*{extension}",) if extension else ()
-    return WrittenModel(message, filenames)
+    return message
 
 
 def _batch_size(model: AmdModel, source: str) -> int:

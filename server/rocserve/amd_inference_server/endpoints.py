@@ -23,7 +23,7 @@ from rocserve.amd_inference_server.configurations import (
     translated_model,
 )
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
-from rocserve.config.written import WrittenConfig, WrittenModel
+from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_found, unavailable
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.requests import ParameterValue
@@ -118,10 +118,10 @@ def worker_config(
     if following is not None and platform == "rocal_json":
         outputs = tuple(AmdTensor(entry.name, entry.datatype, entry.dims) for entry in following.inputs)
     model = AmdModel(name, platform, (), outputs, file.name, worker.parameters)
-    written = translated_model(model, name, _SOURCE)
+    message = translated_model(model, name, _SOURCE)
     if copies > 1:
-        written.message.instance_group.add(count=copies)
-    return WrittenConfig((written,), _SOURCE, is_amd=True)
+        message.instance_group.add(count=copies)
+    return WrittenConfig((message,), _SOURCE, is_amd=True)
 
 
 def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> WrittenConfig:
@@ -158,7 +158,7 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
         input_map={name: between[output] for name, output in joined.items()},
         output_map={entry.name: entry.name for entry in following.outputs},
     )
-    return WrittenConfig((WrittenModel(message),), _SOURCE, is_amd=True)
+    return WrittenConfig((message,), _SOURCE, is_amd=True)
 
 
 def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) -> tuple[Path, Path]:

@@ -30,7 +30,7 @@ from rocserve.config.validation import (
     check_warmup,
     check_warmup_fits,
 )
-from rocserve.config.written import WrittenConfig, WrittenModel
+from rocserve.config.written import WrittenConfig
 from rocserve.core import model_config as plain
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
@@ -236,7 +236,7 @@ class FolderReading:
                 raise definition.refusal
         return definitions
 
-    def _define(self, model: WrittenModel, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
+    def _define(self, model: ModelConfig, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
         message = self._named(model, written)
         for step in message.ensemble_scheduling.step:
             # As in Triton: whatever is written, it is the ensemble's own.
@@ -247,10 +247,10 @@ class FolderReading:
             self.request.settle(message, backend)
         if self.preprocess:
             message.parameters[PREPROCESS].string_value = self.preprocess
-        filenames = model.model_filenames
+        filenames: tuple[str, ...] = ()
         if backend is not None:
             own = message.default_model_filename
-            filenames = filenames or ((own,) if own else backend.model_filenames)
+            filenames = (own,) if own else written.model_filenames or backend.model_filenames
             fill_backend_fields(message, backend, self.files, filenames)
         normalise(message, backend, self.default_kind)
         check_readable(message)
@@ -292,8 +292,8 @@ class FolderReading:
             warnings=definition.warnings + warnings,
         )
 
-    def _named(self, model: WrittenModel, written: WrittenConfig) -> ModelConfig:
-        message, name = _copy(model.message), self.name or self.folder.name
+    def _named(self, model: ModelConfig, written: WrittenConfig) -> ModelConfig:
+        message, name = _copy(model), self.name or self.folder.name
         if not written.is_amd:
             message.name = name if self.renames else message.name or name
             if self.flat is not None:

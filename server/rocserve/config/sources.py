@@ -13,7 +13,7 @@ from rocserve.amd_inference_server import configurations
 from rocserve.config.bounds import check_config_size
 from rocserve.config.model_folder import ModelFolder
 from rocserve.config.pbtxt import NO_FIELD, parse_model_config, read_text, unknown_field, unknown_value
-from rocserve.config.written import WrittenConfig, WrittenModel
+from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -107,7 +107,7 @@ def read_written_config(
 
 
 def _triton(message: ModelConfig, source: str) -> WrittenConfig:
-    return WrittenConfig((WrittenModel(message),), source)
+    return WrittenConfig((message,), source)
 
 
 def _read_pbtxt(path: Path, name: str) -> WrittenConfig:

@@ -173,8 +173,8 @@ def _effective_config(
             if definition.is_ensemble:
                 check_ensemble(definition.config, members)
     return complete, "\n".join(
-        _header(definition, model.message) + format_model_config(definition.message)
-        for definition, model in zip(complete, written.models, strict=True)
+        _header(definition, before) + format_model_config(definition.message)
+        for definition, before in zip(complete, written.models, strict=True)
     )
 
 
