@@ -6,7 +6,7 @@ Times are seconds of any steady clock. Fingerprints are equal or not, never newe
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 
 class Debounce:
@@ -17,20 +17,32 @@ class Debounce:
         self._settled: dict[str, Hashable] = {}
         self._candidates: dict[str, tuple[Hashable | None, float]] = {}
         """Fingerprints, and when the scan that first saw each had ended."""
+        self._is_first = True
 
     @property
     def unsettled(self) -> frozenset[str]:
         """What differs from what was last settled, and may still be changing."""
         return frozenset(self._candidates)
 
-    def observe(self, began: float, ended: float, fingerprints: Mapping[str, Hashable]) -> frozenset[str]:
-        """Take in a scan that lasted from `began` to `ended`; returns the names whose change now counts."""
+    def observe(
+        self,
+        began: float,
+        ended: float,
+        fingerprints: Mapping[str, Hashable],
+        is_old: Callable[[str], bool] = lambda _: False,
+    ) -> frozenset[str]:
+        """Take in a scan that lasted from `began` to `ended`; returns the names whose change now counts. `is_old`: what
+        has not changed for so long that it counts at the first scan."""
         changed = set()
+        is_first, self._is_first = self._is_first, False
         for name in self._settled.keys() | self._candidates.keys() | fingerprints.keys():
             fingerprint = fingerprints.get(name)
             candidate, since = self._candidates.get(name, (None, math.inf))
             if self._settled.get(name) == fingerprint:
                 self._candidates.pop(name, None)
+            elif is_first and fingerprint is not None and is_old(name):
+                changed.add(name)
+                self.accept(name, fingerprint)
             elif since == math.inf or candidate != fingerprint:
                 self._candidates[name] = fingerprint, ended
             elif began - since >= self._settle_seconds:

@@ -66,7 +66,6 @@ class HotReload:
         self._table = table
         self._scan_seconds = 0.0
         self._scan_all_at = 0.0
-        self._is_first = True
         self._readings: dict[str, _Reading] = {}
         """By the folder's key."""
         self._due: deque[_Reading] = deque()
@@ -116,16 +115,13 @@ class HotReload:
     def _settle(self, scan: RepositoryScan, began: float, ended: float) -> float:
         """Take up what has settled; returns when the next scan is due for what has not."""
         settle_seconds = self._context.settings.settle_seconds
-        if self._is_first:
-            self._is_first = False
-            settled_ns = time.time_ns() - int(max(_OLD_SECONDS, settle_seconds) * 1e9)
-            for name, model in scan.models.items():
-                if 0 < model.changed_ns < settled_ns:
-                    self._debounce.accept(name, model.fingerprint)
-                    self._follow(name, model)
+        old_ns = time.time_ns() - int(max(_OLD_SECONDS, settle_seconds) * 1e9)
         fingerprints = {name: model.fingerprint for name, model in scan.models.items()}
+        settled = self._debounce.observe(
+            began, ended, fingerprints, lambda name: 0 < scan.models[name].changed_ns < old_ns
+        )
         with self._table.one_publication():
-            for name in sorted(self._debounce.observe(began, ended, fingerprints)):
+            for name in sorted(settled):
                 self._follow(name, scan.models.get(name))
         due = self._debounce.due()
         # Notifications may come late (watchdog holds back half of a rename), and what goes and comes back again and

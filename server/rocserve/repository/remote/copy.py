@@ -82,14 +82,15 @@ class UnitCopy:
         self._incoming.mkdir(parents=True, exist_ok=True)
         return self._incoming / hashlib.sha256(f"{item.key}\0{item.size}\0{item.tag}".encode()).hexdigest()[:32]
 
-    def place(self, fetched: Mapping[str, tuple[RemoteObject, Path]], gone: Iterable[str]) -> None:
-        """Put these files in place, take those away, all or nothing; `fetched` by the objects' keys."""
+    def place(self, fetched: Iterable[RemoteObject], gone: Iterable[str]) -> None:
+        """Put the files of these objects in place, take those away, all or nothing."""
+        files = {item: self.incoming(item) for item in fetched}
         kept = {
-            key: asdict(Kept(item.size, item.tag, _sha256(file), file.stat().st_mtime_ns))
-            for key, (item, file) in fetched.items()
+            item.key: asdict(Kept(item.size, item.tag, _sha256(file), file.stat().st_mtime_ns))
+            for item, file in files.items()
         }
-        files = {key: file.name for key, (_, file) in fetched.items()}
-        _write(self._pending, {"kept": kept, "files": files, "gone": sorted(gone)})
+        names = {item.key: file.name for item, file in files.items()}
+        _write(self._pending, {"kept": kept, "files": names, "gone": sorted(gone)})
         self.read()
         shutil.rmtree(self._incoming, ignore_errors=True)
 

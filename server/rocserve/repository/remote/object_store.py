@@ -186,13 +186,8 @@ def store_options(place: RemotePlace, environment: Mapping[str, str]) -> Options
             given = entries[max(names, key=len)] if names else None
         except (OSError, ValueError, AttributeError) as error:
             raise StoreError(f"{_FILE}={path}: expected a JSON file of credentials, came: {error}; mend it") from None
-    match place.kind:
-        case StoreKind.S3:
-            return _s3(place, given, environment)
-        case StoreKind.GOOGLE:
-            return _google(place, given, environment)
-        case _:
-            return _azure(place, given, environment)
+    kinds = {StoreKind.S3: _s3, StoreKind.GOOGLE: _google, StoreKind.AZURE: _azure}
+    return {name: value for name, value in kinds[place.kind](place, given, environment).items() if value}
 
 
 def _s3(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Options:
@@ -209,7 +204,7 @@ def _s3(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Optio
         options["region"] = "us-east-1"
     if place.endpoint:
         options["endpoint"] = place.endpoint
-    return {"bucket": place.bucket} | _without_empty(options)
+    return {"bucket": place.bucket, **options}
 
 
 def _profile(name: str, environment: Mapping[str, str]) -> Options:
@@ -231,7 +226,7 @@ def _profile(name: str, environment: Mapping[str, str]) -> Options:
         "region": "region",
         "endpoint": "endpoint_url",
     }
-    return _without_empty({option: profile.get(key) for option, key in names.items()})
+    return {option: profile[key] for option, key in names.items() if profile.get(key)}
 
 
 def _google(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Options:
@@ -241,7 +236,7 @@ def _google(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> O
     if host:
         options["base_url"] = host if "://" in host else f"http://{host}"
         options["skip_signature"] = not options["application_credentials"]
-    return {"bucket": place.bucket} | _without_empty(options)
+    return {"bucket": place.bucket, **options}
 
 
 def _azure(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Options:
@@ -254,8 +249,4 @@ def _azure(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Op
     }
     if kind not in ("managed_identity", "default"):
         options["account_key"] = given.get("account_key") or environment.get("AZURE_STORAGE_KEY")
-    return {"container_name": place.bucket} | _without_empty(options)
-
-
-def _without_empty(options: Options) -> Options:
-    return {name: value for name, value in options.items() if value}
+    return {"container_name": place.bucket, **options}

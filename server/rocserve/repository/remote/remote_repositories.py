@@ -74,22 +74,18 @@ class RemoteRepository:
         self._source = source
         self._room = room
         self._log = log
+        self._settle_seconds = settle_seconds
         self._debounce = Debounce(settle_seconds)
         self._units = asyncio.Semaphore(_UNITS_AT_ONCE)
         self._problems: dict[str, str] = {}
         self._progress: dict[str, _Progress] = {}
         self.known: frozenset[str] = frozenset()
         """The names of what is in the store, as far as it was listed."""
-        self._is_first = True
         self._copies: dict[str, UnitCopy] = {}
 
     @property
     def has_copy(self) -> bool:
         return any(copy.kept for copy in list(self._copies.values()))
-
-    @property
-    def has_unsettled(self) -> bool:
-        return bool(self._debounce.unsettled)
 
     def notes(self) -> dict[str, str]:
         """Why units are not as in the store, or how far they have come, by their names."""
@@ -115,19 +111,26 @@ class RemoteRepository:
         if units is None or not takes:
             return
         ended = time.monotonic()
-        if self._is_first:
-            self._is_first = False
-            # By the store's clock and ours: where one is wrong, young objects wait, or half of an upload is taken and
-            # then the whole.
-            old = time.time() - _OLD_SECONDS
-            for name, unit in units.items():
-                if all(0 < item.changed < old for item in unit.objects.values()):
-                    self._debounce.accept(name, unit.fingerprint)
-        self._debounce.observe(began, ended, {name: unit.fingerprint for name, unit in units.items()})
+        # By the store's clock and ours: where one is wrong, young objects wait, or half of an upload is taken and then
+        # the whole.
+        old = time.time() - _OLD_SECONDS
+        self._debounce.observe(
+            began,
+            ended,
+            {name: unit.fingerprint for name, unit in units.items()},
+            lambda name: all(0 < item.changed < old for item in units[name].objects.values()),
+        )
         unsettled = self._debounce.unsettled
         names = (units.keys() | self._copies.keys()) - unsettled
         self._problems = {name: text for name, text in self._problems.items() if name in names}
         await self._bring_all(units, names)
+
+    async def scan_twice(self) -> None:
+        """What was still young at the first scan is taken at the second."""
+        await self.scan(takes=True)
+        if not self.failure and self._debounce.unsettled:
+            await asyncio.sleep(self._settle_seconds)
+            await self.scan(takes=True)
 
     async def take(self, names: Collection[str] | None) -> None:
         """Take these as they are now, or all; what cannot be had stays as it is."""
@@ -208,7 +211,7 @@ class RemoteRepository:
     async def _bring(self, unit: Unit) -> None:
         copy = self._copy(unit.name)
         async with copy.locked():
-            known = {(key, kept.size, kept.tag) for key, kept in copy.kept.items()}
+            known = set(copy.fingerprint)
             lacking = [item for item in unit.objects.values() if (item.key, item.size, item.tag) not in known]
             gone = copy.kept.keys() - unit.objects.keys()
             if not lacking and not gone:
@@ -226,15 +229,14 @@ class RemoteRepository:
             self._room.make(size, what)
             if lacking:
                 self._log.info("%s: taking %s: %d files, %.1f MB", self.place.url, what, len(lacking), size / 1e6)
-            files = await beside(self._fetch(copy, item, progress, what) for item in lacking)
-            fetched = {item.key: (item, file) for item, file in zip(lacking, files, strict=True)}
-            await in_thread(lambda: copy.place(fetched, gone))
+            await beside(self._fetch(copy, item, progress, what) for item in lacking)
+            await in_thread(lambda: copy.place(lacking, gone))
             self._log.info(
                 "%s: %s is as in the store: %d files taken, %d removed, in %.1f s",
-                self.place.url, what, len(files), len(gone), time.monotonic() - began,
+                self.place.url, what, len(lacking), len(gone), time.monotonic() - began,
             )  # fmt: skip
 
-    async def _fetch(self, copy: UnitCopy, item: RemoteObject, progress: _Progress, what: str) -> Path:
+    async def _fetch(self, copy: UnitCopy, item: RemoteObject, progress: _Progress, what: str) -> None:
         def note(count: int) -> None:
             progress.done += count
             if time.monotonic() - progress.logged >= _PROGRESS_SECONDS:
@@ -245,7 +247,7 @@ class RemoteRepository:
         if file.is_file():
             # Taken before the server, or another one, was interrupted.
             note(item.size)
-            return file
+            return
         part = file.with_suffix(".part")
         await self._source.fetch(item, part, note)
         size = part.stat().st_size
@@ -253,7 +255,6 @@ class RemoteRepository:
             raise ObjectChanged(f"expected {item.size} bytes of '{item.key}', came {size}; it is asked again")
         await in_thread(lambda: _keep(part))
         part.replace(file)
-        return file
 
     def _copy(self, name: str) -> UnitCopy:
         if name not in self._copies:
@@ -368,19 +369,12 @@ class RemoteRepositories:
     async def _start(self, names: Collection[str] | None) -> None:
         settings = self._settings
         if settings.control_mode is ControlMode.POLL:
-            await beside(self._look_twice(each) for each in self._repositories)
+            await beside(each.scan_twice() for each in self._repositories)
         elif names != ():
             await beside(each.scan(takes=False) for each in self._repositories)
             await beside(each.take(names) for each in self._repositories)
         if settings.control_mode is not ControlMode.NONE:
             self._followers = [asyncio.ensure_future(self._follow(each)) for each in self._repositories]
-
-    async def _look_twice(self, repository: RemoteRepository) -> None:
-        """What was still young at the first scan is taken at the second."""
-        await repository.scan(takes=True)
-        if not repository.failure and repository.has_unsettled:
-            await asyncio.sleep(self._settings.settle_seconds)
-            await repository.scan(takes=True)
 
     async def _follow(self, repository: RemoteRepository) -> None:
         takes = self._settings.control_mode is ControlMode.POLL

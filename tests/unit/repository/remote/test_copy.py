@@ -26,12 +26,11 @@ def copy_of(home: Path, name: str = "m") -> UnitCopy:
 
 
 def put(copy: UnitCopy, gone: tuple[str, ...] = (), **contents: str) -> None:
-    fetched = {}
+    fetched = []
     for key, content in contents.items():
         item = RemoteObject(f"m/{key}", len(content), content)
-        file = copy.incoming(item)
-        file.write_text(content)
-        fetched[item.key] = (item, file)
+        copy.incoming(item).write_text(content)
+        fetched.append(item)
     copy.place(fetched, gone)
 
 
