@@ -139,7 +139,7 @@ class Server:
             limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
             strict=settings.repository.strict_model_config,
             engines=settings.engines,
-            machine=ThisMachine(settings.engines, settings.host_policies, settings.repository.max_instances),
+            machine=ThisMachine(settings.engines, settings.host_policies, settings.repository.max_model_instances),
             fallbacks=self._fallbacks,
             cache=ResponseCache(settings.cache.size_bytes) if settings.cache.name else None,
             limiter=(

@@ -246,7 +246,7 @@ class WorkerEndpoints:
         """The endpoint of a worker with these parameters, loaded where there is none yet. Goes on even if the caller is
         cancelled. Raises: ServeError: endpoints are not allowed or there are too many, there is no such worker, its
         file must not be served, or the load failed."""
-        if not self.settings.allow_endpoints:
+        if not self.settings.allow_amd_endpoints:
             raise unavailable(
                 "workers are not loaded by request; start the server with --model-control-mode=explicit, or with"
                 " --allow-amd-endpoints=true"
@@ -301,7 +301,7 @@ class WorkerEndpoints:
         """Under the endpoint's lock. Raises: ServeError."""
         endpoint.copies += 1
         try:
-            most = self.settings.most_endpoints
+            most = self.settings.max_amd_endpoints
             if sum(each.copies for each in self._endpoints.values()) > most:
                 raise ServeError(
                     StatusCode.RESOURCE_EXHAUSTED,

@@ -169,7 +169,7 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
         own,
         roots=tuple(one.root if isinstance(one, RemotePlace) else one for one in places),
         remotes=tuple(one for one in places if isinstance(one, RemotePlace)),
-        allow_endpoints=is_explicit if own.allow_endpoints is None else own.allow_endpoints,
+        allow_amd_endpoints=is_explicit if own.allow_amd_endpoints is None else own.allow_amd_endpoints,
         ends_on_failure=settings.exit_on_error,
     )
     return replace(settings, what=what if isinstance(what, Path) else None, repository=repository)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -45,7 +46,8 @@ def flags_of(defaults: Any, prefix: str = "", group: str = "", begin: str = "") 
         found = field.metadata.get(METADATA)
         value = getattr(defaults, field.name)
         if isinstance(found, Flag):
-            names = (found.name or begin + field.name.replace("_", "-"), *found.aliases)
+            own = begin + re.sub("seconds$", "secs", field.name).replace("_", "-")
+            names = (found.name or own, *found.aliases)
             yield FieldFlag(names, prefix + field.name, value, found, found.group or group)
             for other in found.others:
                 yield FieldFlag((other.name,), prefix + field.name, (), other, found.group or group)

@@ -246,7 +246,7 @@ class ContentReader:
             # It is named by its configuration: how a repository that is itself a model was mounted says nothing.
             own = replace(reading, folder=scan.folder, repository=None).written().models[0].name
             reading = replace(reading, name=own or scan.name)
-        most = self.settings.max_versions
+        most = self.settings.max_model_versions
         contents = [make_content(definition, scan, private) for definition in reading.definitions(keep_refused=True)]
         for content in contents:
             if (wanted := len(content.wanted)) > most:

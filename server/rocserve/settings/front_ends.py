@@ -123,11 +123,8 @@ class HttpSettings:
         0.0,
         SECONDS,
         "how long an inference request may take, also one without a deadline of its own; 0 = as long as it takes",
-        name="http-request-timeout-secs",
     )
-    keepalive_seconds: float = flag(
-        75.0, POSITIVE_SECONDS, "how long a connection may stay without a request", name="http-keepalive-timeout-secs"
-    )
+    keepalive_timeout_seconds: float = flag(75.0, POSITIVE_SECONDS, "how long a connection may stay without a request")
     restricted: tuple[RestrictedProtocols, ...] = repeated(_RESTRICTED, _RESTRICTED_HELP, name="http-restricted-api")
     header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP)
     allow_ui: bool = flag(True, BOOLEAN, "serve the page at / and what it asks", name="allow-ui")
@@ -146,18 +143,12 @@ class GrpcSettings:
     address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
     port: int = flag(8001, PORT, "the port to listen on; 0 = any free one")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-grpc-port")
-    response_compression_level: str = flag(
-        "none",
-        one_of(("none", "low", "medium", "high")),
-        "how hard to compress responses",
-        name="grpc-infer-response-compression-level",
+    infer_response_compression_level: str = flag(
+        "none", one_of(("none", "low", "medium", "high")), "how hard to compress responses"
     )
     max_message_bytes: int = flag((1 << 31) - 1, MESSAGE_BYTES, "the largest message, either way")
     message_timeout_seconds: float = flag(
-        60.0,
-        SECONDS,
-        "time from a call's beginning until its message has come whole; 0 = any",
-        name="grpc-message-timeout-secs",
+        60.0, SECONDS, "time from a call's beginning until its message has come whole; 0 = any"
     )
     restricted: tuple[RestrictedProtocols, ...] = repeated(
         _RESTRICTED, _RESTRICTED_HELP, name="grpc-restricted-protocol"

@@ -87,24 +87,17 @@ class SingleModel:
 class ResidencySettings:
     """Which of the models are loaded. Without a limit all are."""
 
-    max_models: int | None = flag(
+    max_loaded_models: int | None = flag(
         None,
         POSITIVE,
         "model versions that are loaded at once; all are registered, and loaded when they are asked for"
         " (docs/guides/many-models.md; default: all)",
-        name="max-loaded-models",
     )
-    max_host_bytes: int | None = flag(
-        None,
-        BYTE_SIZE,
-        "memory that the workers of loaded models may take, likewise (default: any)",
-        name="max-model-memory",
+    max_model_memory: int | None = flag(
+        None, BYTE_SIZE, "memory that the workers of loaded models may take, likewise (default: any)"
     )
-    max_gpu_bytes: int | None = flag(
-        None,
-        BYTE_SIZE,
-        "memory of each GPU that loaded models may take, likewise (default: any)",
-        name="max-model-gpu-memory",
+    max_model_gpu_memory: int | None = flag(
+        None, BYTE_SIZE, "memory of each GPU that loaded models may take, likewise (default: any)"
     )
     waits: bool = flag(
         True,
@@ -112,9 +105,7 @@ class ResidencySettings:
         "have requests wait until their model is loaded, instead of refusing them meanwhile",
         name="wait-for-model",
     )
-    wait_seconds: float = flag(
-        60.0, POSITIVE_SECONDS, "how long a request waits for its model to be loaded", name="model-wait-secs"
-    )
+    model_wait_seconds: float = flag(60.0, POSITIVE_SECONDS, "how long a request waits for its model to be loaded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +151,11 @@ class RepositorySettings:
     poll_seconds: float = flag(
         15.0, SECONDS, "how often to scan even without a notification of a change", name="repository-poll-secs"
     )
-    remote_cache_bytes: int | None = flag(
+    remote_cache_size_bytes: int | None = flag(
         None,
         POSITIVE,
         "how much the copies of repositories elsewhere may take in --cache-directory (default: all but a tenth of its"
         " disk)",
-        name="remote-cache-size-bytes",
     )
     concurrent_loads: int = flag(4, POSITIVE, "models that load beside each other", name="model-load-thread-count")
     strict_model_config: bool = flag(
@@ -183,22 +173,16 @@ class RepositorySettings:
     allow_remote_models: bool = flag(
         False, BOOLEAN, "let load requests with files name models that are in no repository"
     )
-    allow_endpoints: bool | None = flag(
-        None,
-        BOOLEAN,
-        "let clients have files of the repositories served by worker_load (default: in explicit mode)",
-        name="allow-amd-endpoints",
+    allow_amd_endpoints: bool | None = flag(
+        None, BOOLEAN, "let clients have files of the repositories served by worker_load (default: in explicit mode)"
     )
-    most_endpoints: int = flag(
-        64, POSITIVE, "what worker_load may serve at once, counted with each further instance", name="max-amd-endpoints"
+    max_amd_endpoints: int = flag(
+        64, POSITIVE, "what worker_load may serve at once, counted with each further instance"
     )
-    max_instances: int | None = flag(
-        None,
-        POSITIVE,
-        "instances that a model may have (default 8 for each CPU, or 64 for each GPU that it is on)",
-        name="max-model-instances",
+    max_model_instances: int | None = flag(
+        None, POSITIVE, "instances that a model may have (default 8 for each CPU, or 64 for each GPU that it is on)"
     )
-    max_versions: int = flag(128, POSITIVE, "versions of a model served at once", name="max-model-versions")
+    max_model_versions: int = flag(128, POSITIVE, "versions of a model served at once")
     max_folder_entries: int = flag(100_000, POSITIVE, "files and folders that a model's folder may hold")
     worker_load_folders: tuple[Path, ...] = repeated(
         FOLDER, "a folder whose files clients may have served by worker_load", name="allow-worker-load"

@@ -271,10 +271,13 @@ class ServerSettings:
         " at readiness",
     )
     drain_seconds: float = flag(
-        0.0, SECONDS, "how long the server serves on, not ready, before its end, while balancers and clients go away"
+        0.0,
+        SECONDS,
+        "how long the server serves on, not ready, before its end, while balancers and clients go away",
+        name="drain-seconds",
     )
     exit_timeout_seconds: float = flag(
-        30.0, SECONDS, "how long the end, after --drain-seconds, waits for work in flight", name="exit-timeout-secs"
+        30.0, SECONDS, "how long the end, after --drain-seconds, waits for work in flight"
     )
     max_queue_requests: int = flag(10_000, POSITIVE, "requests that may wait for a version")
     max_queue_bytes: int = flag(4 << 30, POSITIVE, "bytes of inputs that may wait for a version")
@@ -297,10 +300,7 @@ class ServerSettings:
         " CPUs, else one for 2 of them, at most 16)",
     )
     write_timeout_seconds: float = flag(
-        60.0,
-        POSITIVE_SECONDS,
-        "how long a client may not read what it is sent before the answer is given up",
-        name="write-timeout-secs",
+        60.0, POSITIVE_SECONDS, "how long a client may not read what it is sent before the answer is given up"
     )
     admin_addresses: AdminAddresses | None = flag(
         None,
@@ -358,5 +358,4 @@ class ServerSettings:
         SECONDS,
         "age at which a connection, of gRPC or HTTP, is ended after the calls in flight, for its client to find new"
         " servers; 0 = never",
-        name="max-connection-age-secs",
     )

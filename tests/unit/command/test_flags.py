@@ -44,7 +44,7 @@ def test_the_help_tells_the_true_default(flag: FieldFlag) -> None:
 
 def test_room_for_models(tmp_path: Path) -> None:
     given = settings(f"--model-repository={tmp_path}", "--max-loaded-models=9", "--max-model-memory=2g")
-    assert given.residency == ResidencySettings(max_models=9, max_host_bytes=2 << 30)
+    assert given.residency == ResidencySettings(max_loaded_models=9, max_model_memory=2 << 30)
     for text in ("0", "1X", "-1", "1.5G"):
         with pytest.raises(SystemExit):
             settings(f"--model-repository={tmp_path}", f"--max-model-memory={text}")

@@ -190,7 +190,7 @@ def counting_proxy(port: int) -> Iterator[tuple[int, dict[str, int]]]:
 @pytest.mark.parametrize("request_compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
 def test_messages_are_compressed_as_asked(serve: Any, level: str, request_compression: grpc.Compression) -> None:
     message = bytes(500_000)
-    served = serve(one(echo), response_compression_level=level)
+    served = serve(one(echo), infer_response_compression_level=level)
     with (
         counting_proxy(served.port) as (port, counts),
         grpc.insecure_channel(f"127.0.0.1:{port}", (("grpc.use_local_subchannel_pool", 1),)) as channel,

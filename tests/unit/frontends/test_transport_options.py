@@ -23,7 +23,7 @@ def test_options_reach_grpc_under_its_own_names() -> None:
     arguments = dict(
         channel_arguments(
             GrpcSettings(
-                response_compression_level="medium",
+                infer_response_compression_level="medium",
                 keepalive_time_ms=1,
                 keepalive_timeout_ms=2,
                 keepalive_permit_without_calls=True,

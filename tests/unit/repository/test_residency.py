@@ -35,7 +35,7 @@ from rocserve.settings import ControlMode, RepositorySettings, ResidencySettings
 from .conftest import REGISTRY, SETTLE_SECONDS, FakeLoader, FakeVersion, Folders, Served
 
 LOG = logging.getLogger("test")
-_TWO = ResidencySettings(max_models=2)
+_TWO = ResidencySettings(max_loaded_models=2)
 
 
 @dataclass
@@ -198,7 +198,7 @@ async def test_counters_go_on_over_loads(folders: Folders, rig: Any) -> None:
 
 async def test_a_model_with_requests_in_flight_stays(folders: Folders, rig: Any) -> None:
     models(folders, "a", "b")
-    host: Rig = await rig(ResidencySettings(max_models=1))
+    host: Rig = await rig(ResidencySettings(max_loaded_models=1))
     running = host.ask("a", finish=False)
     await host.answered(running)
     waiting = host.ask("b")
@@ -212,7 +212,7 @@ async def test_a_model_with_requests_in_flight_stays(folders: Folders, rig: Any)
 async def test_a_model_whose_sequences_may_go_on_stays(folders: Folders, rig: Any) -> None:
     models(folders, "a", more="sequence_batching { max_sequence_idle_microseconds: 400000 }")
     models(folders, "b")
-    host: Rig = await rig(ResidencySettings(max_models=1))
+    host: Rig = await rig(ResidencySettings(max_loaded_models=1))
     began = time.monotonic()
     await host.answered(host.ask("a", sequence=7))
     await host.loaded("b")
@@ -223,7 +223,7 @@ async def test_pinned_and_named_models_are_loaded_at_the_start_and_stay(folders:
     models(folders, "named", "other", "third")
     models(folders, "pinned", more='parameters { key: "pinned" value { string_value: "true" } }')
     host: Rig = await rig(
-        ResidencySettings(max_models=3), control_mode=ControlMode.EXPLICIT, load_models=("named", "*")
+        ResidencySettings(max_loaded_models=3), control_mode=ControlMode.EXPLICIT, load_models=("named", "*")
     )
     assert host.resident == {"named", "pinned"}
     for name in ("other", "third", "other", "third"):
@@ -233,7 +233,7 @@ async def test_pinned_and_named_models_are_loaded_at_the_start_and_stay(folders:
 
 async def test_more_pinned_than_there_is_room_for_is_refused(folders: Folders, rig: Any) -> None:
     models(folders, "a", "b", more='parameters { key: "pinned" value { string_value: "true" } }')
-    host: Rig = await rig(ResidencySettings(max_models=1))
+    host: Rig = await rig(ResidencySettings(max_loaded_models=1))
     assert sorted(host.served.state(name) for name in "ab") == ["READY", "UNAVAILABLE"]
     reasons = host.served.reason("a") + host.served.reason("b")
     assert "there is no room for it beside what is pinned" in reasons
@@ -259,7 +259,7 @@ async def test_the_memory_of_each_gpu_has_a_limit_of_its_own(
     monkeypatch.setattr(FakeLoader, "load", load_on_gpu)
     for name, gpu in (("a", 0), ("b", 0), ("other", 1)):
         models(folders, name, more=f"instance_group {{ kind: KIND_GPU gpus: [ {gpu} ] }}")
-    host: Rig = await rig(ResidencySettings(max_gpu_bytes=4 * gib))
+    host: Rig = await rig(ResidencySettings(max_model_gpu_memory=4 * gib))
     for name in ("a", "other"):
         await host.loaded(name)
     assert host.resident == {"a", "other"}
@@ -311,7 +311,7 @@ async def test_waiting_is_bounded_by_deadlines_clients_and_flags(
     folders: Folders, loader: FakeLoader, rig: Any
 ) -> None:
     models(folders, "a")
-    host: Rig = await rig(ResidencySettings(max_models=1, wait_seconds=0.5))
+    host: Rig = await rig(ResidencySettings(max_loaded_models=1, model_wait_seconds=0.5))
     loader.hold("a")
     # All of them come in one turn of the data plane's loop, so that none is late for another.
     gate = threading.Event()
@@ -336,7 +336,7 @@ async def test_waiting_is_bounded_by_deadlines_clients_and_flags(
 
 async def test_nobody_waits_for_room_when_all_have_left(folders: Folders, rig: Any) -> None:
     models(folders, "a", "b")
-    host: Rig = await rig(ResidencySettings(max_models=1))
+    host: Rig = await rig(ResidencySettings(max_loaded_models=1))
     await host.answered(host.ask("a", finish=False))
     waiting = host.ask("b", deadline=time.monotonic() + 0.2)
     await host.answered(waiting)
@@ -412,7 +412,7 @@ async def test_clients_load_and_unload_by_name(folders: Folders, loader: FakeLoa
 
 async def test_the_end_calls_loads_off(folders: Folders, loader: FakeLoader, rig: Any) -> None:
     models(folders, "a", "b")
-    host: Rig = await rig(ResidencySettings(max_models=1))
+    host: Rig = await rig(ResidencySettings(max_loaded_models=1))
     loader.hold("a")
     waiting = [host.ask("a"), host.ask("b")]
     await host.served.until(lambda: loader.loads == [("a", 1)])
@@ -425,7 +425,7 @@ async def test_what_is_removed_while_it_makes_room_is_not_loaded_again(
     folders: Folders, loader: FakeLoader, rig: Any
 ) -> None:
     models(folders, "a", "b")
-    host: Rig = await rig(ResidencySettings(max_models=1), control_mode=ControlMode.EXPLICIT)
+    host: Rig = await rig(ResidencySettings(max_loaded_models=1), control_mode=ControlMode.EXPLICIT)
     await host.served.repository.load("a", {})
     loader.loaded[0].may_unload.clear()
     await host.served.repository.load("b", {})

@@ -234,7 +234,7 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
         "grpc.server.max_pending_requests_hard_limit": 2 * most_calls,
     }
     where_given = {
-        "grpc.default_compression_level": _COMPRESSION_LEVELS[settings.response_compression_level],
+        "grpc.default_compression_level": _COMPRESSION_LEVELS[settings.infer_response_compression_level],
         "grpc.max_allowed_incoming_connections": limits.max_connections,
         "grpc.max_connection_idle_ms": settings.max_connection_idle_ms,
         "grpc.max_connection_age_ms": settings.max_connection_age_ms,

@@ -256,7 +256,7 @@ async def start_http(
     service = HttpService(parts, Access.of(settings, http, log), log)
     tls = tls_context(settings.grpc, http, "HTTP", log)
     limits = ConnectionLimits(
-        idle_seconds=http.keepalive_seconds,
+        idle_seconds=http.keepalive_timeout_seconds,
         age_seconds=settings.max_connection_age_seconds,
         write_seconds=settings.write_timeout_seconds,
         most=None if tls is None else max(parts.memory.share_bytes // _TLS_BYTES, _LEAST_TLS_CONNECTIONS),

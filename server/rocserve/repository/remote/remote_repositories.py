@@ -347,7 +347,7 @@ class RemoteRepositories:
         self._loop.run_forever()
 
     async def _open_all(self) -> None:
-        room = Room(self._settings.remotes[0].home.parent, self._settings.remote_cache_bytes)
+        room = Room(self._settings.remotes[0].home.parent, self._settings.remote_cache_size_bytes)
         for place in self._settings.remotes:
             folder = place.home.parent
             try:

@@ -93,8 +93,8 @@ class ResidentModels:
         self._log = log
         self._background = BackgroundTasks(log)
         self._retry = RetryPolicy(1.0, 60.0)
-        limits = {MODELS: settings.max_models, _HOST: settings.max_host_bytes}
-        limits |= {_gpu(number): settings.max_gpu_bytes for number in Host().gpus}
+        limits = {MODELS: settings.max_loaded_models, _HOST: settings.max_model_memory}
+        limits |= {_gpu(number): settings.max_model_gpu_memory for number in Host().gpus}
         self._limits = {place: most for place, most in limits.items() if most is not None}
         self._room = Room[LazyVersion](self._limits)
         self._versions: set[LazyVersion] = set()
@@ -423,13 +423,13 @@ class LazyVersion(Tenant):
             return
         waiting = _Waiting(request, responder, now)
         self._waiting[waiting] = None
-        limit = now + self._residents.settings.wait_seconds
+        limit = now + self._residents.settings.model_wait_seconds
         until = limit if request.deadline is None else min(limit, request.deadline)
         waiting.timer = self._residents.plane.call_at(until, functools.partial(self._expire, waiting, until < limit))
         responder.watch_cancellation(functools.partial(self._drop, waiting, cancelled()))
 
     def _expire(self, waiting: _Waiting, is_deadline: bool) -> None:
-        text = f"model '{self.name}' was not loaded within {self._residents.settings.wait_seconds:g} s; ask again"
+        text = f"model '{self.name}' was not loaded within {self._residents.settings.model_wait_seconds:g} s; ask again"
         self._drop(waiting, deadline_exceeded() if is_deadline else unavailable(text))
 
     def _drop(self, waiting: _Waiting, error: ServeError) -> None:
