@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
@@ -231,7 +233,7 @@ class ManagedVersion:
         loaded: LoadedVersion | None = None
         outcome: Exception | None = None
         try:
-            loaded = await self._load_unchanged(content)
+            loaded = await self._load_wanted(content)
         except ServeError as error:
             # Its traceback holds all objects of the load, this frame among them.
             outcome = error.with_traceback(None)
@@ -256,32 +258,49 @@ class ManagedVersion:
             self._failed(internal(f"{type(outcome).__name__}: {outcome}"), key, can_pass=True)
         self._on_end()
 
-    async def _load_unchanged(self, content: ModelContent) -> LoadedVersion:
+    async def _load_wanted(self, content: ModelContent) -> LoadedVersion:
         if refusal := content.scan.versions[self.number].refusal:
             raise invalid_argument(refusal)
         if content.definition.refusal is not None:
             raise content.definition.refusal
-        if content.definition.config.is_ensemble:
-            # No worker is started for it, so it need not wait for those that load.
+        failure, backend, slots = self.failure, content.definition.backend, self._context.load_slots
+        # No worker is started for an ensemble, so it need not wait for those that load.
+        slot: AbstractAsyncContextManager[None] = contextlib.nullcontext()
+        if backend is not None:
+            compiles = any(engine.needs_migraphx for engine in backend.engines)
+            slot = slots.taken(compiles, failure is not None and failure.content == self._loading_key)
+            self._progress = WAITS_FOR_OTHERS if slots.all_taken else ""
+        async with slot:
+            self._progress = ""
+            self._began_at = time.monotonic()
             loaded = await self._load_now(content)
-            residents = self._context.residents
-            if residents is not None and isinstance(loaded, EnsembleVersion):
-                loaded.on_request = residents.bring_members
-        else:
-            failure, backend = self.failure, content.definition.backend
-            compiles = backend is not None and any(engine.needs_migraphx for engine in backend.engines)
-            is_retry = failure is not None and failure.content == self._loading_key
-            if self._context.load_slots.all_taken:
-                self._progress = WAITS_FOR_OTHERS
-            async with self._context.load_slots.taken(compiles, is_retry):
-                self._progress = ""
-                loaded = await self._load_now(content)
         try:
             self._check_interface(loaded, content)
         except InterfaceLost:
             self._discard(loaded)
             raise
         return loaded
+
+    async def _load_now(self, content: ModelContent) -> LoadedVersion:
+        task, residents = asyncio.current_task(), self._context.residents
+
+        def on_progress(text: str) -> None:
+            # One that was called off may have its last words while another runs.
+            if self.task is task:
+                self._progress = text
+
+        if residents is None or not residents.manages(content):
+            loaded = await self._load_checked(content, on_progress)
+            if residents is not None and isinstance(loaded, EnsembleVersion):
+                loaded.on_request = residents.bring_members
+            return loaded
+        version = self._register(residents, content)
+        try:
+            await residents.bring(version)
+        except BaseException:
+            self._discard(version)
+            raise
+        return version
 
     def _check_interface(self, loaded: LoadedVersion, content: ModelContent) -> None:
         """A version is not replaced where the configuration alone has changed, and lost what clients use: it may have
@@ -298,26 +317,6 @@ class ManagedVersion:
         lost = lost_interface(served.config, loaded.config, was_written and not is_written)
         if lost:
             raise InterfaceLost(lost)
-
-    async def _load_now(self, content: ModelContent) -> LoadedVersion:
-        self._began_at = time.monotonic()
-        task = asyncio.current_task()
-
-        def on_progress(text: str) -> None:
-            # One that was called off may have its last words while another runs.
-            if self.task is task:
-                self._progress = text
-
-        residents = self._context.residents
-        if residents is None or not residents.manages(content):
-            return await self._load_checked(content, on_progress)
-        version = self._register(residents, content)
-        try:
-            await residents.bring(version)
-        except BaseException:
-            self._discard(version)
-            raise
-        return version
 
     async def _load_checked(self, content: ModelContent, on_progress: Callable[[str], None]) -> LoadedVersion:
         """Raises: FilesChanged, also instead of what the loader says, which half of the files may have been from

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.backends.base import Machine
@@ -79,25 +80,17 @@ class WorkerVersionLoader:
 
     async def load(self, order: LoadOrder) -> LoadedVersion:
         definition, version = order.definition, order.version
-        if definition.backend is None:
-            complete = self._with_the_cache_there_is(complete_definition(definition, None, strict=self.strict))
-            statistics = ModelStatistics(self.latencies.distributions(complete.config))
-            answers = self._cached_answers(complete, version, statistics)
-            kind = ItemEnsemble if definition.is_amd else LoadedEnsemble
-            ensemble = kind(
-                complete.config,
-                complete.serialized,
-                version,
-                statistics,
-                self.dispatcher,
-                self.memory,
-                answers,
-                self.mail.plane,
-            )
-            await warm_up_ensemble(ensemble, definition.folder, self.mail.plane)
-            return ensemble
-        load = functools.partial(self._load_on, order)
-        return await load_on_engine(order.name, definition, order.folder, self.machine, load, self.log)
+        if definition.backend is not None:
+            load = functools.partial(self._load_on, order)
+            return await load_on_engine(order.name, definition, order.folder, self.machine, load, self.log)
+        complete, statistics, answers = self._completed(
+            complete_definition(definition, None, strict=self.strict), version
+        )
+        kind = ItemEnsemble if definition.is_amd else LoadedEnsemble
+        config, message, plane = complete.config, complete.serialized, self.mail.plane
+        ensemble = kind(config, message, version, statistics, self.dispatcher, self.memory, answers, plane=plane)
+        await warm_up_ensemble(ensemble, definition.folder, plane)
+        return ensemble
 
     async def _load_on(self, order: LoadOrder, plan: EnginePlan) -> LoadedVersion:
         """Raises: EngineFailed: the engine's own words; ServeError: what no engine can change."""
@@ -126,10 +119,9 @@ class WorkerVersionLoader:
             except ServeError as error:
                 raise EngineFailed(error) from None
             complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
-            complete = self._with_the_cache_there_is(complete)
+            complete, statistics, answers = self._completed(complete, version)
             for warning in complete.warnings[len(definition.warnings) :]:
                 self.log.getChild("config").warning("model '%s': %s", definition.name, warning)
-            statistics = ModelStatistics(self.latencies.distributions(complete.config))
             parts = SchedulerParts(
                 complete.config,
                 version,
@@ -153,106 +145,87 @@ class WorkerVersionLoader:
         workers.connect(scheduler)
         if plan.replaces:
             self.fallbacks[Fallback(definition.name, version, plan.replaces, plan.engine.name)] += 1
-        seconds = time.monotonic() - started
-        answers = self._cached_answers(complete, version, statistics)
         kind = ItemModelVersion if definition.is_amd else LoadedModelVersion
-        return kind(complete, version, statistics, scheduler, answers, workers, seconds)
-
-    def _with_the_cache_there_is(self, definition: ModelDefinition) -> ModelDefinition:
-        """As it is run. What clients see of its configuration stays."""
-        if self.cache is not None or not definition.config.response_cache:
-            return definition
-        self.log.warning(
-            "model '%s' asks for the response cache, but the server has none; --cache-config=local,size=BYTES makes"
-            " one",
-            definition.name,
+        return kind(
+            complete.config,
+            complete.serialized,
+            version,
+            statistics,
+            scheduler,
+            answers,
+            workers.group.inputs,
+            workers=workers,
+            load_seconds=time.monotonic() - started,
         )
-        return replace(definition, config=replace(definition.config, response_cache=False))
 
-    def _cached_answers(
-        self, definition: ModelDefinition, version: int, statistics: ModelStatistics
-    ) -> CachedAnswers | None:
+    def _completed(
+        self, definition: ModelDefinition, version: int
+    ) -> tuple[ModelDefinition, ModelStatistics, CachedAnswers | None]:
+        """The definition as it is run, and what goes with it. What clients see of its configuration stays."""
+        config = definition.config
+        if self.cache is None and config.response_cache:
+            self.log.warning(
+                "model '%s' asks for the response cache, but the server has none; --cache-config=local,size=BYTES"
+                " makes one",
+                definition.name,
+            )
+            config = replace(config, response_cache=False)
+        statistics = ModelStatistics(self.latencies.distributions(config))
+        answers = None
         # What a sequence is answered depends on what came before.
-        if (
-            self.cache is None
-            or not definition.config.response_cache
-            or definition.config.sequence_batching is not None
-        ):
-            return None
-        return CachedAnswers(self.cache, definition.config, version, statistics, self.log)
+        if self.cache is not None and config.response_cache and config.sequence_batching is None:
+            answers = CachedAnswers(self.cache, config, version, statistics, self.log)
+        return replace(definition, config=config), statistics, answers
 
 
+@dataclass(eq=False, kw_only=True)
 class LoadedModelVersion(ScheduledVersion):
     """A version with workers, for the repository's hands."""
 
-    def __init__(
-        self,
-        definition: ModelDefinition,
-        version: int,
-        statistics: ModelStatistics,
-        scheduler: Scheduler,
-        answers: CachedAnswers | None,
-        workers: VersionWorkers,
-        load_seconds: float,
-    ) -> None:
-        config, message = definition.config, definition.serialized
-        super().__init__(config, message, version, statistics, scheduler, answers, workers.group.inputs)
-        self.load_seconds = load_seconds
-        self._workers = workers
+    workers: VersionWorkers
+    load_seconds: float
 
     @property
     def properties(self) -> Mapping[str, str]:
-        return self._workers.properties
+        return self.workers.properties
 
     @property
     def worker_pids(self) -> Mapping[int, int]:
-        return self._workers.group.models_of_workers
+        return self.workers.group.models_of_workers
 
     @property
     def worker_restarts(self) -> int:
-        return self._workers.group.restarts
+        return self.workers.group.restarts
 
     @property
     def available(self) -> bool:
-        return self._workers.available
+        return self.workers.available
 
     @property
     def status_reason(self) -> str:
-        return self._workers.reason
+        return self.workers.reason
 
     def follow_members(self, is_decoupled: bool) -> None:
         """See lifecycle.LoadedVersion; it has none."""
 
     async def unload(self) -> None:
-        await self._workers.drain_and_stop()
+        await self.workers.drain_and_stop()
         if self._answers is not None:
-            self._workers.plane.call_soon(self._answers.close)
+            self.workers.plane.call_soon(self._answers.close)
 
 
+@dataclass(eq=False, kw_only=True)
 class LoadedEnsemble(EnsembleVersion):
     """An ensemble, for the repository's hands; whether its members are there is the repository's to know."""
 
-    available = True
-    status_reason = ""
-    properties: Mapping[str, str] = {}
-    pending_requests = 0
-    load_seconds = 0.0
-    worker_pids: Mapping[int, int] = {}
-    worker_restarts = 0
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        config_message: bytes,
-        version: int,
-        statistics: ModelStatistics,
-        dispatcher: Dispatcher,
-        memory: RequestMemory,
-        answers: CachedAnswers | None,
-        plane: PlaneLoop,
-    ) -> None:
-        super().__init__(config, config_message, version, statistics, dispatcher, memory, answers)
-        self._plane = plane
+    plane: PlaneLoop
+    available: ClassVar[bool] = True
+    status_reason: ClassVar[str] = ""
+    properties: ClassVar[Mapping[str, str]] = {}
+    pending_requests: ClassVar[int] = 0
+    load_seconds: ClassVar[float] = 0.0
+    worker_pids: ClassVar[Mapping[int, int]] = {}
+    worker_restarts: ClassVar[int] = 0
 
     def follow_members(self, is_decoupled: bool) -> None:
         if is_decoupled == self.config.decoupled:
@@ -264,9 +237,9 @@ class LoadedEnsemble(EnsembleVersion):
 
     async def unload(self) -> None:
         # It has no workers; what its requests wait for has limits of its own.
-        await drained(self._plane, self.close, 0.0)
+        await drained(self.plane, self.close, 0.0)
         if self.answers is not None:
-            self._plane.call_soon(self.answers.close)
+            self.plane.call_soon(self.answers.close)
 
 
 class ItemModelVersion(LoadedModelVersion):
