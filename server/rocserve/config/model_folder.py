@@ -16,7 +16,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal, invalid_argument, unimplemented
-from rocserve.core.model_config import InitialState, VersionPolicy, VersionPolicyKind
+from rocserve.core.model_config import InitialState, VersionPolicy
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
@@ -35,11 +35,9 @@ def is_version_name(name: str) -> bool:
 def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:
     """The versions that the policy serves, ascending. Specific ones that are not there are left out."""
     existing = sorted(set(available))
-    if policy.kind is VersionPolicyKind.ALL:
-        return tuple(existing)
-    if policy.kind is VersionPolicyKind.SPECIFIC:
+    if policy.specific is not None:
         return tuple(version for version in existing if version in policy.specific)
-    return tuple(existing[-policy.latest :]) if policy.latest else ()
+    return tuple(existing if policy.latest is None else existing[max(len(existing) - policy.latest, 0) :])
 
 
 def no_version_text(config: PlainConfig) -> str:

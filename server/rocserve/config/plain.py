@@ -19,7 +19,7 @@ from typing import Any
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.core import model_config as plain
 from rocserve.core.datatypes import DataType
-from rocserve.core.model_config import ControlKind, ModelConfig, SequenceControl, VersionPolicy, VersionPolicyKind
+from rocserve.core.model_config import ControlKind, ModelConfig, SequenceControl, VersionPolicy
 from rocserve.core.requests import Signature
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.protocol.model_config_pb2 import ModelSequenceBatching
@@ -99,26 +99,23 @@ def _same(value: Any) -> Any:
 
 
 def version_policy(message: messages.ModelVersionPolicy) -> VersionPolicy:
-    if message.HasField("specific"):
-        return VersionPolicy(VersionPolicyKind.SPECIFIC, specific=tuple(message.specific.versions))
-    if message.HasField("latest"):
-        return VersionPolicy(VersionPolicyKind.LATEST, latest=message.latest.num_versions)
-    # One that says nothing means all of them to Triton.
-    return VersionPolicy(VersionPolicyKind.ALL)
+    """One that says nothing means all of them to Triton."""
+    return VersionPolicy(
+        message.latest.num_versions if message.HasField("latest") else None,
+        tuple(message.specific.versions) if message.HasField("specific") else None,
+    )
+
+
+_YES_AND_NO = {"fp32_false_true": DataType.FP32, "bool_false_true": DataType.BOOL, "int32_false_true": DataType.INT32}
 
 
 def _control(message: ModelSequenceBatching.Control) -> SequenceControl:
     kind = ControlKind(ModelSequenceBatching.Control.Kind.Name(message.kind))
     if kind is ControlKind.CORRELATION_ID:
         return SequenceControl(kind, datatype_of_number(message.data_type))
-    if message.fp32_false_true:
-        no, yes = message.fp32_false_true
-        return SequenceControl(kind, DataType.FP32, no, yes)
-    if message.bool_false_true:
-        no, yes = message.bool_false_true
-        return SequenceControl(kind, DataType.BOOL, float(no), float(yes))
-    no, yes = message.int32_false_true
-    return SequenceControl(kind, DataType.INT32, no, yes)
+    given = next(name for name in _YES_AND_NO if getattr(message, name))
+    no, yes = getattr(message, given)
+    return SequenceControl(kind, _YES_AND_NO[given], float(no), float(yes))
 
 
 _NAMES = {

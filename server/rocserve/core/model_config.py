@@ -256,18 +256,13 @@ class ExecutionAccelerator:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
-class VersionPolicyKind(enum.Enum):
-    LATEST = "latest"
-    ALL = "all"
-    SPECIFIC = "specific"
-
-
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    kind: VersionPolicyKind = VersionPolicyKind.LATEST
-    latest: int = 1
-    """How many of the highest versions are served (LATEST)."""
-    specific: tuple[int, ...] = ()
+    """Which versions are served: all, where neither is said."""
+
+    latest: int | None = None
+    """How many of the highest."""
+    specific: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +275,7 @@ class ModelConfig:
     """0 = the model does not batch: shapes are the full shapes."""
     inputs: tuple[InputConfig, ...] = ()
     outputs: tuple[OutputConfig, ...] = ()
-    version_policy: VersionPolicy = VersionPolicy()
+    version_policy: VersionPolicy = VersionPolicy(latest=1)
     instance_groups: tuple[InstanceGroup, ...] = ()
     dynamic_batching: DynamicBatching | None = None
     ensemble_steps: tuple[EnsembleStep, ...] = ()

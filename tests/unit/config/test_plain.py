@@ -16,7 +16,6 @@ from rocserve.core.model_config import (
     QueuePolicy,
     TimeoutAction,
     VersionPolicy,
-    VersionPolicyKind,
     WarmupInput,
     WarmupSample,
 )
@@ -66,7 +65,7 @@ def test_every_part() -> None:
         max_batch_size=8,
         inputs=(InputConfig("x", DataType.UINT8, (2, 3, -1), None, True, "FORMAT_NHWC"),),
         outputs=(OutputConfig("y", DataType.BYTES, (1,), (), "l.txt", ("cat", "dog")),),
-        version_policy=VersionPolicy(VersionPolicyKind.SPECIFIC, specific=(2, 5)),
+        version_policy=VersionPolicy(specific=(2, 5)),
         instance_groups=(InstanceGroup("", InstanceKind.GPU, 2, (0, 1), True),),
         dynamic_batching=DynamicBatching(
             (4, 8),

@@ -7,7 +7,7 @@ import pytest
 from rocserve.config.model_folder import ModelFolder, is_version_name, select_versions
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.plain import version_policy
-from rocserve.core.model_config import VersionPolicy, VersionPolicyKind
+from rocserve.core.model_config import VersionPolicy
 
 
 def _policy(text: str) -> VersionPolicy:
@@ -32,8 +32,8 @@ def test_selection(policy: str, selected: tuple[int, ...]) -> None:
 
 
 def test_nothing_available() -> None:
-    for kind in VersionPolicyKind:
-        assert select_versions(VersionPolicy(kind, specific=(1,)), []) == ()
+    for policy in (VersionPolicy(), VersionPolicy(latest=1), VersionPolicy(specific=(1,))):
+        assert select_versions(policy, []) == ()
 
 
 def test_versions_of_a_folder(tmp_path: Path) -> None:
