@@ -141,7 +141,7 @@ class Server:
             engines=settings.engines,
             machine=ThisMachine(settings.engines, settings.host_policies, settings.repository.max_model_instances),
             fallbacks=self._fallbacks,
-            cache=ResponseCache(settings.cache.size_bytes) if settings.cache.name else None,
+            cache=None if settings.response_cache_bytes is None else ResponseCache(settings.response_cache_bytes),
             limiter=(
                 RateLimiter(settings.rate_limit_resources, self._plane.call_soon)
                 if settings.rate_limit == "execution_count"

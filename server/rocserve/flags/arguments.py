@@ -33,7 +33,7 @@ class FieldFlag:
         default, text = self.default, self.flag.help
         is_needed = self.flag.is_positional or self.flag.required
         is_told = is_needed or self.flag.kind is SWITCH or "(default" in text
-        if is_told or default in (None, "", ()) or dataclasses.is_dataclass(default):
+        if is_told or default in (None, "", ()):
             return text
         value = default.value if isinstance(default, enum.Enum) else default
         shown = f"{value:g}" if isinstance(value, float) else str(value)
@@ -46,7 +46,7 @@ def flags_of(defaults: Any, prefix: str = "", group: str = "", begin: str = "") 
         found = field.metadata.get(METADATA)
         value = getattr(defaults, field.name)
         if isinstance(found, Flag):
-            own = begin + re.sub("seconds$", "secs", field.name).replace("_", "-")
+            own = begin + re.sub("_seconds$", "_secs", field.name).replace("_", "-")
             names = (found.name or own, *found.aliases)
             yield FieldFlag(names, prefix + field.name, value, found, found.group or group)
             for other in found.others:

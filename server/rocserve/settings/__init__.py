@@ -14,7 +14,6 @@ from rocserve.settings.server import DEFAULT_MAX_BATCH_SIZE as DEFAULT_MAX_BATCH
 from rocserve.settings.server import KEEP_USER as KEEP_USER
 from rocserve.settings.server import NO_TIME_LIMITS as NO_TIME_LIMITS
 from rocserve.settings.server import AdminAddresses as AdminAddresses
-from rocserve.settings.server import CacheSettings as CacheSettings
 from rocserve.settings.server import EngineSettings as EngineSettings
 from rocserve.settings.server import RateLimitResource as RateLimitResource
 from rocserve.settings.server import ServerSettings as ServerSettings

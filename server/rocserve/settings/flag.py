@@ -34,8 +34,8 @@ class Flag:
     kind: Kind
     help: str
     name: str = ""
-    """Without its dashes; "" = the field's, with dashes in it and "secs" in place of "seconds", behind what all of the
-    part begin with."""
+    """Without its dashes; "" = the field's, with dashes in it and "-secs" in place of "_seconds", behind what all of
+    the part begin with."""
     repeatable: bool = False
     aliases: tuple[str, ...] = ()
     group: str = ""

@@ -79,15 +79,6 @@ def admin_addresses(text: str) -> AdminAddresses:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheSettings:
-    """--cache-config: the response cache."""
-
-    name: str = ""
-    """"local"; "" = there is none."""
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class RateLimitResource:
     """--rate-limit-resource: how much there is of a resource."""
 
@@ -122,7 +113,7 @@ def worker_variables(text: str) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
-def cache_settings(values: Sequence[tuple[str, str, str]]) -> CacheSettings:
+def cache_bytes(values: Sequence[tuple[str, str, str]]) -> int:
     for name, setting, value in values:
         if name != "local":
             raise ValueError(
@@ -130,7 +121,7 @@ def cache_settings(values: Sequence[tuple[str, str, str]]) -> CacheSettings:
             )
         if setting != "size" or not value.isdecimal():
             raise ValueError(f"--cache-config=local,{setting}={value}: expected local,size=BYTES")
-    return CacheSettings("local", int(values[-1][2]))
+    return int(values[-1][2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,12 +314,12 @@ class ServerSettings:
         "how much there is of a resource that instances hold",
         name="rate-limit-resource",
     )
-    cache: CacheSettings = flag(
-        CacheSettings(),
+    response_cache_bytes: int | None = flag(
+        None,
         setting_of("local,size=BYTES", "local,SETTING=VALUE"),
         "the response cache, e.g. local,size=104857600; repeatable",
         repeatable=True,
-        make=cache_settings,
+        make=cache_bytes,
         name="cache-config",
     )
     backend_config: tuple[tuple[str, str, str], ...] = repeated(
