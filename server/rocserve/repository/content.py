@@ -67,6 +67,9 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
     return LoadParameters(config, files)
 
 
+IN_REPOSITORY = LoadParameters()
+
+
 def wrong_type(key: str, expected: str) -> ServeError:
     return invalid_argument(f"invalid value type for load parameter '{key}', expected {expected}.")
 
@@ -80,11 +83,6 @@ class PrivateFolder:
         weakref.finalize(self, shutil.rmtree, parent, ignore_errors=True)
         self.folder = parent / name
         self.folder.mkdir()
-
-
-def _failed(name: str, error: OSError) -> ServeError:
-    why = error.strerror or str(error)
-    return internal(f"failed to load '{name}', its files cannot be put into a temporary folder: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +124,6 @@ def make_content(
     return ModelContent(definition, scan, wanted, digest.hexdigest(), private_folder)
 
 
-_AS_IN_REPOSITORY = LoadParameters()
-
-
 @dataclass(frozen=True, slots=True)
 class ContentReader:
     """Its methods block on the disk: call them in a thread."""
@@ -137,62 +132,19 @@ class ContentReader:
     settings: RepositorySettings
 
     def read(
-        self, scan: ModelScan, parameters: LoadParameters = _AS_IN_REPOSITORY, name: str | None = None
+        self, scan: ModelScan, parameters: LoadParameters = IN_REPOSITORY, name: str | None = None
     ) -> tuple[ModelContent, ...]:
         """The models of a folder. `name`: the model that `parameters` are for. Raises: ServeError: the folder must not
         be read, or what it says is wrong."""
         if scan.refusal:
             raise invalid_argument(scan.refusal)
-        if parameters.files:
-            return self._read_given_files(scan, parameters, name or scan.name)
-        request = None if parameters.config is None else self._request(scan, parameters, name)
-        return self._define(scan, scan.folder, scan.root, request, None)
-
-    def read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
-        """A model that no folder of a repository defines: its configuration, and its file, which is in `root`. Raises:
-        ServeError: the configuration is wrong."""
-        try:
-            private = PrivateFolder(name)
-            version = private.folder / "1"
-            version.mkdir()
-            # An ensemble has none.
-            if file is not None:
-                (version / file.name).symlink_to(file)
-        except OSError as error:
-            raise _failed(name, error) from error
-        scan = scan_model(name, private.folder, root, (root,), self.settings.max_folder_entries)
-        kind = self.settings.default_instance_kind
-        reading = FolderReading(private.folder, self.registry, name, default_kind=kind, repository=root)
-        return tuple(make_content(definition, scan, private) for definition in reading.definitions(written))
-
-    def read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
-        """Models that are made for another one, by the files of their folders. Raises: ServeError: they cannot be
-        written, or what they say is wrong."""
-        contents: list[ModelContent] = []
-        for model in made:
-            private, scan = self._write(model.name, model.files)
-            # Nothing in it is secret, and workers of another user read it.
-            private.folder.parent.chmod(0o755)
-            contents += self._define(replace(scan, namespace=namespace), private.folder, None, None, private)
-        return tuple(contents)
-
-    def _write(self, name: str, files: Mapping[PurePosixPath, bytes]) -> tuple[PrivateFolder, ModelScan]:
-        """A model's folder with these files. Raises: ServeError INTERNAL when they cannot be written."""
-        try:
-            private = PrivateFolder(name)
-            for path, data in files.items():
-                target = private.folder / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
-        except OSError as error:
-            raise _failed(name, error) from error
-        allowed = (private.folder.resolve(),)
-        return private, scan_model(name, private.folder, private.folder, allowed, self.settings.max_folder_entries)
-
-    def _read_given_files(self, scan: ModelScan, parameters: LoadParameters, name: str) -> tuple[ModelContent, ...]:
+        if parameters == IN_REPOSITORY:
+            return self._define(scan)
+        name = name or scan.name
         request = self._request(scan, parameters, name)
-        private, given = self._write(name, parameters.files)
-        contents = self._define(given, private.folder, None, request, private)
+        if not parameters.files:
+            return self._define(scan, request=request)
+        contents = self._define(*self._write(name, parameters.files), request)
         for content in contents:
             backend = content.definition.backend
             for mark in () if backend is None else backend.marks_of_programs:
@@ -203,40 +155,79 @@ class ContentReader:
                     )
         return contents
 
-    def _request(self, scan: ModelScan, parameters: LoadParameters, name: str | None) -> ConfigRequest:
+    def read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
+        """A model that no folder of a repository defines: its configuration, and its file, which is in `root`; an
+        ensemble has none. Raises: ServeError: the configuration is wrong."""
+        version = PurePosixPath("1")
+        scan, private = self._write(name, {version: None} if file is None else {version / file.name: file}, root)
+        kind = self.settings.default_instance_kind
+        reading = FolderReading(private.folder, self.registry, name, default_kind=kind, repository=root)
+        return tuple(make_content(definition, scan, private) for definition in reading.definitions(written))
+
+    def read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
+        """Models that are made for another one, by the files of their folders. Raises: ServeError: they cannot be
+        written, or what they say is wrong."""
+        contents: list[ModelContent] = []
+        for model in made:
+            scan, private = self._write(model.name, model.files)
+            # Nothing in it is secret, and workers of another user read it.
+            private.folder.parent.chmod(0o755)
+            contents += self._define(replace(scan, namespace=namespace), private)
+        return tuple(contents)
+
+    def _write(
+        self, name: str, files: Mapping[PurePosixPath, bytes | Path | None], root: Path | None = None
+    ) -> tuple[ModelScan, PrivateFolder]:
+        """A model's folder with these files, or links to files in `root`; None: an empty folder. Raises: ServeError
+        INTERNAL when they cannot be written."""
+        try:
+            private = PrivateFolder(name)
+            for path, data in files.items():
+                target = private.folder / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if data is None:
+                    target.mkdir()
+                elif isinstance(data, Path):
+                    target.symlink_to(data)
+                else:
+                    target.write_bytes(data)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise internal(
+                f"failed to load '{name}', its files cannot be put into a temporary folder: {why}"
+            ) from error
+        root = root or private.folder
+        return scan_model(name, private.folder, root, (root.resolve(),), self.settings.max_folder_entries), private
+
+    def _request(self, scan: ModelScan, parameters: LoadParameters, name: str) -> ConfigRequest:
         """The request's configuration beside what the repository says of the model."""
         request = ConfigRequest(parameters.config or "", brings_files=bool(parameters.files))
         if not scan.versions and not scan.config_files:
             return request
         try:
-            contents = self._define(scan, scan.folder, scan.root, None, None)
+            contents = self._define(scan)
         except ServeError:
             return request
         for content in contents:
             definition = content.definition
-            if definition.name == (name or scan.name):
+            if definition.name == name:
                 backend = "" if definition.backend is None else definition.backend.name
                 return replace(request, own=definition.message, own_backend=backend)
         return request
 
     def _define(
-        self,
-        scan: ModelScan,
-        folder: Path,
-        repository: Path | None,
-        request: ConfigRequest | None,
-        private: PrivateFolder | None,
+        self, scan: ModelScan, private: PrivateFolder | None = None, request: ConfigRequest | None = None
     ) -> tuple[ModelContent, ...]:
         single = self.settings.single if scan.is_root else None
         reading = FolderReading(
-            folder,
+            scan.folder,
             self.registry,
             scan.name,
             config_name=self.settings.model_config_name,
             strict=self.settings.strict_model_config,
             request=request,
             default_kind=self.settings.default_instance_kind,
-            repository=repository,
+            repository=None if private else scan.root,
             namespace=scan.namespace,
             flat=scan.flat,
             renames=single is not None and single.is_named,
@@ -244,7 +235,7 @@ class ContentReader:
         )
         if scan.is_root and not reading.renames:
             # It is named by its configuration: how a repository that is itself a model was mounted says nothing.
-            own = replace(reading, folder=scan.folder, repository=None).written().models[0].name
+            own = replace(reading, repository=None).written().models[0].name
             reading = replace(reading, name=own or scan.name)
         most = self.settings.max_model_versions
         contents = [make_content(definition, scan, private) for definition in reading.definitions(keep_refused=True)]

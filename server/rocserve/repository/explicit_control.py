@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
-from rocserve.repository.content import LoadParameters, ModelContent, parse_load_parameters
+from rocserve.repository.content import IN_REPOSITORY, LoadParameters, ModelContent, parse_load_parameters
 from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.membership import members_of
 from rocserve.repository.model import wait_for_loads
@@ -22,7 +22,6 @@ from rocserve.repository.table import ModelTable
 ALL_MODELS = "*"
 _ATTEMPTS = 5
 """How often a load begins anew because the model's files change under it."""
-_IN_REPOSITORY = LoadParameters()
 
 
 class ExplicitControl:
@@ -47,7 +46,7 @@ class ExplicitControl:
         for key, model in scan.models.items():
             for text in model.advice if key in wanted or ALL_MODELS in names else ():
                 self._context.log.warning("%s", text)
-        loads = (self._load(key, _IN_REPOSITORY, scan, frozenset()) for key in wanted)
+        loads = (self._load(key, IN_REPOSITORY, scan, frozenset()) for key in wanted)
         missing: dict[str, str] = {}
         for key, outcome in zip(wanted, await asyncio.gather(*loads, return_exceptions=True), strict=True):
             if isinstance(outcome, ServeError) and key not in self._models:
@@ -183,7 +182,7 @@ class ExplicitControl:
         needed = {key for member in members for key in self._keys(self._names.bare(member), scan)}
         keys = sorted(key for key in needed - own - above if not self._is_serving(key))
         outcomes = await asyncio.gather(
-            *(self._load(key, _IN_REPOSITORY, scan, above) for key in keys), return_exceptions=True
+            *(self._load(key, IN_REPOSITORY, scan, above) for key in keys), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, ServeError):

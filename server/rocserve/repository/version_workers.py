@@ -388,19 +388,14 @@ def model_interpreter(definition: ModelDefinition) -> str:
     if not written or definition.backend is None or not definition.backend.answers_requests:
         return ""
     path = Path(definition.folder, written.replace(_MODEL_FOLDER, str(definition.folder)))
-    if path.name.lower().endswith(_ARCHIVES):
-        raise _refusal(
-            definition,
-            f"'{written}' is an archive; unpack it, and name the folder of the environment or its interpreter",
-        )
     interpreter = path / "bin" / "python" if path.is_dir() else path
-    if not interpreter.is_file():
-        raise _refusal(definition, f"there is no Python at {interpreter}; make it with: python3 -m venv {path}")
-    if not os.access(interpreter, os.X_OK):
-        raise _refusal(definition, f"{interpreter} cannot be executed")
-    # Not resolved: the interpreter of a virtual environment is a link, and its place says which environment it is.
-    return str(interpreter.absolute())
-
-
-def _refusal(definition: ModelDefinition, reason: str) -> ServeError:
-    return invalid_argument(f"model '{definition.name}': parameter {PARAMETER}: {reason}")
+    if path.name.lower().endswith(_ARCHIVES):
+        problem = f"'{written}' is an archive; unpack it, and name the folder of the environment or its interpreter"
+    elif not interpreter.is_file():
+        problem = f"there is no Python at {interpreter}; make it with: python3 -m venv {path}"
+    elif not os.access(interpreter, os.X_OK):
+        problem = f"{interpreter} cannot be executed"
+    else:
+        # Not resolved: the interpreter of a virtual environment is a link, and its place says which environment it is.
+        return str(interpreter.absolute())
+    raise invalid_argument(f"model '{definition.name}': parameter {PARAMETER}: {problem}")
