@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 Model = TypeVar("Model")
 
@@ -23,13 +22,6 @@ def qualified(namespace: str, name: str) -> str:
 def namespace_of(key: str, name: str) -> str:
     """The namespace of a model's key; empty where there are none."""
     return key.removesuffix(name).removesuffix(_SEPARATOR)
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved(Generic[Model]):
-    models: Mapping[str, Model]
-    ambiguous: Mapping[str, int]
-    """How many models there are of each name that says too little."""
 
 
 class ModelNames:
@@ -52,11 +44,12 @@ class ModelNames:
             return [name] if name in known else []
         return [key for key in known if self.bare(key) == name]
 
-    def resolve(self, models: Mapping[str, Model], known: Iterable[str]) -> Resolved[Model]:
-        """The models, given by their keys, by all that may be said for them. A name means the only known model that
-        bears it; so does a name in a namespace without such a model."""
-        if not self.namespaces:
-            return Resolved(models, {})
+    def resolve(
+        self, models: Mapping[str, Model], known: Iterable[str]
+    ) -> tuple[Mapping[str, Model], Mapping[str, int]]:
+        """The models, given by their keys, by all that may be said for them; and how many there are of each name that
+        says too little. A name means the only known model that bears it; so does a name in a namespace without such a
+        model."""
         named: defaultdict[str, list[str]] = defaultdict(list)
         for key in known:
             named[self.bare(key)].append(key)
@@ -65,4 +58,4 @@ class ModelNames:
             if len(keys) == 1 and keys[0] in models:
                 for alias in (name, *(qualified(namespace, name) for namespace in self.namespaces)):
                     resolved.setdefault(alias, models[keys[0]])
-        return Resolved(resolved, {name: len(keys) for name, keys in named.items() if len(keys) > 1})
+        return resolved, {name: len(keys) for name, keys in named.items() if len(keys) > 1}

@@ -82,6 +82,11 @@ class BatchStatistics:
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
 
+    def add(self, phases: tuple[int, int, int], count: int = 1) -> None:
+        """`phases`: what input, engine and output took, of all `count` together."""
+        for duration, ns in zip((self.compute_input, self.compute_infer, self.compute_output), phases, strict=True):
+            duration.add(ns, count)
+
 
 @dataclass(slots=True)
 class ResponseStatistics:
@@ -95,8 +100,8 @@ class ResponseStatistics:
 
 
 @dataclass(slots=True)
-class StatisticsSnapshot:
-    """The counters, those of a version or a consistent copy of them."""
+class StatisticsSnapshot(BatchStatistics):
+    """The counters, those of a version or a consistent copy of them; the phases are those of requests."""
 
     inference_count: int = 0
     execution_count: int = 0
@@ -105,9 +110,6 @@ class StatisticsSnapshot:
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
     queue: Duration = field(default_factory=Duration)
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
     cancel: Duration = field(default_factory=Duration)
     reject: Duration = field(default_factory=Duration)
     cache_hit: Duration = field(default_factory=Duration)
@@ -211,20 +213,12 @@ class ModelStatistics:
         numbers.inference_count += rows
         numbers.success.add(success_ns, requests)
         numbers.queue.add(queue_ns, requests)
-        numbers.compute_input.add(input_ns, requests)
-        numbers.compute_infer.add(infer_ns, requests)
-        numbers.compute_output.add(output_ns, requests)
-        for size, (alike, *phases) in sizes.items():
-            self._add_batch(size, phases, alike)
+        numbers.add((input_ns, infer_ns, output_ns), requests)
+        for size, (alike, moved, ran, laid) in sizes.items():
+            numbers.batches[size].add((moved, ran, laid), alike)
         if request_end:
             age_ns = time.monotonic_ns() - request_end
             numbers.last_inference_ms = (time.time_ns() - age_ns) // 1_000_000
-
-    def _add_batch(self, size: int, phases: Sequence[int], executions: int = 1) -> None:
-        """Under the lock; `phases`: of all executions."""
-        batch = self._numbers.batches[size]
-        for duration, ns in zip((batch.compute_input, batch.compute_infer, batch.compute_output), phases, strict=True):
-            duration.add(ns, executions)
 
     def record_ensemble(
         self, started_ns: int, begun_ns: int, ended_ns: int, batch_size: int, phases: PhaseTotals
@@ -237,10 +231,9 @@ class ModelStatistics:
             self._numbers.inference_count += batch_size
             self._numbers.success.add(ended_ns - started_ns)
             self._numbers.queue.add(begun_ns - started_ns)
-            self._numbers.compute_input.add(phases.compute_input)
-            self._numbers.compute_infer.add(phases.compute_infer)
-            self._numbers.compute_output.add(phases.compute_output)
-            self._add_batch(batch_size, (phases.compute_input, phases.compute_infer, phases.compute_output))
+            took = (phases.compute_input, phases.compute_infer, phases.compute_output)
+            self._numbers.add(took)
+            self._numbers.batches[batch_size].add(took)
             if self._latencies is not None:
                 self._latencies.summarise(REQUEST_SUMMARY, ended_ns - started_ns, ended_ns)
                 self._latencies.observe(REQUEST_HISTOGRAM, (ended_ns - started_ns) / 1e6)

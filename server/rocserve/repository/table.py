@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, replace
 
 from rocserve.core.errors import invalid_argument, unavailable
-from rocserve.core.model_names import ModelNames, Resolved
+from rocserve.core.model_names import ModelNames
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import Failure, LifecycleContext
@@ -206,14 +206,14 @@ class ModelTable:
         for model in models:
             self.events.note(model.key, model.entries())
         served = dict(self._served)
-        resolved = self._resolved(served)
+        resolved, ambiguous = self._resolved(served)
         if self.names.namespaces:
-            self._borrowed = {name for name, model in resolved.models.items() if served.get(name) is not model}
+            self._borrowed = {name for name, model in resolved.items() if served.get(name) is not model}
         self._holder.table = replace(
             self._holder.table,
-            models=resolved.models,
+            models=resolved,
             listed=tuple(served.values()),
-            ambiguous=resolved.ambiguous,
+            ambiguous=ambiguous,
         )
         for model in models:
             model.unload_retired()
@@ -287,13 +287,14 @@ class ModelTable:
             is_affected = bool(self.names.namespaces) or key in changed
             if is_affected or any(each in changed or each in reviewed for each in members_of(configs[key])):
                 reviewed[key] = None
-                self._ensembles[key].review_members(self._resolved(self._served).models, configs)
+                self._ensembles[key].review_members(self._resolved(self._served)[0], configs)
                 self._look_at(key)
         return reviewed
 
-    def _resolved(self, served: Mapping[str, ServedModel]) -> Resolved[ServedModel]:
+    def _resolved(self, served: Mapping[str, ServedModel]) -> tuple[Mapping[str, ServedModel], Mapping[str, int]]:
+        """As ModelNames.resolve."""
         if not self.names.namespaces:
-            return Resolved(served, {})
+            return served, {}
         served = {key: model for key, model in served.items() if self.folder_of(key) is not None}
         # A model that is replaced by another one counts as there when it serves.
         late = {key for key in self._borrowed if (model := served.get(key)) is None or model.latest is None}
