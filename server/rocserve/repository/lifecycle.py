@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import ServedVersion
@@ -24,6 +25,7 @@ from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.watch import RepositoryWatch
 from rocserve.settings import ControlMode, RepositorySettings
+from rocserve.settings.repository import WhatKind
 
 if TYPE_CHECKING:
     from rocserve.repository.residency.resident_models import ResidentModels
@@ -168,7 +170,14 @@ class LoadSlots:
             yield
         finally:
             timer.cancel()
-            self._ended(load)
+            if load.has_slot:
+                self._release()
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(load)
+            elif load.needs_place:
+                self._places += 1
+                if self._waiting:
+                    self._overdue(self._waiting.popleft())
 
     def _overdue(self, load: _Load) -> None:
         if load.needs_place:
@@ -178,16 +187,6 @@ class LoadSlots:
             self._places -= 1
         load.has_slot = False
         self._release()
-
-    def _ended(self, load: _Load) -> None:
-        if load.has_slot:
-            self._release()
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(load)
-        elif load.needs_place:
-            self._places += 1
-            if self._waiting:
-                self._overdue(self._waiting.popleft())
 
     def _release(self) -> None:
         for queue in (self._first, self._later):
@@ -283,23 +282,31 @@ class Retries:
         callback()
 
 
-@dataclass(frozen=True, slots=True)
 class LifecycleContext:
     """What the models of a repository and their versions share."""
 
-    settings: RepositorySettings
-    reader: ContentReader
-    scanner: RepositoryScanner
-    watch: RepositoryWatch
-    debounce: Debounce
-    load: LoadVersion
-    load_slots: LoadSlots
-    retry: RetryPolicy
-    retries: Retries
-    background: BackgroundTasks
-    log: logging.Logger
-    residents: ResidentModels | None
-    """None: all versions are loaded, and stay."""
+    def __init__(
+        self,
+        settings: RepositorySettings,
+        registry: BackendRegistry,
+        load: LoadVersion,
+        residents: ResidentModels | None,
+        log: logging.Logger,
+    ) -> None:
+        """`residents`: None: all versions are loaded, and stay."""
+        self.settings = settings
+        self.load = load
+        self.residents = residents
+        self.log = log
+        self.reader = ContentReader(registry, settings)
+        self.scanner = RepositoryScanner(settings, registry, log)
+        is_file = settings.single is not None and settings.single.kind is WhatKind.FILE
+        self.watch = RepositoryWatch(self.scanner.roots, log, recursive=not is_file)
+        self.debounce = Debounce(settings.settle_seconds)
+        self.load_slots = LoadSlots(settings.concurrent_loads, settings.long_load_seconds)
+        self.retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False)
+        self.retries = Retries()
+        self.background = BackgroundTasks(log)
 
     @property
     def is_polling(self) -> bool:

@@ -48,7 +48,7 @@ class ManagedModel:
         """Ascending. Replaced, and never changed: other threads read it."""
         self._problem: Failure | None = None
         """Why the content that is there now cannot be used at all."""
-        self._gate: ServeError | None = None
+        self._gate: Failure | None = None
         """Why this ensemble cannot be loaded as long as its members are as they are."""
         self._is_waiting_for_members = False
         self._lacks_files_of_members = False
@@ -60,7 +60,7 @@ class ManagedModel:
 
     @property
     def is_ensemble(self) -> bool:
-        return self.content is not None and self.content.definition.config.is_ensemble
+        return self.config is not None and self.config.is_ensemble
 
     @property
     def config(self) -> ModelConfig | None:
@@ -152,12 +152,13 @@ class ManagedModel:
                 if error is None:
                     version.served.follow_members(is_decoupled)
         config = content.definition.config
-        self._gate, _ = review(config, served, ensembles)
+        error, _ = review(config, served, ensembles)
         missing = {step.member for step in config.ensemble_steps if find_member(step, served) is None}
         members = ((key, self._table.models.get(key)) for key in members_of(config) if key in missing)
         reasons = [f"{key}: {model.problem_text()}" for key, model in members if model and model.lacks_files]
-        if self._gate is not None and reasons:
-            self._gate = invalid_argument("; ".join((self._gate.text, *reasons)))
+        if error is not None and reasons:
+            error = invalid_argument("; ".join((error.text, *reasons)))
+        self._gate = None if error is None else Failure(error)
         self._lacks_files_of_members = 0 < len(missing) == len(reasons)
         self._is_waiting_for_members = self._gate is not None and any(map(self._table.is_loading, members_of(config)))
         if self._is_load_due and self._gate is None:
@@ -241,9 +242,9 @@ class ManagedModel:
         content = self.content
         if content is None:
             return unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
-        problem = self._problem.error if self._problem is not None else self._gate
+        problem = self._problem or self._gate
         if problem is not None:
-            return invalid_argument(f"load failed for model '{self.name}': {problem.text}")
+            return invalid_argument(f"load failed for model '{self.name}': {problem.error.text}")
         wanted = [version for version in self.versions if version.number in content.wanted]
         reasons = ""
         for version in wanted:
@@ -327,11 +328,8 @@ class ManagedModel:
 
     def problem_text(self) -> str:
         """Why it cannot be loaded; where it `lacks_files`, what to do."""
-        if self._problem is not None:
-            return self._problem.text
-        if self._gate is not None:
-            return self._gate.text
-        return ""
+        problem = self._problem or self._gate
+        return "" if problem is None else problem.text
 
 
 async def wait_for_loads(models: Iterable[ManagedModel]) -> None:

@@ -10,29 +10,17 @@ from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.serving import IndexEntry, ServingTableHolder
-from rocserve.repository.content import ContentReader
-from rocserve.repository.debounce import Debounce
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
 from rocserve.repository.image_models import ImageModels
-from rocserve.repository.lifecycle import (
-    BackgroundTasks,
-    LifecycleContext,
-    LoadSlots,
-    LoadVersion,
-    Retries,
-    RetryPolicy,
-)
+from rocserve.repository.lifecycle import LifecycleContext, LoadVersion
 from rocserve.repository.membership import outermost
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.table import ModelTable
 from rocserve.repository.version import UNLOADED, VersionState
-from rocserve.repository.watch import RepositoryWatch
 from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings
-from rocserve.settings.repository import WhatKind
 
 _TIMER_SLACK_SECONDS = 0.01
 """Timers may fire a moment early."""
@@ -56,22 +44,7 @@ class ModelRepository:
         self._tables = tables
         self._log = log
         self._remotes = RemoteRepositories(settings, log.getChild("remote"))
-        scanner = RepositoryScanner(settings, registry, log)
-        is_file = settings.single is not None and settings.single.kind is WhatKind.FILE
-        self._context = context = LifecycleContext(
-            settings=settings,
-            reader=ContentReader(registry, settings),
-            scanner=scanner,
-            watch=RepositoryWatch(scanner.roots, log, recursive=not is_file),
-            debounce=Debounce(settings.settle_seconds),
-            load=load,
-            load_slots=LoadSlots(settings.concurrent_loads, settings.long_load_seconds),
-            retry=RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False),
-            retries=Retries(),
-            background=BackgroundTasks(log),
-            log=log,
-            residents=residents,
-        )
+        self._context = context = LifecycleContext(settings, registry, load, residents, log)
         self._table = ModelTable(context, tables)
         self.events = self._table.events
         self._unready: set[str] = set()
@@ -81,7 +54,7 @@ class ModelRepository:
         self._explicit = ExplicitControl(context, self._table, self._remotes)
         self._image_models = ImageModels(context, self._table)
         self.endpoints = WorkerEndpoints(
-            settings, scanner, context.reader, self._table, tables, context.background, log
+            settings, context.scanner, context.reader, self._table, tables, context.background, log
         )
         self._scan_task: asyncio.Task[None] | None = None
         self._not_found: dict[str, str] = {}

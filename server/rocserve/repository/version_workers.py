@@ -64,10 +64,8 @@ class VersionWorkers(WorkerGroupEvents):
         `worker_group`."""
         self._order = order
         self._plan = plan
-        self._plan_properties = plan.properties
-        """Made once: each step of an ensemble asks."""
-        self._properties: Mapping[str, str] = {}
-        """The engine's own."""
+        self.properties: Mapping[str, str] = plan.properties
+        """What the engine itself says goes before what the server says of it."""
         self._start_call = start_call
         self._has_called = False
         self._metrics = metrics
@@ -105,11 +103,6 @@ class VersionWorkers(WorkerGroupEvents):
     @property
     def _worker_reason(self) -> str:
         return "; ".join(filter(None, (self._trouble, self._silence, self._progress)))
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """What the engine itself says goes before what the server says of it."""
-        return {**self._plan_properties, **self._properties}
 
     def reserve(self, limiter: RateLimiter) -> None:
         """See that there can be resources for all instances until they run no more. Raises: ServeError:
@@ -193,7 +186,7 @@ class VersionWorkers(WorkerGroupEvents):
         self._silence = text
 
     def described(self, properties: Mapping[str, str]) -> None:
-        self._properties = properties
+        self.properties = {**self._plan.properties, **properties}
 
     def measured(self, changes: MetricChanges) -> None:
         self._metrics.apply(changes)

@@ -99,8 +99,7 @@ class ResidentModels:
         self._room = Room[LazyVersion](self._limits)
         self._versions: set[LazyVersion] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._again: asyncio.TimerHandle | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     # For the repository
 
@@ -200,39 +199,39 @@ class ResidentModels:
             self._move()
 
     def _move(self) -> None:
-        moves = self._room.moves(time.monotonic())
+        """Load, unload and refuse what is due, now and from time to time."""
+        now = time.monotonic()
+        moves = self._room.moves(now)
+        idle, again = self._room.idle(now)
         for version in moves.refuse:
             needs = ", ".join(f"{amount >> 20} MiB {place}" for place, amount in version.needs.items())
             self._failed(version, unavailable(f"there is no room for it beside what is pinned: {needs}"))
-        for version in moves.unload:
-            self._release(version)
+        for version in (*moves.unload, *idle):
+            work = self._unload(version, for_room=version not in idle)
+            version.task = self._background.start(work, f"unload of {version.name} {version.version}")
         for version in moves.load:
             version.task = self._background.start(self._load(version), f"load of {version.name} {version.version}")
-        if self._room.has_waiting and self._again is None:
-            self._again = asyncio.get_running_loop().call_later(_RESCAN_SECONDS, self._rescan)
-
-    def _rescan(self) -> None:
-        self._again = None
-        self._move()
-
-    def _release(self, version: LazyVersion, for_room: bool = True) -> None:
-        work = self._unload(version, for_room)
-        version.task = self._background.start(work, f"unload of {version.name} {version.version}")
+        if self._room.has_waiting:
+            again = now + _RESCAN_SECONDS
+        if self._timer is not None:
+            self._timer.cancel()
+        if again < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(again - now, self._move)
 
     async def _unload(self, version: LazyVersion, for_room: bool) -> None:
         loaded = await self._on_plane(version.release)
         if loaded is None:
             self._room.stays(version)
-            return
-        self.counts.unloads_for_room += for_room
-        self.counts.unloads_of_idle += not for_room
-        version.on_change()
-        await loaded.unload()
-        self._room.left(version)
-        why = "to make room" if for_room else "since nobody asked for it"
-        self._log.info("unloaded '%s' version %d %s", version.name, version.version, why)
-        if version.has_waiting:
-            self.want(version)
+        else:
+            self.counts.unloads_for_room += for_room
+            self.counts.unloads_of_idle += not for_room
+            version.on_change()
+            await loaded.unload()
+            self._room.left(version)
+            why = "to make room" if for_room else "since nobody asked for it"
+            self._log.info("unloaded '%s' version %d %s", version.name, version.version, why)
+            if version.has_waiting:
+                self.want(version)
         self._move()
 
     async def _load(self, version: LazyVersion) -> None:
@@ -247,6 +246,7 @@ class ResidentModels:
         except Exception as error:
             failure = error if isinstance(error, ServeError) else internal(f"{type(error).__name__}: {error}")
             self._failed(version, failure, time.monotonic() - began)
+            self._move()
             return
         needs = version.needs
         if self._limits.keys() - {MODELS}:
@@ -261,7 +261,6 @@ class ResidentModels:
         version.answer_brought()
         self._log.info("loaded '%s' version %d in %.3f s", version.name, version.version, time.monotonic() - began)
         version.on_change()
-        self._look_for_idle()
         self._move()
 
     def _failed(self, version: LazyVersion, error: ServeError, took_seconds: float = 0.0) -> None:
@@ -279,18 +278,6 @@ class ResidentModels:
         if (refusal := version.cold_refusal()) is not None:
             self.plane.call_soon(functools.partial(version.refuse, refusal))
         version.on_change()
-        self._rescan()
-
-    def _look_for_idle(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
-        now = time.monotonic()
-        going, again = self._room.idle(now)
-        for version in going:
-            self._release(version, for_room=False)
-        if again < math.inf:
-            self._idle_timer = asyncio.get_running_loop().call_later(again - now, self._look_for_idle)
 
     def soon(self, call: Callable[[LazyVersion], None], version: LazyVersion) -> None:
         """Call on the loop; from any thread."""
