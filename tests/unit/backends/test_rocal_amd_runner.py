@@ -18,8 +18,6 @@ import pytest
 from support.amd_rocal import STAND_IN, engines, run_batch, setup_for
 from support.pictures import jpeg
 
-from rocserve.backends.rocal.amd.engine import RocalEngine
-
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
 SHAPES = [(8, 16, 3)]
 pytestmark = pytest.mark.usefixtures("rocal")
@@ -171,18 +169,19 @@ class Broken(Exception):
     pass
 
 
-def with_broken(engine: RocalEngine) -> None:
-    """Raise in place of ending the process."""
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise rocAL's reason in place of ending the process."""
 
-    def report(reason: str) -> NoReturn:
-        raise Broken(reason)
+    def end(status: int) -> NoReturn:
+        assert status == 70
+        raise Broken(str(sys.exception()))
 
-    engine._on_broken = report
+    monkeypatch.setattr("os._exit", end)
 
 
-def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType) -> None:
+def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType, broken: None) -> None:
     engine, _ = engines(setup_for([RESIZE], batch_size=1))
-    with_broken(engine)
     engine.run_one(jpeg(), {})
     rocal.break_after(rocal.contexts[-1], 1)
     engine.run_one(jpeg(30, 30), {})
@@ -190,10 +189,9 @@ def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType) -> 
         engine.run_one(jpeg(50, 30), {})
 
 
-def test_a_loader_that_loses_count_is_noticed(rocal: ModuleType) -> None:
+def test_a_loader_that_loses_count_is_noticed(rocal: ModuleType, broken: None) -> None:
     setup = setup_for([RESIZE], batch_size=4)
     engine, _ = engines(setup)
-    with_broken(engine)
     images = [jpeg(30 + index, 40) for index in range(4)]
     _, failures = run_batch(engine, setup, images, SHAPES)
     assert not failures
@@ -202,9 +200,10 @@ def test_a_loader_that_loses_count_is_noticed(rocal: ModuleType) -> None:
         run_batch(engine, setup, images, SHAPES)
 
 
-def test_a_batch_that_rocal_does_not_take_is_not_waited_for(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_rocal_does_not_take_is_not_waited_for(
+    rocal: ModuleType, monkeypatch: pytest.MonkeyPatch, broken: None
+) -> None:
     engine, _ = engines(setup_for([RESIZE], batch_size=1))
-    with_broken(engine)
 
     def refuse(context: Any, *arguments: Any) -> None:
         context.error = "no more memory"
@@ -217,7 +216,7 @@ def test_a_batch_that_rocal_does_not_take_is_not_waited_for(rocal: ModuleType, m
 _WAITS_FOR_EVER = """
 import rocal_pybind
 from support.amd_rocal import engines, setup_for
-from rocserve.backends.rocal.amd import engine as amd
+from rocserve.backends.rocal.amd import graph as amd
 import numpy as np
 
 setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [

@@ -19,7 +19,8 @@ from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.image import Image
-from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipeline, make_plan
+from rocserve.backends.rocal.operations.base import Measurement
+from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipeline
 from rocserve.core.datatypes import DataType
 from rocserve.core.heap_trim import keep_freed_memory
 
@@ -76,9 +77,7 @@ class PipelineEngine:
 
     def __init__(self, pipeline: Pipeline, decoder: Decoder, formats: Sequence[OutputFormat]) -> None:
         """`formats` are those of the pipeline's outputs, in their order."""
-        self._decoder = decoder
-        self._plan = make_plan(pipeline, formats)
-        self._outputs = len(formats)
+        self._pipeline, self._decoder, self._formats = pipeline, decoder, formats
 
     def run(
         self, encoded: SourceImage, arguments: Mapping[str, Any] = MappingProxyType({})
@@ -88,24 +87,23 @@ class PipelineEngine:
         flags = {name: bool(value) for name, value in arguments.items()}
         decoded = self._decoder.decode(encoded)
         images = {DECODED: Image.whole(decoded.pixels)}
-        outputs = {output: measurement.measure(decoded) for output, measurement in self._plan.measurements.items()}
-        for planned in self._plan.steps:
-            step = planned.step
-            call = step.call_with(flags)
-            sources = [images[source] for source in step.sources]
-            if planned.is_read:
+        outputs: list[np.ndarray[Any, Any]] = []
+        for step in self._pipeline.steps:
+            if isinstance(step.call, Measurement):
+                outputs.append(step.call.measure(decoded))
+                continue
+            if step.is_read:
                 # The next operation works on bytes, as in rocAL, whatever is handed out here.
-                images[step.index] = call.run(*sources, as_float=False)
-            if planned.output is not None and planned.format is not None:
-                as_float = planned.format.datatype is not DataType.UINT8
-                kept = planned.is_read and not as_float
-                result = images[step.index] if kept else call.run(*sources, as_float=as_float)
+                images[step.index] = result = step.run(images, flags, as_float=False)
+            if step.is_output:
+                form = self._formats[len(outputs)]
+                if not step.is_read or form.datatype is not DataType.UINT8:
+                    result = step.run(images, flags, as_float=form.datatype is not DataType.UINT8)
                 pixels = result.padded
-                if planned.format.datatype is DataType.FP16:
+                if form.datatype is DataType.FP16:
                     pixels = pixels.astype(np.float16)
-                is_nhwc = planned.format.layout is Layout.NHWC
-                outputs[planned.output] = pixels if is_nhwc else pixels.transpose(2, 0, 1)
-        return [outputs[output] for output in range(self._outputs)]
+                outputs.append(pixels if form.layout is Layout.NHWC else pixels.transpose(2, 0, 1))
+        return outputs
 
 
 class ThreadedEngine:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.decoding.options import DecoderOptions
-from rocserve.backends.rocal.image import UNKNOWN, Extent, ResultExtent
+from rocserve.backends.rocal.image import UNKNOWN, Extent, Image, ResultExtent
 from rocserve.backends.rocal.operations import OPERATIONS
-from rocserve.backends.rocal.operations.base import Call, Measurement, Operation
+from rocserve.backends.rocal.operations.base import Call, Measurement, Operation, Values
 from rocserve.backends.rocal.schema import Binding, Key, PipelineError, shown
 from rocserve.core.datatypes import DataType
 
@@ -121,6 +121,8 @@ class Step:
     """The steps whose images it reads, by their places; DECODED = the decoder's image. None for a measurement."""
     bindings: tuple[Binding, ...]
     """The flags that inputs give."""
+    is_read: bool
+    """Whether a later step that an output depends on reads its image."""
     is_output: bool
     datatype: DataType | None
     """The output's; None = the model configuration decides, else `default_datatype`."""
@@ -135,12 +137,31 @@ class Step:
     def where(self) -> str:
         return f"pipeline[{self.index}] ({self.name})"
 
+    @property
+    def operation(self) -> Operation:
+        """Of a step that makes an image."""
+        assert isinstance(self.call, Call)
+        return self.call.operation
+
+    @property
+    def arguments(self) -> Values:
+        assert isinstance(self.call, Call)
+        return self.call.arguments
+
     def call_with(self, flags: Mapping[str, bool]) -> Call:
         """Of an image, with the values of the pipeline's inputs."""
         assert isinstance(self.call, Call)
         if not self.bindings:
             return self.call
         return self.call.changed({binding.key: flags[binding.input] for binding in self.bindings})
+
+    def extent(self, extents: Mapping[int, ResultExtent]) -> ResultExtent:
+        """Of its image, by those of the steps before; see Operation.extent."""
+        return self.operation.extent(*(extents[source] for source in self.sources), **self.arguments)
+
+    def run(self, images: Mapping[int, Image], flags: Mapping[str, bool], as_float: bool) -> Image:
+        """Its image, of those of the steps before, by their places; see Call.run."""
+        return self.call_with(flags).run(*(images[source] for source in self.sources), as_float=as_float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +183,11 @@ def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
     steps = tuple(reader.read(index, entry) for index, entry in enumerate(top_level["pipeline"]))
     if not any(step.is_output for step in steps):
         raise PipelineError('no operation is an output; set "is_output": true on the last one')
+    read: set[int] = set()
+    for step in reversed(steps):
+        if step.is_output or step.index in read:
+            read.update(step.sources)
+    steps = tuple(replace(step, is_read=step.index in read) for step in steps)
     inputs = dict.fromkeys(binding.input for step in steps for binding in step.bindings)
     return Pipeline(steps, DecoderOptions.read(top_level["decoder"]), tuple(inputs), tuple(reader.notes))
 
@@ -187,7 +213,7 @@ class _StepReader:
             values, _ = schema.read_bound_keys(where, entry, _MEASUREMENT_KEYS)
             if not values["is_output"]:
                 raise PipelineError(f'{where} is nothing but an output; set "is_output": true')
-            return Step(index, operation, (), (), True, operation.datatype, None, operation.datatype)
+            return Step(index, operation, (), (), False, True, operation.datatype, None, operation.datatype)
         if operation.colour_only and self._channels != 3:
             raise PipelineError(f"{where} needs colour; the images have 1 channel (parameter 'color_format')")
         keys = {**_STEP_KEYS, **operation.keys, **operation.ignored_keys}
@@ -219,6 +245,7 @@ class _StepReader:
             call=call,
             sources=self._sources(where, operation, values["inputs"]),
             bindings=bindings,
+            is_read=False,
             is_output=values["is_output"],
             datatype=_DATATYPES[values["dtype"]] if values["dtype"] else None,
             layout=Layout(values["layout"]) if values["layout"] else None,
@@ -278,79 +305,21 @@ class OutputFormat:
 def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
     """The size of each output, as far as it is the same for every image of the `decoded` size; None for a measurement.
     Raises: PipelineError: two images that are read together can never fit, or a result would be too large."""
-    results = _results(pipeline.steps, ResultExtent.whole(decoded))
+    results = known_extents(pipeline, ResultExtent.whole(decoded))
     outputs = [step.index for step in pipeline.steps if step.is_output]
     return [results[index].size if index in results else None for index in outputs]
 
 
-def _results(steps: Sequence[Step], decoded: ResultExtent) -> Mapping[int, ResultExtent]:
-    """The known extents of the decoder's image and of each step's."""
+def known_extents(pipeline: Pipeline, decoded: ResultExtent = UNKNOWN) -> Mapping[int, ResultExtent]:
+    """Of the decoder's image and of each step's, by their places; as far as they are the same for all images. Raises:
+    PipelineError: as `output_extents`."""
     results = {DECODED: decoded}
-    for step in steps:
+    for step in pipeline.steps:
         if isinstance(step.call, Measurement):
             continue
         try:
-            results[step.index] = step.call.extent(*(results[source] for source in step.sources))
+            results[step.index] = step.extent(results)
             results[step.index].check()
         except ValueError as error:
             raise PipelineError(f"{step.where}: {error}") from None
     return results
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A step that makes an image, and its use."""
-
-    step: Step
-    call: Call
-    """The step's."""
-    source: ResultExtent
-    """The known extent of its (first) source."""
-    result: ResultExtent
-    """The known extent of its result."""
-    is_read: bool
-    """Whether a later step reads its image."""
-    output: int | None
-    """Its place among the outputs."""
-    format: OutputFormat | None
-    """The output's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    steps: tuple[PlannedStep, ...]
-    """Those that outputs depend on, in the order of the pipeline."""
-    measurements: Mapping[int, Measurement]
-    """By their places among the outputs."""
-
-    @property
-    def image_outputs(self) -> list[PlannedStep]:
-        return [step for step in self.steps if step.output is not None]
-
-
-def make_plan(pipeline: Pipeline, formats: Sequence[OutputFormat]) -> Plan:
-    """`formats` are those of the pipeline's outputs, in their order."""
-    results = _results(pipeline.steps, UNKNOWN)
-    outputs = [step.index for step in pipeline.steps if step.is_output]
-    read: set[int] = set()
-    planned: list[PlannedStep] = []
-    measurements: dict[int, Measurement] = {}
-    for step in reversed(pipeline.steps):
-        output = outputs.index(step.index) if step.is_output else None
-        if isinstance(step.call, Measurement):
-            assert output is not None
-            measurements[output] = step.call
-        elif output is not None or step.index in read:
-            planned.append(
-                PlannedStep(
-                    step=step,
-                    call=step.call,
-                    source=results[step.sources[0]],
-                    result=results[step.index],
-                    is_read=step.index in read,
-                    output=output,
-                    format=None if output is None else formats[output],
-                )
-            )
-            read.update(step.sources)
-    return Plan(tuple(reversed(planned)), measurements)

@@ -1,0 +1,350 @@
+"""A rocAL pipeline of one batch size: made, fed from a canvas of images, run, and read.
+
+A call into rocAL holds Python's global lock until it returns, so no thread of this process could notice, let alone
+interrupt, one that never does: not the one that watches the server, not a timer. The faulthandler module has the one
+timer that needs no lock. It writes where every thread is and ends the process, which the server then starts again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rocserve.backends.rocal.amd.binding import Binding
+from rocserve.backends.rocal.decoding.options import ColorFormat
+from rocserve.backends.rocal.engine import EngineSetup
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
+from rocserve.backends.rocal.operations.base import Call, Measurement, Node, Tensor
+from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Step
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, unavailable
+
+_PREFETCH_DEPTH = 2
+"""Batches that rocAL holds at once; the least that it allows. More are never under way."""
+
+
+_THREADS = 1
+"""Of rocAL's CPU mode. RPP's kernels write some bytes past the end of an image, which are the first of the next one of
+the batch: with more threads these are sometimes written after their right values."""
+
+
+Flags = tuple[bool, ...]
+"""The values of the pipeline's inputs for an image, in the pipeline's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What all rocAL pipelines of a model have in common."""
+
+    binding: Binding
+    setup: EngineSetup
+    known: Mapping[int, ResultExtent]
+    """The extents of the decoder's image and of each step's, as far as they are the same for all images."""
+    max_height: int
+    max_width: int
+    """Of the pixels that are fed."""
+
+    @property
+    def is_grey(self) -> bool:
+        return self.setup.color_format is ColorFormat.U8
+
+    @property
+    def steps(self) -> list[Step]:
+        """Those that make an image that is needed."""
+        return [
+            step
+            for step in self.setup.pipeline.steps
+            if not isinstance(step.call, Measurement) and (step.is_read or step.is_output)
+        ]
+
+    @property
+    def outputs(self) -> list[tuple[int, Step, OutputFormat]]:
+        """Those that are images: place among all outputs, step and format."""
+        steps = [step for step in self.setup.pipeline.steps if step.is_output]
+        entries = zip(range(len(steps)), steps, self.setup.formats, strict=True)
+        return [entry for entry in entries if not isinstance(entry[1].call, Measurement)]
+
+    @property
+    def source_layout(self) -> Any:
+        """Of the images that are fed, and of all between operations: rocAL has grey images as planes."""
+        types = self.binding.types
+        return types.NCHW if self.is_grey else types.NHWC
+
+    def output_type(self, step: Step, asked: OutputFormat) -> tuple[Any, Any]:
+        """The layout and the datatype in which rocAL gives an output; the rest of the conversion is done here.
+
+        FP16 is made of FP32, as on the CPU.
+        """
+        types, form, call = self.binding.types, step.operation.amd, step.call
+        assert isinstance(call, Call)
+        as_float = asked.datatype is not DataType.UINT8 and form.gives_floats(call.arguments)
+        layout = self.source_layout
+        if form.gives_layouts and not self.is_grey:
+            layout = types.NCHW if asked.layout is Layout.NCHW or form.only_planes else types.NHWC
+        return layout, types.FLOAT if as_float else types.UINT8
+
+
+def _refused(binding: Binding, handle: Any, what: str) -> ServeError:
+    reason = binding.fault(handle) or "rocAL gives no reason"
+    return unavailable(f"rocAL (version {binding.version}) refuses {what}: {reason}")
+
+
+def _add(node: Node, step: Step, values: Mapping[str, bool]) -> Tensor:
+    call = step.call_with(values)
+    form = call.operation.amd
+    try:
+        if form.make is not None:
+            tensor = form.make(node, call)
+        else:
+            tensor = node.call(form.function or call.operation.name, call.values)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise unavailable(f"rocAL (version {node.binding.version}) refuses {step.where}: {error}") from error
+    # rocAL gives None in place of a node that it refuses.
+    if tensor is None:
+        raise _refused(node.binding, node.handle, step.where)
+    return tensor
+
+
+class Canvas:
+    """Memory for a batch of images, each at the top left of a field of the largest size.
+
+    rocAL takes the fields' addresses and reads them at some time before the batch's outputs are there. So a canvas
+    lives as long as the pipelines that are fed from it, and is filled anew only when those outputs have been read.
+    """
+
+    def __init__(self, graph: Graph, count: int) -> None:
+        channels = graph.setup.color_format.channels
+        self.fields = np.zeros((count, graph.max_height, graph.max_width, channels), dtype=np.uint8)
+        self.sizes = [(0, 0)] * count
+        """Height and width of each image that was placed last."""
+
+    def place(self, images: Sequence[Pixels]) -> None:
+        """Put images in the first fields; none is larger than a field."""
+        for index, pixels in enumerate(images):
+            height, width = pixels.shape[:2]
+            last_height, last_width = self.sizes[index]
+            if height < last_height or width < last_width:
+                # Kernels that read a little past an image must not find another client's.
+                self.fields[index, :last_height, :last_width] = 0
+            self.fields[index, :height, :width] = pixels
+            self.sizes[index] = height, width
+
+
+class OutputReader:
+    """Copies one output of one rocAL pipeline: the results of a batch, good until the next is read."""
+
+    def __init__(self, graph: Graph, place: int, step: Step, asked: OutputFormat, batch_size: int) -> None:
+        self.place = place
+        """Among the pipeline's outputs."""
+        self._step, self._asked, self._size = step, asked, graph.known[step.index].size
+        layout, datatype = graph.output_type(step, asked)
+        self._planes = layout == graph.binding.types.NCHW
+        self._datatype = np.dtype(np.float32 if datatype == graph.binding.types.FLOAT else np.uint8)
+        self._channels = graph.setup.color_format.channels
+        self._batch_size = batch_size
+        self._data: np.ndarray[Any, Any] | None = None
+        """Of rocAL's largest size; only a part of each image is its result."""
+        self._regions = np.zeros((batch_size, 4), dtype=np.uint32)
+        """x, y, width, height of the part that rocAL calls valid, for each image."""
+
+    def read(self, tensor: Any) -> None:
+        """Raises: RuntimeError: the tensor is not what the graph was built to give."""
+        if self._data is None:
+            dimensions = tuple(int(side) for side in tensor.dimensions())
+            channels = dimensions[1 if self._planes else -1]
+            if len(dimensions) != 4 or dimensions[0] != self._batch_size or channels != self._channels:
+                raise RuntimeError(f"expected {self._batch_size} images of {self._channels} channels, got {dimensions}")
+            if np.dtype(tensor.dtype()) != self._datatype:
+                raise RuntimeError(f"expected {self._datatype}, got {tensor.dtype()}")
+            self._data = np.empty(dimensions, dtype=self._datatype)
+        # Also from a GPU's memory; what copy_data fills must be as large as the tensor, to the byte.
+        tensor.copy_data(self._data)
+        tensor.copy_roi(self._regions)
+
+    def result(self, index: int) -> np.ndarray[Any, Any]:
+        """Of one image, in its datatype and layout. Raises: RuntimeError: rocAL calls a part valid that is not in the
+        result."""
+        pixels = self._pixels(index).astype(self._asked.datatype.numpy_dtype, copy=False)
+        return pixels if self._asked.layout is Layout.NHWC else pixels.transpose(2, 0, 1)
+
+    def _pixels(self, index: int) -> Pixels:
+        """Height x width x channels; zeros where rocAL wrote nothing."""
+        assert self._data is not None
+        size = self._size
+        image: Pixels = self._data[index].transpose(1, 2, 0) if self._planes else self._data[index]
+        if self._step.operation.amd.fills_result:
+            return image[: size.height, : size.width]
+        _, _, width, height = (int(number) for number in self._regions[index])
+        valid = image[:height, :width]
+        full_height, full_width = size.height or height, size.width or width
+        if valid.shape[:2] != (height, width) or height > full_height or width > full_width:
+            raise RuntimeError(
+                f"rocAL gives {self._step.name} a valid part of {width}x{height} pixels, but its result is"
+                f" {full_width}x{full_height}"
+            )
+        return Image(valid, ResultExtent(Extent(full_height, full_width), Extent(height, width))).padded
+
+
+_STANDARD_ERROR = 2
+"""The descriptor, which leads to the server's log whatever has become of sys.stderr."""
+
+
+@contextlib.contextmanager
+def limited_to(seconds: float) -> Iterator[None]:
+    """For calls that must return within this time; one at a time in a process."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+_LONGEST_RUN_SECONDS = 120.0
+"""Far more than any batch takes. A rocAL pipeline that waits for something will not stop."""
+
+
+class BrokenPipelineError(RuntimeError):
+    """A rocAL pipeline that can run nothing any more; the text is rocAL's reason."""
+
+
+def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
+    """A rocAL pipeline, ready to be fed, and its source of images. Raises: ServeError: as PipelineRunner."""
+    binding, setup = graph.binding, graph.setup
+    try:
+        # A worker sees one GPU only, so that it is always the first.
+        pipeline = binding.pipeline.Pipeline(
+            batch_size=batch_size,
+            num_threads=_THREADS,
+            device_id=0,
+            prefetch_queue_depth=_PREFETCH_DEPTH,
+            rocal_cpu=setup.device is None,
+        )
+    except Exception as error:
+        device = "the CPU" if setup.device is None else "an AMD GPU"
+        raise unavailable(
+            f"rocAL cannot make a pipeline on {device}: {error}; it wrote the reason to the log. If it does not load"
+            " the extension vx_rpp, LD_LIBRARY_PATH must name ROCm's libraries, usually /opt/rocm/lib, when the server"
+            " starts"
+        ) from error
+    handle = pipeline.get_handle()
+    with pipeline:
+        types = binding.types
+        formats = {ColorFormat.RGB24: types.RGB, ColorFormat.BGR24: types.BGR, ColorFormat.U8: types.GRAY}
+        tensor, _ = binding.functions.external_source(
+            # Batches are fed by hand; what would be asked for them is never asked.
+            source=(),
+            color_format=formats[setup.color_format],
+            mode=types.EXTSOURCE_RAW_UNCOMPRESSED,
+            max_width=graph.max_width,
+            max_height=graph.max_height,
+        )
+        if tensor is None:
+            raise _refused(binding, handle, "its source of images")
+        values = dict(zip(setup.pipeline.inputs, flags, strict=True))
+        asked = {step.index: graph.output_type(step, form) for _, step, form in graph.outputs}
+        images: dict[int, Tensor] = {DECODED: tensor}
+        outputs: list[Tensor] = []
+        for step in graph.steps:
+            sources, as_source = [images[each] for each in step.sources], (graph.source_layout, types.UINT8)
+            known = graph.known[step.sources[0]]
+            if step.is_read:
+                # The next operation works on bytes, whatever is handed out here.
+                node = Node(binding, handle, *as_source, sources, known, graph.is_grey, batch_size)
+                images[step.index] = _add(node, step, values)
+            if step.is_output:
+                node = Node(binding, handle, *asked[step.index], sources, known, graph.is_grey, batch_size)
+                shared = step.is_read and asked[step.index] == as_source
+                outputs.append(images[step.index] if shared else _add(node, step, values))
+        pipeline.set_outputs(*outputs)
+    try:
+        pipeline.build()
+        fault = binding.fault(handle)
+    except SystemExit:
+        # Pipeline.build leaves the program, with status 0, where rocAL finds the graph wrong.
+        fault = binding.fault(handle) or ""
+    if fault is not None:
+        raise _refused(binding, handle, "the pipeline as a whole")
+    return pipeline, tensor
+
+
+class PipelineRunner:
+    """One rocAL pipeline, which has a fixed batch size. One thread at a time."""
+
+    def __init__(self, graph: Graph, batch_size: int, flags: Flags, canvas: Canvas) -> None:
+        """Raises: ServeError: UNAVAILABLE, rocAL refuses the pipeline; with its reason."""
+        self._graph, self._canvas, self.batch_size = graph, canvas, batch_size
+        self._pipeline, self._source = _built(graph, batch_size, flags)
+        self._handle = self._pipeline.get_handle()
+        self._readers = [OutputReader(graph, *output, batch_size) for output in graph.outputs]
+        # rocAL takes no feed without labels, and keeps their address.
+        self._labels = np.zeros(batch_size, dtype=np.int32)
+        self._regions = np.zeros((batch_size, 4), dtype=np.uint32)
+        """x, y, width, height of the images loaded last."""
+        self._started = False
+
+    def run(self, count: int) -> Sequence[OutputReader]:
+        """The outputs that are images, for the canvas's first `count` images. Raises: BrokenPipelineError: rocAL
+        failed. Its output may be an earlier batch's, so nothing of it is returned."""
+        with limited_to(_LONGEST_RUN_SECONDS):
+            # Always a whole batch, with the first image again and again: rocAL would wait for the rest forever.
+            fields = [index if index < count else 0 for index in range(self.batch_size)]
+            self._feed(fields)
+            if not self._started:
+                # Waits for the first batch, and keeps it. Every later call lets go of a batch, see below.
+                self._advance()
+                self._started = True
+            tensors = self._graph.binding.native.getOutputTensors(self._handle)
+            if len(tensors) != len(self._readers):
+                raise BrokenPipelineError(f"expected {len(self._readers)} output tensors, got {len(tensors)}")
+            try:
+                for reader, tensor in zip(self._readers, tensors, strict=True):
+                    reader.read(tensor)
+            except RuntimeError as error:
+                raise BrokenPipelineError(str(error)) from error
+            # rocAL hands out old memory when its processing thread has died, and says nothing. Only the next call of
+            # run reports that; it lets go of the batch that has been read and waits for none.
+            self._advance()
+            # rocAL's loader does not look whether there is an image when it is woken. Woken too early, it takes what
+            # lies on its stack for one, at best the image before, and all later images move by one place, to other
+            # requests.
+            self._source.copy_roi(self._regions)
+            sizes = [(height, width) for _, _, width, height in self._regions.tolist()]
+            if sizes != [self._canvas.sizes[field] for field in fields]:
+                raise BrokenPipelineError("it worked on other images than it was given")
+        return self._readers
+
+    def _feed(self, fields: Sequence[int]) -> None:
+        """Hands over these of the canvas."""
+        graph, canvas, binding = self._graph, self._canvas, self._graph.binding
+        regions = []
+        for field in fields:
+            region = binding.native.ROIxywh()
+            region.x, region.y, (region.h, region.w) = 0, 0, canvas.sizes[field]
+            regions.append(region)
+        binding.native.externalSourceFeedInput(
+            self._handle,
+            [],
+            self._labels,
+            [canvas.fields[field].reshape(-1) for field in fields],
+            regions,
+            graph.max_width,
+            graph.max_height,
+            graph.setup.color_format.channels,
+            binding.types.EXTSOURCE_RAW_UNCOMPRESSED,
+            graph.source_layout,
+            # Not the end of the data: after that rocAL would run no further batch.
+            False,
+        )
+        fault = binding.fault(self._handle)
+        if fault is not None:
+            raise BrokenPipelineError(fault)
+
+    def _advance(self) -> None:
+        binding = self._graph.binding
+        if self._pipeline.rocal_run() != binding.types.OK:
+            raise BrokenPipelineError(binding.fault(self._handle) or "its processing thread ended")
