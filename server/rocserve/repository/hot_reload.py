@@ -176,9 +176,9 @@ class HotReload:
         # At once: what is due from now on needs another reader.
         self._readers.difference_update(filter(None, (asyncio.current_task(),)))
 
-    def _read_some(self) -> list[tuple[_Reading, Sequence[ModelContent] | ServeError]]:
+    def _read_some(self) -> list[tuple[_Reading, Sequence[ModelContent] | Exception]]:
         """Blocks on the disk."""
-        outcomes: list[tuple[_Reading, Sequence[ModelContent] | ServeError]] = []
+        outcomes: list[tuple[_Reading, Sequence[ModelContent] | Exception]] = []
         until = time.monotonic() + _READING_SECONDS
         while time.monotonic() < until:
             try:
@@ -188,24 +188,20 @@ class HotReload:
             try:
                 outcomes.append((reading, self._context.reader.read(reading.scan)))
             except Exception as error:
-                outcomes.append((reading, _foreseen(error)))
+                outcomes.append((reading, error))
         return outcomes
 
-    def _take(self, reading: _Reading, outcome: Sequence[ModelContent] | ServeError) -> None:
+    def _take(self, reading: _Reading, outcome: Sequence[ModelContent] | Exception) -> None:
         reading.is_due = False
         try:
-            if isinstance(outcome, ServeError):
+            if isinstance(outcome, Exception):
                 raise outcome
             self._table.take(reading.scan.key, outcome)
         except Exception as error:
-            reading.failure = self._context.retry.next_failure(_foreseen(error), "", reading.failure)
+            # Its traceback holds all objects of the reading.
+            foreseen = error.with_traceback(None) if isinstance(error, ServeError) else None
+            foreseen = foreseen or internal(f"{type(error).__name__}: {error}")
+            reading.failure = self._context.retry.next_failure(foreseen, "", reading.failure)
             self._table.reject(reading.scan.key, reading.failure)
             retry_soon = functools.partial(self._read_soon, reading)
             reading.retry = self._context.retries.add(reading.failure, retry_soon)
-
-
-def _foreseen(error: Exception) -> ServeError:
-    # Its traceback holds all objects of the reading.
-    if isinstance(error, ServeError):
-        return error.with_traceback(None)
-    return internal(f"{type(error).__name__}: {error}")

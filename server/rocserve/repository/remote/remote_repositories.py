@@ -70,7 +70,6 @@ class RemoteRepository:
         self.place = place
         self.failure = ""
         """Why the store could not be listed the last time; "" = it could."""
-        self.has_listed = False
         self._source = source
         self._room = room
         self._log = log
@@ -79,8 +78,8 @@ class RemoteRepository:
         self._units = asyncio.Semaphore(_UNITS_AT_ONCE)
         self._problems: dict[str, str] = {}
         self._progress: dict[str, _Progress] = {}
-        self.known: frozenset[str] = frozenset()
-        """The names of what is in the store, as far as it was listed."""
+        self.known: frozenset[str] | None = None
+        """The names of what is in the store; None: it could never be listed."""
         self._copies: dict[str, UnitCopy] = {}
 
     @property
@@ -100,7 +99,7 @@ class RemoteRepository:
         self.place.root.mkdir(parents=True, exist_ok=True)
         self._copies.clear()
         for name in recorded_units(self.place.home):
-            copy = self._copy(name)
+            copy = self._copies[name] = UnitCopy(self.place.home, self.place.root, name)
             copy.read()
             self._debounce.accept(name, copy.fingerprint)
 
@@ -166,7 +165,6 @@ class RemoteRepository:
         if self.failure:
             self._log.info("%s can be listed again", self.place.url)
         self.failure = ""
-        self.has_listed = True
         self.known = frozenset(units)
         return units
 
@@ -209,7 +207,7 @@ class RemoteRepository:
         return True
 
     async def _bring(self, unit: Unit) -> None:
-        copy = self._copy(unit.name)
+        copy = self._copies.setdefault(unit.name, UnitCopy(self.place.home, self.place.root, unit.name))
         async with copy.locked():
             known = set(copy.fingerprint)
             lacking = [item for item in unit.objects.values() if (item.key, item.size, item.tag) not in known]
@@ -256,11 +254,6 @@ class RemoteRepository:
         await in_thread(lambda: _keep(part))
         part.replace(file)
 
-    def _copy(self, name: str) -> UnitCopy:
-        if name not in self._copies:
-            self._copies[name] = UnitCopy(self.place.home, self.place.root, name)
-        return self._copies[name]
-
 
 def _keep(file: Path) -> None:
     """So that the file is whole, if it is there, also after the machine died."""
@@ -279,14 +272,14 @@ class RemoteRepositories:
         self._broken: dict[str, str] = {}
         """Those that cannot be opened, with the reason."""
         self._in_use: list[TextIOWrapper] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._followers: list[asyncio.Future[None]] = []
-        self._thread = threading.Thread(target=self._run, name="remote repositories", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
         """Find the copies; their models can be served."""
         if self._settings.remotes:
             self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="remote repositories", daemon=True)
             self._thread.start()
             await self._there(self._open_all())
 
@@ -313,7 +306,9 @@ class RemoteRepositories:
 
     def lacking(self) -> dict[str, str]:
         """Those of which nothing can be served, since they could never be listed, with the reason."""
-        never = {each.place.url: each.failure for each in self._repositories if not (each.has_listed or each.has_copy)}
+        never = {
+            each.place.url: each.failure for each in self._repositories if each.known is None and not each.has_copy
+        }
         return {url: text for url, text in (never | self._broken).items() if text}
 
     def rows(self, rows: Sequence[IndexEntry]) -> list[IndexEntry]:
@@ -327,7 +322,7 @@ class RemoteRepositories:
         for each in self._repositories:
             notes |= {name or each.place.name: text for name, text in each.notes().items()}
             if self._settings.control_mode is ControlMode.EXPLICIT:
-                known |= dict.fromkeys(sorted(each.known - {WHOLE}))
+                known |= dict.fromkeys(sorted((each.known or frozenset()) - {WHOLE}))
         there = {row.name for row in rows}
         return [
             *(replace(row, reason=row.reason or notes.get(row.name, "")) for row in rows),
@@ -340,11 +335,6 @@ class RemoteRepositories:
         """Run in the thread of repositories elsewhere."""
         assert self._loop is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
-    def _run(self) -> None:
-        assert self._loop is not None
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
 
     async def _open_all(self) -> None:
         room = Room(self._settings.remotes[0].home.parent, self._settings.remote_cache_size_bytes)
@@ -379,7 +369,7 @@ class RemoteRepositories:
     async def _follow(self, repository: RemoteRepository) -> None:
         takes = self._settings.control_mode is ControlMode.POLL
         while True:
-            if repository.has_listed or repository.failure:
+            if repository.known is not None or repository.failure:
                 await asyncio.sleep(self._settings.poll_seconds)
             try:
                 await repository.scan(takes=takes)

@@ -403,12 +403,10 @@ class LazyVersion(Tenant):
                 refusal.retry_seconds = 1.0
             elif len(self._waiting) >= self._residents.most_waiting:
                 refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
-        if refusal is not None:
-            self._own_statistics().record_rejection(*2 * (time.monotonic_ns(),))
-            self._own_statistics().note_failure(refusal.text)
-            responder.send(refusal)
-            return
         waiting = _Waiting(request, responder, now)
+        if refusal is not None:
+            self._fail(waiting, refusal)
+            return
         self._waiting[waiting] = None
         limit = now + self._residents.settings.model_wait_seconds
         until = limit if request.deadline is None else min(limit, request.deadline)
