@@ -121,7 +121,7 @@ class Server:
         self._plane.add_source(mail)
         self._tables = ServingTableHolder()
         self._dispatcher = Dispatcher(self._tables, self._plane.work_off)
-        self._client_regions = ClientRegions(FaultGuard(), settings.allow_client_shared_memory)
+        self._client_regions = ClientRegions(FaultGuard(), settings.allow_client_shm)
         self._paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self._fallbacks = Counter[Fallback]()
         self._custom_metrics = CustomMetrics()

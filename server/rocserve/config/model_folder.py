@@ -16,8 +16,8 @@ from pathlib import Path, PurePath, PurePosixPath
 from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal, invalid_argument, unimplemented
-from rocserve.core.model_config import InitialState, VersionPolicy
 from rocserve.core.model_config import ModelConfig as PlainConfig
+from rocserve.core.model_config import VersionPolicy
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _BESIDE = ("config.pbtxt", "labels.txt")
@@ -255,32 +255,25 @@ INITIAL_STATE_FOLDER = "initial_state"
 def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str, bytes]:
     """By the state's input name, what its `initial_state` names in the model's folder; none for zeros. Raises:
     ServeError: INVALID_ARGUMENT, a file is missing, elsewhere, or too short."""
-    batching = config.sequence_batching
-    if batching is None:
-        return {}
-    return {
-        state.input_name: _content(initial, folder)
-        for state in batching.states
-        for initial in state.initial_states
-        if initial.data_file
-    }
-
-
-def _content(initial: InitialState, folder: ModelFolder) -> bytes:
-    path = folder.resolve(initial.data_file, f"initial state '{initial.name}'", INITIAL_STATE_FOLDER)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise invalid_argument(
-            f"the file '{initial.data_file}' of initial state '{initial.name}' cannot be read in the model's folder"
-            f" '{INITIAL_STATE_FOLDER}': {error.strerror}"
-        ) from None
-    if initial.datatype is DataType.BYTES:
-        return content
-    expected = math.prod(initial.dims) * initial.datatype.itemsize
-    if len(content) < expected:
-        raise invalid_argument(
-            f"initial_state setting expects {expected} bytes, but the data provided from {initial.data_file}only has"
-            f" {len(content)} bytes."
-        )
-    return content[:expected]
+    contents: dict[str, bytes] = {}
+    states = () if config.sequence_batching is None else config.sequence_batching.states
+    for state, initial in ((each, initial) for each in states for initial in each.initial_states):
+        name = initial.data_file
+        if not name:
+            continue
+        path = folder.resolve(name, f"initial state '{initial.name}'", INITIAL_STATE_FOLDER)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise invalid_argument(
+                f"the file '{name}' of initial state '{initial.name}' cannot be read in the model's folder"
+                f" '{INITIAL_STATE_FOLDER}': {error.strerror}"
+            ) from None
+        expected = math.prod(initial.dims) * initial.datatype.itemsize
+        if len(content) < expected:
+            raise invalid_argument(
+                f"initial_state setting expects {expected} bytes, but the data provided from {name}only has"
+                f" {len(content)} bytes."
+            )
+        contents[state.input_name] = content if initial.datatype is DataType.BYTES else content[:expected]
+    return contents

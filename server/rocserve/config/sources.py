@@ -122,10 +122,15 @@ def _read_pbtxt(path: Path, name: str) -> WrittenConfig:
 
 def _read_other_file(folder: ModelFolder, name: str, strict: bool) -> WrittenConfig:
     """AMD Inference Server lets the file have any name; other TOML files that lie there are left alone."""
-    tomls = (folder.resolve(filename, _WHAT) for filename in _visible_files(folder, ".toml"))
+    listing = folder.listing
+    if listing.error:
+        raise invalid_argument(f"failed to read the model folder {folder.path}: {listing.error}")
+    endings = (".toml", ".pbtxt")
+    files = [filename for filename in listing.visible if filename.endswith(endings) and listing.has_file(filename)]
+    tomls = (folder.resolve(filename, _WHAT) for filename in files if filename.endswith(".toml"))
     # As there: TOML goes before pbtxt.
     found = [path for path in tomls if configurations.is_toml(path)] or [
-        folder.resolve(filename, _WHAT) for filename in _visible_files(folder, ".pbtxt")
+        folder.resolve(filename, _WHAT) for filename in files if filename.endswith(".pbtxt")
     ]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
@@ -144,10 +149,3 @@ def _no_file(folder: ModelFolder, strict: bool) -> WrittenConfig:
             " auto-complete every model needs it"
         )
     return _triton(ModelConfig(), "no configuration file")
-
-
-def _visible_files(folder: ModelFolder, suffix: str) -> list[str]:
-    listing = folder.listing
-    if listing.error:
-        raise invalid_argument(f"failed to read the model folder {folder.path}: {listing.error}")
-    return [name for name in listing.visible if name.endswith(suffix) and listing.has_file(name)]

@@ -99,11 +99,8 @@ class ResidencySettings:
     max_model_gpu_memory: int | None = flag(
         None, BYTE_SIZE, "memory of each GPU that loaded models may take, likewise (default: any)"
     )
-    waits: bool = flag(
-        True,
-        BOOLEAN,
-        "have requests wait until their model is loaded, instead of refusing them meanwhile",
-        name="wait-for-model",
+    wait_for_model: bool = flag(
+        True, BOOLEAN, "have requests wait until their model is loaded, instead of refusing them meanwhile"
     )
     model_wait_seconds: float = flag(60.0, POSITIVE_SECONDS, "how long a request waits for its model to be loaded")
 

@@ -301,9 +301,7 @@ class ServerSettings:
         " that want a secret header or a client's certificate)",
         name="admin-address",
     )
-    allow_client_shared_memory: bool = flag(
-        False, BOOLEAN, "let clients on this machine hand over tensors in shared memory", name="allow-client-shm"
-    )
+    allow_client_shm: bool = flag(False, BOOLEAN, "let clients on this machine hand over tensors in shared memory")
     rate_limit: str = flag(
         "off",
         one_of(("off", "execution_count")),

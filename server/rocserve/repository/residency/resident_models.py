@@ -398,7 +398,7 @@ class LazyVersion(Tenant):
         if refusal is None:
             if not self.is_over:
                 self._residents.soon(self._residents.want, self)
-            if not self._residents.settings.waits:
+            if not self._residents.settings.wait_for_model:
                 refusal = unavailable(f"model '{self.name}' is being loaded; ask again in a second")
                 refusal.retry_seconds = 1.0
             elif len(self._waiting) >= self._residents.most_waiting:
