@@ -74,7 +74,7 @@ class SupervisorLink:
         parts: dict[str, Any] = {
             name: replace(getattr(settings, name), port=port) for name, port in self.handover.ports.items()
         }
-        repository = replace(settings.repository, ends_on_failure=False)
+        repository = replace(settings.repository, ends_on_failure=False, may_lack_models=True)
         is_explicit = repository.control_mode is ControlMode.EXPLICIT
         if is_explicit and (loaded := os.pread(self._loaded, _MOST_LOADED_BYTES, 0)):
             repository = replace(repository, load_models=tuple(json.loads(loaded.partition(b"\n")[0])))

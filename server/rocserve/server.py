@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import resource
 import signal
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 from rocserve.amd_inference_server.service import AmdInferenceServerService
 from rocserve.backends.host import Host
 from rocserve.backends.parameters import usable_cpus
-from rocserve.backends.registry import BackendRegistry, discover_backends, with_backend_config
+from rocserve.backends.registry import discover_backends, with_backend_config
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
@@ -45,7 +44,6 @@ from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository, summary
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.scanner import find_single_model
 from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.instances import RateLimiter
 from rocserve.scheduling.queue import QueueLimits
@@ -58,7 +56,7 @@ from rocserve.services.inference import InferenceService, RequestObserver
 from rocserve.services.methods import Method, without_paths
 from rocserve.services.queries import QueryService, Readiness
 from rocserve.settings import ControlMode, ServerSettings
-from rocserve.settings.repository import SingleModel, WhatKind
+from rocserve.settings.repository import WhatKind
 from rocserve.start_table import print_sample, print_table
 from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
@@ -163,18 +161,12 @@ class Server:
             concurrent_loads=settings.repository.concurrent_loads,
             log=log.getChild("repository"),
         )
-        self._single = _single_model(settings, registry, log)
+        if single := settings.repository.single:
+            log.info("'%s' is %s; the model's name is '%s'", settings.what, single.kind.value, single.name)
+        elif settings.what is not None:
+            log.info("'%s' is %s", settings.what, WhatKind.REPOSITORY.value)
         self._repository = ModelRepository(
-            replace(
-                settings.repository,
-                single=self._single,
-                may_lack_models=bool(supervisor.takes_place_of),
-            ),
-            registry,
-            loader.load,
-            self._tables,
-            log.getChild("repository"),
-            self._residents,
+            settings.repository, registry, loader.load, self._tables, log.getChild("repository"), self._residents
         )
 
     async def run(self) -> int:
@@ -310,11 +302,11 @@ class Server:
 
     def _print_start(self, front_ends: FrontEnds) -> None:
         """Raises: OSError."""
-        table = self._tables.table
+        table, settings = self._tables.table, self._settings.repository
         print_table(self._repository.index(ready_only=False), table, sys.stdout)
-        name = "" if self._single is None else self._single.name
+        name = "" if settings.single is None else settings.single.name
         # Who has asked for images wants to send some.
-        model = table.models.get(f"{name}_image" if self._settings.repository.preprocess else name)
+        model = table.models.get(f"{name}_image" if settings.preprocess else name)
         if model is not None and model.latest is not None:
             addresses = front_ends.plain_addresses()
             print_sample(model.latest, table, addresses.get("http", ""), addresses.get("grpc", ""), sys.stdout)
@@ -389,18 +381,3 @@ class Ending:
 async def _call(end: Callable[[], object]) -> None:
     """For what ends without waiting."""
     end()
-
-
-def _single_model(settings: ServerSettings, registry: BackendRegistry, log: logging.Logger) -> SingleModel | None:
-    """What the command named without a flag, where that is one model."""
-    if settings.what is None:
-        return None
-    # KServe names the model by it.
-    single = find_single_model(
-        settings.what, settings.repository.model_name or os.environ.get("MODEL_NAME", ""), registry
-    )
-    if single is None:
-        log.info("'%s' is %s", settings.what, WhatKind.REPOSITORY.value)
-    else:
-        log.info("'%s' is %s; the model's name is '%s'", settings.what, single.kind.value, single.name)
-    return single

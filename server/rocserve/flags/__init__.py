@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from rocserve.settings import (
     ServerSettings,
 )
 from rocserve.settings.flag import boolean
+from rocserve.settings.repository import SingleModel
 from rocserve.settings.repository import repository as place_of
 
 
@@ -132,8 +134,9 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
     """The settings that parsed arguments describe. Raises: FlagError: a flag's subject is not served, flags contradict
     each other, or a needed one is missing."""
     settings = _settings(arguments)
+    single = _single_model(settings)
     _check(settings)
-    return settings
+    return replace(settings, repository=replace(settings.repository, single=single))
 
 
 def settings_again(words: Sequence[str]) -> ServerSettings:
@@ -181,7 +184,6 @@ def _check(settings: ServerSettings) -> None:
         raise FlagError("--load-model needs --model-control-mode=explicit")
     if repository.allow_remote_models and not repository.allow_remote_files:
         raise FlagError("--allow-remote-models needs --allow-remote-files: the files of such a model are the request's")
-    _check_what(settings)
     if settings.exit_on_error:
         copies = {place.root for place in repository.remotes}
         for folder in repository.roots:
@@ -204,7 +206,8 @@ def _check(settings: ServerSettings) -> None:
         raise FlagError(f"--trace-config: {error}") from None
 
 
-def _check_what(settings: ServerSettings) -> None:
+def _single_model(settings: ServerSettings) -> SingleModel | None:
+    """What is named without a flag, where that is one model. Raises: FlagError."""
     what, repository = settings.what, settings.repository
     of_one_model = {
         "--model-name": repository.model_name,
@@ -215,7 +218,7 @@ def _check_what(settings: ServerSettings) -> None:
     if what is None:
         if flag:
             raise FlagError(f"{flag} is for one model: rocserve serve MODEL {flag}={of_one_model[flag]}")
-        return
+        return None
     if repository.labels and not repository.labels.is_file():
         raise FlagError(f"--labels={repository.labels}: there is no such file")
     if settings.exit_on_error and not what.exists():
@@ -225,13 +228,15 @@ def _check_what(settings: ServerSettings) -> None:
     if not what.is_dir() and not what.name.lower().endswith(endings):
         raise FlagError(f"'{what}' is no model file by its ending; expected {', '.join(endings)}, or a folder")
     try:
-        single = find_single_model(what, repository.model_name, registry)
+        # KServe names the model by the environment.
+        single = find_single_model(what, repository.model_name or os.environ.get("MODEL_NAME", ""), registry)
     except OSError as error:
         raise FlagError(f"'{what}' cannot be read: {error.strerror}") from None
     if single is None and flag:
         raise FlagError(f"{flag} is for one model; '{what}' is a repository, whose models say it in their folders")
     if single is not None and repository.control_mode is ControlMode.EXPLICIT:
         raise FlagError(f"'{what}' is one model, and is served; --model-control-mode=explicit is for repositories")
+    return single
 
 
 def _check_restricted(flag: str, kind: str, groups: Sequence[RestrictedProtocols]) -> None:
