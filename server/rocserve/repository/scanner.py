@@ -56,7 +56,6 @@ class RepositoryScanner:
         self._single = settings.single
         self._log = log
         self._lock = asyncio.Lock()
-        self._unreadable: dict[Path, str] = {}
         self._ignored: set[tuple[Path, str]] = set()
         self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
         self._is_model_filename = re.compile("|".join(map(translate, self._model_filenames))).match
@@ -68,8 +67,9 @@ class RepositoryScanner:
     async def run(self, changed: Collection[Path] | None = None) -> RepositoryScan:
         """See `scan`."""
         async with self._lock:
-            self.latest = scan = await asyncio.to_thread(self.scan, changed)
-        self._report(scan)
+            before, self.latest = self.latest, await asyncio.to_thread(self.scan, changed)
+            scan = self.latest
+        self._report(before, scan)
         return scan
 
     async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
@@ -110,13 +110,12 @@ class RepositoryScanner:
             scan.name, scan.folder, scan.root, allowed, self._most_entries, is_root=scan.is_root, flat=scan.flat
         )
 
-    def _report(self, scan: RepositoryScan) -> None:
+    def _report(self, before: RepositoryScan, scan: RepositoryScan) -> None:
         for root, reason in scan.unreadable.items():
-            if self._unreadable.get(root) != reason:
+            if before.unreadable.get(root) != reason:
                 self._log.error("failed to read model repository '%s': %s; its models stay as they are", root, reason)
-        for root in self._unreadable.keys() - scan.unreadable.keys():
+        for root in before.unreadable.keys() - scan.unreadable.keys():
             self._log.info("model repository '%s' can be read again", root)
-        self._unreadable = scan.unreadable
         for model in scan.models.values():
             for name in model.ignored:
                 if (model.folder, name) not in self._ignored:

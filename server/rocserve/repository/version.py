@@ -9,6 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
@@ -63,6 +64,19 @@ class InterfaceLost(ServeError):
         super().__init__(StatusCode.INVALID_ARGUMENT, text)
 
 
+@dataclass(slots=True, eq=False)
+class _Load:
+    """One that runs."""
+
+    key: str
+    """The content's."""
+    began_at: float
+    """By time.monotonic(); not counted is how long it waited for others."""
+    progress: str = ""
+    """What it is at."""
+    task: asyncio.Task[None] | None = None
+
+
 class ManagedVersion:
     """One version of a model. All calls are made on the loop's thread; the properties may be read from any."""
 
@@ -79,13 +93,7 @@ class ManagedVersion:
         self._on_end = model.reconcile
         self._on_change = model.on_version_change
         self._served_content: ModelContent | None = None
-        self.task: asyncio.Task[None] | None = None
-        """The load that runs."""
-        self._loading_key = ""
-        self._began_at = 0.0
-        """When the load began, by time.monotonic(); not counted is how long it waited for others."""
-        self._progress = ""
-        """What the load that runs is at."""
+        self._load: _Load | None = None
         self._changed_scan: ModelScan | None = None
         """The scan whose files changed while they were loaded; the next one is waited for."""
         self._retry: asyncio.Task[None] | None = None
@@ -97,7 +105,12 @@ class ManagedVersion:
     @property
     def is_loading(self) -> bool:
         """Whether a load runs, or waits for its files to settle."""
-        return self.task is not None or self._changed_scan is not None
+        return self._load is not None or self._changed_scan is not None
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The load that runs."""
+        return None if self._load is None else self._load.task
 
     @property
     def waits_for_files(self) -> bool:
@@ -136,22 +149,22 @@ class ManagedVersion:
 
     @property
     def reason(self) -> str:
-        served, failure = self.served, self.failure
+        served, failure, load = self.served, self.failure, self._load
         if served is not None:
             newer = ""
             if failure is not None:
                 newer = f"newer content failed to load: {failure.text}"
             elif self.is_loading:
-                newer = "newer content is being loaded" + (f": {self._progress}" if self._progress else "")
+                newer = "newer content is being loaded" + (f": {load.progress}" if load and load.progress else "")
             return "; ".join(filter(None, (self.suspension, served.status_reason, newer)))
         if self._changed_scan is not None:
             return FILES_CHANGED
-        if self.is_loading:
+        if load is not None:
             before = f"failed before: {failure.error.text}" if failure is not None else ""
-            took = time.monotonic() - self._began_at
+            took = time.monotonic() - load.began_at
             # Of a load that says nothing of itself.
             slowness = f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
-            return "; ".join(filter(None, (self._progress or slowness, before)))
+            return "; ".join(filter(None, (load.progress or slowness, before)))
         if self._unloading:
             return ""
         if failure is not None:
@@ -177,7 +190,7 @@ class ManagedVersion:
             self.failure = None
             self._served_content = content
             return
-        if self._changed_scan is content.scan or (self.task is not None and self._loading_key == key):
+        if self._changed_scan is content.scan or (self._load is not None and self._load.key == key):
             return
         failure = self.failure
         if failure is not None and failure.content == key and not failure.is_due():
@@ -191,10 +204,8 @@ class ManagedVersion:
             self._swap(self._register(residents, content), content)
         else:
             self.stop_loading()
-            self._loading_key = key
-            self._progress = ""
-            self._began_at = time.monotonic()
-            self.task = self._context.background.start(self._load(content, key), f"load of {self.name} {self.number}")
+            self._load = load = _Load(key, time.monotonic())
+            load.task = self._context.background.start(self._run(load, content), f"load of {self.name} {self.number}")
 
     def stop_loading(self) -> None:
         """End a load that runs, and wait for no other."""
@@ -203,7 +214,7 @@ class ManagedVersion:
             self._retry = None
         if self.task is not None:
             self.task.cancel()
-            self.task = None
+        self._load = None
         self._changed_scan = None
 
     def retire(self) -> None:
@@ -227,24 +238,24 @@ class ManagedVersion:
             self._unloading -= 1
         self._context.log.info("successfully unloaded '%s' version %d", self.name, self.number)
 
-    async def _load(self, content: ModelContent, key: str) -> None:
+    async def _run(self, load: _Load, content: ModelContent) -> None:
         log = self._context.log
         log.info("loading: %s:%d", self.name, self.number)
         loaded: LoadedVersion | None = None
         outcome: Exception | None = None
         try:
-            loaded = await self._load_wanted(content)
+            loaded = await self._load_wanted(load, content)
         except ServeError as error:
             # Its traceback holds all objects of the load, this frame among them.
             outcome = error.with_traceback(None)
         except Exception as error:
             outcome = error
-        if self.task is not asyncio.current_task():
+        if self._load is not load:
             # It was called off, but the loader did not mind.
             if loaded is not None:
                 self._discard(loaded)
             return
-        self.task = None
+        self._load = None
         if loaded is not None:
             self._swap(loaded, content)
         elif isinstance(outcome, FilesChanged):
@@ -252,55 +263,43 @@ class ManagedVersion:
             self._changed_scan = content.scan
         elif isinstance(outcome, ServeError):
             can_pass = content.definition.refusal is None and not isinstance(outcome, InterfaceLost)
-            self._failed(outcome, key, can_pass=can_pass)
+            self._failed(outcome, load, can_pass=can_pass)
         else:
             log.error("load of %s:%d failed unexpectedly", self.name, self.number, exc_info=outcome)
-            self._failed(internal(f"{type(outcome).__name__}: {outcome}"), key, can_pass=True)
+            self._failed(internal(f"{type(outcome).__name__}: {outcome}"), load, can_pass=True)
         self._on_end()
 
-    async def _load_wanted(self, content: ModelContent) -> LoadedVersion:
+    async def _load_wanted(self, load: _Load, content: ModelContent) -> LoadedVersion:
         if refusal := content.scan.versions[self.number].refusal:
             raise invalid_argument(refusal)
         if content.definition.refusal is not None:
             raise content.definition.refusal
         failure, backend, slots = self.failure, content.definition.backend, self._context.load_slots
+        residents = self._context.residents
         # No worker is started for an ensemble, so it need not wait for those that load.
         slot: AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if backend is not None:
             compiles = any(engine.needs_migraphx for engine in backend.engines)
-            slot = slots.taken(compiles, failure is not None and failure.content == self._loading_key)
-            self._progress = WAITS_FOR_OTHERS if slots.all_taken else ""
-        async with slot:
-            self._progress = ""
-            self._began_at = time.monotonic()
-            loaded = await self._load_now(content)
+            slot = slots.taken(compiles, failure is not None and failure.content == load.key)
+            load.progress = WAITS_FOR_OTHERS if slots.all_taken else ""
+        loaded: LoadedVersion | None = None
         try:
+            async with slot:
+                load.progress = ""
+                load.began_at = time.monotonic()
+                if residents is not None and residents.manages(content):
+                    loaded = self._register(residents, content)
+                    await residents.bring(loaded)
+                else:
+                    loaded = await self._load_checked(content, functools.partial(setattr, load, "progress"))
             self._check_interface(loaded, content)
-        except InterfaceLost:
-            self._discard(loaded)
-            raise
-        return loaded
-
-    async def _load_now(self, content: ModelContent) -> LoadedVersion:
-        task, residents = asyncio.current_task(), self._context.residents
-
-        def on_progress(text: str) -> None:
-            # One that was called off may have its last words while another runs.
-            if self.task is task:
-                self._progress = text
-
-        if residents is None or not residents.manages(content):
-            loaded = await self._load_checked(content, on_progress)
-            if residents is not None and isinstance(loaded, EnsembleVersion):
-                loaded.on_request = residents.bring_members
-            return loaded
-        version = self._register(residents, content)
-        try:
-            await residents.bring(version)
         except BaseException:
-            self._discard(version)
+            if loaded is not None:
+                self._discard(loaded)
             raise
-        return version
+        if residents is not None and isinstance(loaded, EnsembleVersion):
+            loaded.on_request = residents.bring_members
+        return loaded
 
     def _check_interface(self, loaded: LoadedVersion, content: ModelContent) -> None:
         """A version is not replaced where the configuration alone has changed, and lost what clients use: it may have
@@ -351,10 +350,10 @@ class ManagedVersion:
         if not self.is_cold:
             self._context.log.info("successfully loaded '%s' version %d", self.name, self.number)
 
-    def _failed(self, error: ServeError, key: str, *, can_pass: bool) -> None:
+    def _failed(self, error: ServeError, load: _Load, *, can_pass: bool) -> None:
         """`can_pass`: the same files may load another time."""
-        took = time.monotonic() - self._began_at
-        self.failure = self._context.retry.next_failure(error, key, self.failure, took, can_pass)
+        took = time.monotonic() - load.began_at
+        self.failure = self._context.retry.next_failure(error, load.key, self.failure, took, can_pass)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
         self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.failure.text, kept)
         self._retry = self._context.retries.add(self.failure, self._on_end)
