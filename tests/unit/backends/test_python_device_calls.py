@@ -76,7 +76,7 @@ def test_a_tensor_of_a_call_and_of_its_answer_stays_on_the_gpu(on_gpu: Tensor) -
     answer = core.Tensor("y", DataType.FP32, (2,), References(referring("y", [PLACE]).data))
     calls = FakeCalls(other=lambda call, on_answer: on_answer(ModelResponse([answer]), True))
     tensors = StandIn()
-    response = Caller(calls, tensors).run(ModelCall("other", (), (), may_stay=True), [on_gpu])
+    response = Caller(calls, tensors).run(ModelCall("other", (), (), may_stay=True), [on_gpu]).result()
     [sent] = calls.calls
     assert (sent.device, sent.references, sent.may_stay) == ("GPU-0", ("x",), True)
     assert sent.inputs[0].datatype is DataType.BYTES
@@ -93,7 +93,7 @@ def test_a_call_of_a_model_elsewhere_is_made_again_by_the_host(on_gpu: Tensor) -
         on_answer(RESCHEDULED if call.references else ModelResponse([answer]), True)
 
     calls = FakeCalls(other=other)
-    response = Caller(calls, StandIn()).run(ModelCall("other", (), (), may_stay=True), [on_gpu])
+    response = Caller(calls, StandIn()).run(ModelCall("other", (), (), may_stay=True), [on_gpu]).result()
     first, again = calls.calls
     assert (first.references, again.references, again.device, again.may_stay) == (("x",), (), "", False)
     np.testing.assert_array_equal(again.inputs[0].numpy(), [1, 1])
@@ -102,6 +102,6 @@ def test_a_call_of_a_model_elsewhere_is_made_again_by_the_host(on_gpu: Tensor) -
 
 def test_tensors_of_a_model_without_a_gpu_go_by_the_host() -> None:
     calls = FakeCalls(other=lambda call, on_answer: on_answer(ModelResponse([]), True))
-    Caller(calls, None).run(ModelCall("other", (), ()), [Tensor("x", np.ones(2, np.float32))])
+    Caller(calls, None).run(ModelCall("other", (), ()), [Tensor("x", np.ones(2, np.float32))]).result()
     [sent] = calls.calls
     assert (sent.device, sent.references) == ("", ())

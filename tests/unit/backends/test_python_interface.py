@@ -397,9 +397,10 @@ def test_metrics_are_counted_and_sent(pb_utils: Any, book: MetricBook, sent: lis
     assert not sent
 
 
-def test_changes_of_metrics_are_sent_by_themselves(sent: list[MetricChange]) -> None:
+def test_changes_of_metrics_are_sent_by_themselves(sent: list[MetricChange], tmp_path: Path) -> None:
     book = MetricBook(lambda changes: sent.extend(changes.changes), gather_seconds=0.01)
-    metric = book.metric("seen", MetricKind.COUNTER, "", {}, ())
+    family = make_module(tmp_path, Caller(), book).MetricFamily
+    metric = family("seen", "", family.COUNTER).Metric()
     wait_until(lambda: sent)
     sent.clear()
     metric.increment(1)

@@ -65,7 +65,7 @@ class EventLoop:
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start the coroutine; the thread starts with the first."""
-        if not self._thread.is_alive():
+        if self._thread.ident is None:
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
@@ -111,7 +111,7 @@ class AbandonedRequests:
 
     def watch(self) -> None:
         """Start the thread. Called once a request may be dropped: when `execute` has left one unanswered."""
-        if not self._thread.is_alive():
+        if self._thread.ident is None:
             self._thread.start()
 
     def close(self) -> None:

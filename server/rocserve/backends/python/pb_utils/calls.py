@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 from rocserve.backends.python.pb_utils.errors import TritonError, TritonModelException, from_serve_error
@@ -39,18 +39,11 @@ class Caller:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         _Call(self.calls, self.tensors, call, inputs, on_response).start(self.tensors is None)
 
-    def run(self, call: ModelCall, inputs: Sequence[Tensor]) -> InferenceResponse:
-        """Wait for the only response of a call."""
-        done: SimpleQueue[InferenceResponse] = SimpleQueue()
-        self.start(call, inputs, OnlyResponse(call.model_name, done.put).take)
-        return done.get()
-
-    async def run_async(self, call: ModelCall, inputs: Sequence[Tensor]) -> InferenceResponse:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[InferenceResponse] = loop.create_future()
-        only = OnlyResponse(call.model_name, lambda response: _set_soon(loop, future, response))
+    def run(self, call: ModelCall, inputs: Sequence[Tensor]) -> Future[InferenceResponse]:
+        """Start a call that must have exactly one response."""
+        only = _OnlyResponse(call.model_name)
         self.start(call, inputs, only.take)
-        return await future
+        return only.future
 
 
 @dataclass(eq=False, slots=True)
@@ -105,21 +98,17 @@ class _Call:
         self._on_response(response, final)
 
 
-class OnlyResponse:
-    """Hands on the response of a call that must have exactly one."""
-
-    def __init__(self, model_name: str, deliver: Callable[[InferenceResponse], None]) -> None:
+class _OnlyResponse:
+    def __init__(self, model_name: str) -> None:
         self._model_name = model_name
-        self._deliver = deliver
         self._response: InferenceResponse | None = None
-        self._done = False
+        self.future = _awaited(InferenceResponse)
 
     def take(self, response: InferenceResponse | None, final: bool) -> None:
-        if self._done:
+        if self.future.done():
             return
         several = response is not None and self._response is not None
         self._response = self._response or response
-        self._done = final or several
         if several or (final and self._response is None):
             text = (
                 f"Model {self._model_name} is using the decoupled. The current BLS request call doesn't support models"
@@ -127,8 +116,8 @@ class OnlyResponse:
                 " 'async_exec' calls for decoupled models."
             )
             self._response = InferenceResponse(error=TritonError(text))
-        if self._done and self._response is not None:
-            self._deliver(self._response)
+        if self._response is not None and (final or several):
+            self.future.set_result(self._response)
 
 
 class ResponseIterator:
@@ -142,7 +131,7 @@ class ResponseIterator:
         self._responses: list[InferenceResponse] = []
         self._finished = False
         self._position = 0
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[Future[bool]] = []
 
     def take(self, response: InferenceResponse | None, final: bool) -> None:
         """One more response; called on a thread of the worker's own."""
@@ -169,12 +158,11 @@ class ResponseIterator:
 
     async def await_more(self) -> None:
         """As `wait_for_more`, without holding up the loop."""
-        loop = asyncio.get_running_loop()
         with self._changed:
             if self._has_more():
                 return
-            future: asyncio.Future[None] = loop.create_future()
-            self._waiting.append(lambda: _set_soon(loop, future, None))
+            self._waiting.append(_awaited(bool))
+            future = asyncio.wrap_future(self._waiting[-1])
         await future
 
     def __iter__(self) -> ResponseIterator:
@@ -204,21 +192,15 @@ class ResponseIterator:
     def _wake(self) -> None:
         self._changed.notify_all()
         waiting, self._waiting = self._waiting, []
-        for wake in waiting:
-            wake()
+        for future in waiting:
+            future.set_result(True)
 
 
-def _set_soon(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], result: T) -> None:
-    """Set a future's result from another thread; nobody may be waiting for it any more."""
-
-    def set_result() -> None:
-        if not future.done():
-            future.set_result(result)
-
-    try:
-        loop.call_soon_threadsafe(set_result)
-    except RuntimeError:
-        pass  # The model has closed the loop.
+def _awaited(kind: type[T]) -> Future[T]:
+    """Its result can be set also when nobody waits for it any more."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 _ADVICE = "models cannot control the server's models in this version; use the server's repository API instead"

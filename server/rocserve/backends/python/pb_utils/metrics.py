@@ -7,7 +7,6 @@ import bisect
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.core import custom_metrics
@@ -17,23 +16,17 @@ GATHER_SECONDS = 0.2
 """How long changes are gathered before they are sent."""
 
 
-@dataclass(eq=False, repr=False)
 class Metric:
     """One time series. Made by MetricFamily.Metric, which gives the same one for equal labels."""
 
-    _family: str
-    _kind: MetricKind
-    _description: str
-    _labels: dict[str, str]
-    _bounds: tuple[float, ...]
-    _on_change: Callable[[], None]
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _value: float = field(default=0.0, init=False)
-    _added: float = field(default=0.0, init=False)
-    _is_set: bool = field(default=False, init=False)
-    _changed: bool = field(default=True, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, family: MetricFamily, labels: dict[str, str], bounds: tuple[float, ...]) -> None:
+        self._kind = family._kind
+        self._head = (family._name, family._kind, family._description, labels)
+        self._bounds = bounds
+        self._on_change = family._book.changed.set
+        self._lock = threading.Lock()
+        self._value = self._added = 0.0
+        self._is_set, self._changed = False, True
         self._counts = self._no_counts()
 
     def increment(self, value: float) -> None:
@@ -79,8 +72,7 @@ class Metric:
                 return None
             value = self._value if self._is_set else self._added
             counts = tuple(self._counts)
-            head = (self._family, self._kind, self._description, self._labels)
-            change = MetricChange(*head, value, self._is_set, self._bounds, counts)
+            change = MetricChange(*self._head, value, self._is_set, self._bounds, counts)
             self._added = 0.0
             self._is_set = self._changed = False
             self._counts = self._no_counts()
@@ -107,8 +99,8 @@ class MetricBook:
         self._lock = threading.Lock()
         self._kinds: dict[str, MetricKind] = {}
         self._metrics: dict[tuple[str, frozenset[tuple[str, str]]], Metric] = {}
-        self._changed = threading.Event()
-        self._sender: threading.Thread | None = None
+        self.changed = threading.Event()
+        self._sender = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def add_family(self, name: str, kind: MetricKind) -> None:
         """Raises: TritonModelException: the name is none, or is taken by a family of another kind."""
@@ -126,21 +118,16 @@ class MetricBook:
                     "Error when creating MetricFamily: Family name already exists with different type"
                 )
 
-    def metric(
-        self, family: str, kind: MetricKind, description: str, labels: dict[str, str], bounds: tuple[float, ...]
-    ) -> Metric:
+    def metric(self, family: MetricFamily, labels: dict[str, str], bounds: tuple[float, ...]) -> Metric:
         """The one of these labels; its beginning is sent, too."""
-        key = (family, frozenset(labels.items()))
+        key = (family._name, frozenset(labels.items()))
         with self._lock:
-            metric = self._metrics.get(key)
-            if metric is None:
-                metric = Metric(family, kind, description, labels, bounds, self._changed.set)
-                self._metrics[key] = metric
-            if self._sender is None:
-                self._sender = threading.Thread(target=self._run, name="metrics", daemon=True)
+            if key not in self._metrics:
+                self._metrics[key] = Metric(family, labels, bounds)
+            if self._sender.ident is None:
                 self._sender.start()
-        self._changed.set()
-        return metric
+        self.changed.set()
+        return self._metrics[key]
 
     def send(self) -> None:
         """Send the changes now."""
@@ -152,9 +139,9 @@ class MetricBook:
 
     def _run(self) -> None:
         while True:
-            self._changed.wait()
+            self.changed.wait()
             time.sleep(self._gather_seconds)
-            self._changed.clear()
+            self.changed.clear()
             self.send()
 
 
@@ -196,4 +183,4 @@ class MetricFamily:
             bounds = tuple(float(bound) for bound in buckets)
             if list(bounds) != sorted(set(bounds)):
                 raise TritonModelException("Error when creating Metric: Bucket Boundaries must be strictly sorted")
-        return self._book.metric(self._name, self._kind, self._description, given, bounds)
+        return self._book.metric(self, given, bounds)

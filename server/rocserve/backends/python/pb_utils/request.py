@@ -186,7 +186,7 @@ class InferenceRequest:
         """Run the request on the model that it names and wait for the response or, `decoupled`, for an iterator of any
         number; errors come in it. Raises: TritonModelException: the model is not being served, as in `initialize`."""
         if not decoupled:
-            return self._caller.run(self._call(), self._inputs)
+            return self._caller.run(self._call(), self._inputs).result()
         responses = ResponseIterator()
         self._caller.start(self._call(), self._inputs, responses.take)
         responses.wait_for_more()
@@ -195,10 +195,11 @@ class InferenceRequest:
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse | ResponseIterator]:
         """Start the request on the model that it names; to be awaited for what `exec` gives. Raises: RuntimeError: no
         event loop is running."""
-        run = self._stream(self._call()) if decoupled else self._caller.run_async(self._call(), self._inputs)
-        return asyncio.ensure_future(run, loop=asyncio.get_running_loop())
+        return asyncio.ensure_future(self._run(self._call(), decoupled), loop=asyncio.get_running_loop())
 
-    async def _stream(self, call: ModelCall) -> ResponseIterator:
+    async def _run(self, call: ModelCall, decoupled: bool) -> InferenceResponse | ResponseIterator:
+        if not decoupled:
+            return await asyncio.wrap_future(self._caller.run(call, self._inputs))
         responses = ResponseIterator()
         self._caller.start(call, self._inputs, responses.take)
         await responses.await_more()

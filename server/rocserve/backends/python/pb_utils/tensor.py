@@ -62,16 +62,6 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
 )
 
 
-def export_array(array: np.ndarray[Any, Any], bfloat16: bool) -> Any:
-    """A capsule on the array's memory, which it keeps alive; `bfloat16`: its uint16 are the bits of BF16."""
-    # A capsule cannot say that its memory must not be written.
-    writable = array if array.flags.writeable else array.copy()
-    capsule = writable.__dlpack__()
-    if bfloat16:
-        _head(capsule).dtype.code = _BFLOAT
-    return capsule
-
-
 def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     """The array on the memory of a capsule, or of an object with `__dlpack__`, and whether it is the bits of BF16.
     Raises: TritonModelException: it is no such object, out of the CPU's reach, not contiguous or of no datatype."""
@@ -276,7 +266,13 @@ class Tensor:
             raise TritonModelException("DLPack does not have support for string tensors.")
         if self._on_device is not None:
             return self._on_device.__dlpack__()
-        return export_array(self._memory(), self._tensor.datatype is DataType.BF16)
+        array = self._memory()
+        # A capsule cannot say that its memory must not be written.
+        capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
+        if self._tensor.datatype is DataType.BF16:
+            # The array's uint16 are its bits.
+            _head(capsule).dtype.code = _BFLOAT
+        return capsule
 
     @staticmethod
     def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
