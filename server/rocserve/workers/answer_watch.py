@@ -54,7 +54,7 @@ class Silence:
 
     def __init__(self, limits: TimeLimits) -> None:
         self._limits = limits
-        self._last: tuple[Owed, ProcessState] | None = None
+        self._last = (Owed(), ProcessState())
         self.seconds = 0.0
 
     def check(self, owed: Owed, process: ProcessState, passed: float) -> None:
@@ -62,22 +62,18 @@ class Silence:
         # A model that waits for another is due again when that has answered, unless it can do nothing with the answer.
         waits = owed.calls > 0 and not process.is_stopped
         is_due = (owed.batch or owed.requests) and not waits and not process.is_traced
-        if not is_due or self._last != (owed, process):
-            self.seconds = 0.0
-        else:
-            self.seconds += passed
+        self.seconds = self.seconds + passed if is_due and self._last == (owed, process) else 0.0
         self._last = (owed, process)
 
     @property
     def excess(self) -> str:
         """The limit that has passed; "" = none."""
-        limits, seconds = self._limits, self.seconds
+        limits, seconds, (owed, process) = self._limits, self.seconds, self._last
         if limits.request_seconds and seconds >= limits.request_seconds:
             return f"it had not answered for {limits.request_seconds:g} s (request_timeout_secs)"
         # Requests that a model holds open may be about what comes once a day; a batch keeps its loop waiting.
-        if self._last is None or not limits.hang_seconds or seconds < limits.hang_seconds:
+        if not limits.hang_seconds or seconds < limits.hang_seconds:
             return ""
-        owed, process = self._last
         if process.is_stopped:
             return f"its process was stopped for {limits.hang_seconds:g} s (hang_timeout_secs)"
         return f"it hung for {limits.hang_seconds:g} s (hang_timeout_secs)" if owed.batch else ""
@@ -85,7 +81,8 @@ class Silence:
     @property
     def is_reported(self) -> bool:
         """Whether it is to be shown beside the model."""
-        is_stuck = self._last is not None and (self._last[0].batch > 0 or self._last[1].is_stopped)
+        owed, process = self._last
+        is_stuck = owed.batch > 0 or process.is_stopped
         return is_stuck and self.seconds >= min(_REPORTED_AFTER_SECONDS, shortest_limit(self._limits) / 2)
 
 
@@ -112,8 +109,7 @@ class AnswerWatch:
         self._on_silence = on_silence
         self._on_hang = on_hang
         self._reported: list[float] = []
-        pause = min(_POLL_SECONDS, shortest_limit(limits) / _CHECKS_WITHIN_LIMIT)
-        self._pause = max(_SHORTEST_POLL_SECONDS, pause)
+        self._pause = max(_SHORTEST_POLL_SECONDS, min(_POLL_SECONDS, shortest_limit(limits) / _CHECKS_WITHIN_LIMIT))
         self._loop = asyncio.get_running_loop()
         self._checked_at = self._loop.time()
         self._timer = self._next_check()

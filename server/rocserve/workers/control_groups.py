@@ -59,13 +59,9 @@ class ControlGroup:
 
     def remove(self) -> bool:
         """False: there are still processes in it."""
-        try:
+        with suppress(OSError):
             self.folder.rmdir()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
+        return not self.folder.exists()
 
 
 class ControlGroups:

@@ -133,11 +133,13 @@ class WorkerGroup:
         self._supervisors = [WorkerSupervisor(self, index, plan, load, options) for index, plan in enumerate(plans)]
 
     @property
+    def _workers(self) -> Sequence[WorkerSession]:
+        return [supervisor.worker for supervisor in self._supervisors if supervisor.worker is not None]
+
+    @property
     def instances(self) -> Sequence[Instance]:
         """All instances that take batches now; none before `warm_up`."""
-        return [
-            instance for supervisor in self._supervisors for instance in supervisor.instances if not instance.closed
-        ]
+        return [instance for worker in self._workers for instance in worker.instances if not instance.closed]
 
     @property
     def pids(self) -> Sequence[int]:
@@ -147,8 +149,8 @@ class WorkerGroup:
     @property
     def models_of_workers(self) -> Mapping[int, int]:
         """How many models are in each worker, by its process id; one that has ended has none."""
-        processes = (supervisor.process for supervisor in self._supervisors)
-        return {process.pid: len(process.sessions) for process in processes if process is not None and process.sessions}
+        processes = (worker.process for worker in self._workers)
+        return {process.pid: len(process.sessions) for process in processes if process.sessions}
 
     async def load(self) -> Signature:
         """Start all workers beside each other. After a failure, or when cancelled, none is left running. Raises:
@@ -304,19 +306,8 @@ class WorkerSupervisor:
         self._log = group.log
         self._name = group.name
         self._loop = asyncio.get_running_loop()
-        self._worker: WorkerSession | None = None
+        self.worker: WorkerSession | None = None
         self._supervision: asyncio.Task[None] | None = None
-
-    @property
-    def instances(self) -> Sequence[Instance]:
-        """Those of the worker that now serves; empty while there is none."""
-        worker = self._worker
-        return worker.instances if worker is not None else ()
-
-    @property
-    def process(self) -> WorkerProcess | None:
-        """None while there is none."""
-        return self._worker.process if self._worker is not None else None
 
     async def load(self) -> Signature:
         """Start the worker and load the model, or take over one that has loaded it; after a failure or a cancellation
@@ -352,9 +343,9 @@ class WorkerSupervisor:
                     )
                 )
             if process is not None:
-                self._worker = await WorkerSession.open(process, instances)
+                self.worker = await WorkerSession.open(process, instances)
             else:
-                self._worker = await self._group.launcher.launch(self._options, instances, self._log, self._key)
+                self.worker = await group.launcher.launch(self._options, instances, self._log, self._key)
         except BaseException as error:
             if process is not None:
                 process.kill()
@@ -364,7 +355,7 @@ class WorkerSupervisor:
             if isinstance(error, OSError):
                 raise internal(f"the worker of {self._name} cannot be started: {error}") from error
             raise
-        worker = self._worker
+        worker = self.worker
         async with self._limited_load(worker):
             loaded = await worker.load(self._load, functools.partial(self._progress, worker))
         if loaded.was_kept:
@@ -375,7 +366,7 @@ class WorkerSupervisor:
         return loaded.signature
 
     def _progress(self, worker: WorkerSession, progress: Progress | MetricChanges) -> None:
-        if worker is not self._worker:
+        if worker is not self.worker:
             return
         if isinstance(progress, MetricChanges):
             self._group.events.measured(progress)
@@ -395,12 +386,11 @@ class WorkerSupervisor:
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
         """End the worker after its batches; kill it after `grace_seconds`. `reason`: see WorkerGroup.stop."""
         await self._stop_supervision()
-        worker = self._worker
-        if worker is not None:
+        if (worker := self.worker) is not None:
             await worker.unload(grace_seconds)
             reason = reason or f"the worker of {self._name} was stopped"
             self._end_instances(worker.instances, f"{reason}; the request was in it")
-            self._worker = None
+            self.worker = None
 
     async def kill(self) -> None:
         """End the worker at once."""
@@ -414,7 +404,7 @@ class WorkerSupervisor:
             await asyncio.wait((supervision,))
 
     async def _warm_up(self, message: WarmUp) -> None:
-        worker = self._worker
+        worker = self.worker
         if worker is None:
             raise unavailable(f"{self._name} has no worker")
         async with self._limited_load(worker):
@@ -440,23 +430,37 @@ class WorkerSupervisor:
             raise
 
     def _discard(self) -> None:
-        worker, self._worker = self._worker, None
+        worker, self.worker = self.worker, None
         if worker is not None:
             worker.kill()
             self._group.worker_progress(self._index, "")
             self._end_instances(worker.instances, f"the worker of {self._name} was stopped")
 
     async def _supervise(self, message: WarmUp) -> None:
-        failures = 0
+        failures, policy = 0, self._group.policy
         try:
-            while worker := self._worker:
+            while worker := self.worker:
                 ready_at = time.monotonic()
                 await self._watch(worker)
                 has_answered = any(instance.has_answered for instance in worker.instances)
-                if has_answered or time.monotonic() - ready_at >= self._group.policy.healthy_seconds:
+                if has_answered or time.monotonic() - ready_at >= policy.healthy_seconds:
                     failures = 0
-                self._lose(worker)
-                failures = await self._restart(message, f"{worker.process.title} {worker.process.fate}", failures + 1)
+                reason = self._lose(worker)
+                while self.worker is None:
+                    failures += 1
+                    delay = policy.delay(failures)
+                    self._group.worker_down(self._index, reason, delay)
+                    await asyncio.sleep(delay)
+                    try:
+                        await self.load()
+                        await self._warm_up(message)
+                    except Exception as error:
+                        # Not only what the engine says: descriptors or memory may be short, and come back.
+                        self._discard()
+                        reason = str(error)
+                        self._log.error("%s could not be restarted: %s", self._name, reason)
+                self._log.info("%s has a worker again", self._name)
+                self._group.worker_up(self._index)
         except Exception:
             self._log.critical("%s is no longer supervised", self._name, exc_info=True)
 
@@ -475,35 +479,18 @@ class WorkerSupervisor:
         finally:
             watch.stop()
 
-    def _lose(self, worker: WorkerSession) -> None:
+    def _lose(self, worker: WorkerSession) -> str:
+        """Why."""
         text = f"{worker.process.title} of {self._name} {worker.process.fate}"
         self._log.error("%s; it is being restarted", text)
-        self._worker = None
+        self.worker = None
         self._group.worker_progress(self._index, "")
         reason = unavailable(f"{text}; the model is being restarted")
         for instance in worker.instances:
             instance.stop_taking()
             self._group.events.instance_lost(instance, reason)
         self._end_instances(worker.instances, f"{text}; the request was in it; the model is being restarted")
-
-    async def _restart(self, message: WarmUp, reason: str, failures: int) -> int:
-        """Until a worker serves again; how many failures there were in a row."""
-        while True:
-            delay = self._group.policy.delay(failures)
-            self._group.worker_down(self._index, reason, delay)
-            await asyncio.sleep(delay)
-            try:
-                await self.load()
-                await self._warm_up(message)
-            except Exception as error:
-                # Not only what the engine says: descriptors or memory may be short, and come back.
-                failures += 1
-                reason = str(error)
-                self._log.error("%s could not be restarted: %s", self._name, reason)
-                continue
-            self._log.info("%s has a worker again", self._name)
-            self._group.worker_up(self._index)
-            return failures
+        return f"{worker.process.title} {worker.process.fate}"
 
     def _end_instances(self, instances: Sequence[Instance], text: str) -> None:
         for instance in instances:
@@ -513,8 +500,7 @@ class WorkerSupervisor:
         """On the data plane's thread."""
 
         def report() -> None:
-            worker = self._worker
-            if worker is not None and instance in worker.instances:
-                worker.instance_broken(reason)
+            if self.worker is not None and instance in self.worker.instances:
+                self.worker.instance_broken(reason)
 
         self._loop.call_soon_threadsafe(report)

@@ -240,10 +240,8 @@ class OpenCall:
         if self.may_stay and isinstance(answer, InferResponse):
             others: list[Tensor] = []
             for tensor in answer.outputs:
-                if tensor.name in self.may_stay and tensor.datatype is DataType.BYTES:
-                    staying.append(of_one_row_each(tensor) if self.in_rows else tensor)
-                else:
-                    others.append(tensor)
+                stays = tensor.name in self.may_stay and tensor.datatype is DataType.BYTES
+                (staying if stays else others).append(of_one_row_each(tensor) if stays and self.in_rows else tensor)
             result = ModelResponse([*staying, *others], answer.parameters, answer.slot)
         self.requests.answer_call(self._number, result, final, len(staying))
         if final:

@@ -92,14 +92,10 @@ def worker_environment(
 ) -> Mapping[str, str]:
     """What of the server's environment all workers get, the zygote among them; with a model's name, what only the
     workers of that model get."""
-    named = {name for model, name in settings.environment if model == model_name}
-    if model_name:
-        return {name: environment[name] for name in sorted(named) if name in environment}
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in _PASSED_ON or name in named or name.startswith(_PASSED_ON_PREFIXES)
-    }
+    passed_on = {name for model, name in settings.environment if model == model_name}
+    if not model_name:
+        passed_on |= {name for name in environment if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)}
+    return {name: value for name, value in environment.items() if name in passed_on}
 
 
 # Who
