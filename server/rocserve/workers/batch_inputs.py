@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
 
 from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
@@ -12,7 +16,7 @@ from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import Shape, ragged_batching, ragged_parts
 from rocserve.core.request_form import RequestForm
-from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
+from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, tensor_from_numpy
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import HeapReader
 from rocserve.workers.worker_end import ReceivedRequest, WorkerEnd
@@ -160,22 +164,14 @@ class BatchGatherer:
 
 
 def separate(batch: Batch) -> list[dict[str, Tensor]]:
-    """The inputs of each request of a sample, on memory of their own that may be kept and written to."""
+    """The inputs of each request of a sample, on memory of their own that may be kept and written to. Raises:
+    ServeError: INVALID_ARGUMENT, strings of several requests are damaged."""
     requests: list[dict[str, Tensor]] = [{} for _ in batch.request_sizes]
     for name, tensor in batch.inputs.items():
-        view, begin = memoryview(tensor.data), 0
-        for request, size in zip(requests, batch.request_sizes, strict=True):
-            shape = (size, *tensor.shape[1:]) if len(requests) > 1 else tensor.shape
-            end = _part_end(tensor, view, begin, math.prod(shape)) if len(requests) > 1 else len(view)
-            request[name] = Tensor(name, tensor.datatype, shape, bytearray(view[begin:end]))
-            begin = end
+        parts = [tensor]
+        if len(requests) > 1:
+            rows = np.split(tensor.numpy(), [*accumulate(batch.request_sizes[:-1])])
+            parts = [tensor_from_numpy(name, part, tensor.datatype) for part in rows]
+        for request, part in zip(requests, parts, strict=True):
+            request[name] = replace(part, data=bytearray(part.data))
     return requests
-
-
-def _part_end(tensor: Tensor, view: memoryview, begin: int, count: int) -> int:
-    """Where the first `count` elements from byte `begin` on end."""
-    if tensor.datatype is not DataType.BYTES:
-        return begin + count * tensor.datatype.itemsize
-    for _ in range(count):
-        begin += 4 + int.from_bytes(view[begin : begin + 4], "little")
-    return begin

@@ -233,37 +233,32 @@ class WorkerSession:
             instance.stop_taking()
         self.send(messages.Unload())
         try:
-            async with asyncio.timeout(grace_seconds):
-                await self.ended.wait()
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), grace_seconds)
         finally:
             self.kill()
         if not self.process.takes_sessions:
             try:
-                async with asyncio.timeout(_STATUS_WAIT_SECONDS):
-                    await self.process.exited.wait()
+                await asyncio.wait_for(self.process.exited.wait(), _STATUS_WAIT_SECONDS)
             except TimeoutError:
                 self.process.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
 
     async def _ask(self, message: messages.ControlMessage, doing: str, expected: type[_Reply]) -> _Reply:
         """The worker's reply to a message. Raises: ServeError: INTERNAL, it ended without one; or its reason why it
         failed."""
-        reply = self._reply = self._loop.create_future()
-        ended = asyncio.ensure_future(self.ended.wait())
+        self._reply = self._loop.create_future()
+        if self._reading.done():
+            self._reply.set_exception(EOFError())
+        self.send(message)
         try:
-            self.send(message)
-            await asyncio.wait((reply, ended), return_when=asyncio.FIRST_COMPLETED)
-            if not reply.done() or reply.exception() is not None:
-                # It may have replied before it ended; its control socket closes a moment before its status is known.
-                await asyncio.wait((reply, ended), timeout=_STATUS_WAIT_SECONDS)
-            if not reply.done() or reply.exception() is not None:
-                raise internal(f"worker ended while {doing} ({self.process.reason}){self.process.last_words}")
+            answer = await self._reply
+        except EOFError:
+            # The control socket closes a moment before the process' status is known.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), _STATUS_WAIT_SECONDS)
+            raise internal(f"worker ended while {doing} ({self.process.reason}){self.process.last_words}") from None
         finally:
-            reply.cancel()
-            ended.cancel()
             self._reply = None
-        answer = reply.result()
         if isinstance(answer, messages.LoadFailed):
             raise ServeError(messages.status_code(answer.code), answer.reason[: messages.LONGEST_TEXT])
         if not isinstance(answer, expected):

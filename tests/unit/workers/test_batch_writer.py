@@ -327,7 +327,5 @@ def test_damaged_strings_of_a_sample_are_refused() -> None:
     """What an engine is given here comes from a file."""
     words = tensor_from_numpy("W", np.array([[b"a"], [b"b"]], dtype=object))
     damaged = Tensor("W", words.datatype, (2, 1), bytes(words.data)[:-1])
-    first, second = separate(batch_of({"W": damaged}, (1, 1)))
-    assert first["W"].numpy().tolist() == [[b"a"]]
     with pytest.raises(ServeError, match="incomplete string data"):
-        second["W"].numpy()
+        separate(batch_of({"W": damaged}, (1, 1)))
