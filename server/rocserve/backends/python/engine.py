@@ -153,6 +153,8 @@ class PythonModel:
 
     def __post_init__(self) -> None:
         self._source, self._instance_name = self._given.source, self._given.instance_name
+        self._request_class._model_name = self._source.name
+        self._request_class._model_version = self._source.version
         self._caller = self._request_class._caller
         self._caller.tensors = self._tensors
         self.properties = {DEVICE_PROPERTY: self._tensors.name} if self._tensors else {}
@@ -164,7 +166,8 @@ class PythonModel:
         """Make the instance and call its `initialize`, where it has one. Raises: ServeError: INTERNAL; the model's code
         raised, and where."""
         self._decoupled = config.decoupled
-        self._iterative = config.sequence_batching is not None and config.sequence_batching.iterative
+        sequences = config.sequence_batching
+        self._request_class._may_come_again = sequences is not None and sequences.iterative
         self._outputs = tuple(output.name for output in config.outputs)
         self._batching = config.max_batch_size > 0
         source = self._source
@@ -192,18 +195,13 @@ class PythonModel:
         """Raises: ServeError: INTERNAL; the model's code raised, or returned what it may not."""
         answers: list[InferenceResponseSender] = []
         received: list[InferenceRequest] = []
-        source = self._source
         wrap = wrapper_of(self._tensors)
         for request in requests:
             outputs = request.requested_outputs or self._outputs
             to_answer = partial(self._answer, outputs, request.may_stay)
             answering = InferenceResponseSender(request.responder, self._decoupled, to_answer, self._abandoned.take)
             answers.append(answering)
-            received.append(
-                received_request(
-                    self._request_class, request, outputs, source.name, source.version, answering, self._iterative, wrap
-                )
-            )
+            received.append(received_request(self._request_class, request, outputs, answering, wrap))
         if self._tensors is not None:
             self._tensors.wait()
         try:

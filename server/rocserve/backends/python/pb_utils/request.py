@@ -16,7 +16,7 @@ from rocserve.backends.python.pb_utils.response import (
     checked_parameters,
     parameters_text,
 )
-from rocserve.backends.python.pb_utils.tensor import Tensor, wrap_tensor
+from rocserve.backends.python.pb_utils.tensor import Tensor
 from rocserve.backends.request_model import ModelCall, ModelRequest
 from rocserve.core import tensors as core
 
@@ -59,9 +59,17 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 
 class InferenceRequest:
-    """A request, received or to be made. Each model's module has a subclass of it that knows its `_caller`."""
+    """A request, received or to be made. Each model's module has a subclass of it that knows the model."""
 
     _caller: Caller
+    _model_name: str
+    """Its own of one that it has received, as the version."""
+    _model_version: int
+    _may_come_again = False
+    """Those that it receives."""
+    _is_rescheduled = False
+    _trace: InferenceTrace | None = None
+    _answers: InferenceResponseSender | None = None
 
     def __init__(
         self,
@@ -113,9 +121,7 @@ class InferenceRequest:
         )
         """For what a request says beside its tensors and what it asks for."""
         self._flags = operator.index(flags)
-        self._is_rescheduled = self._may_come_again = False
         self._trace = trace
-        self._answers: InferenceResponseSender | None = None
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -175,7 +181,7 @@ class InferenceRequest:
                 "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
                 f" TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags!r}."
             )
-        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and not self._may_come_again:
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and not (self._may_come_again and self._answers):
             raise TritonModelException(
                 "Unable to reschedule the request: rescheduling needs sequence_batching with iterative_sequence in the"
                 " model's configuration, and a request that the model received."
@@ -227,24 +233,16 @@ def received_request(
     kind: type[InferenceRequest],
     request: ModelRequest,
     outputs: tuple[str, ...],
-    model_name: str,
-    model_version: int,
     answers: InferenceResponseSender,
-    may_come_again: bool = False,
-    wrap: Callable[[core.Tensor], Tensor] = wrap_tensor,
+    wrap: Callable[[core.Tensor], Tensor],
 ) -> InferenceRequest:
     """A request that came to a model, as an object of its module's `kind`. `outputs`: those that it asks for. `wrap`:
     makes of an input what the model sees."""
     received = kind.__new__(kind)
     received._inputs = [wrap(tensor) for tensor in request.inputs.values()]
     received._names = outputs
-    received._model_name = model_name
-    received._model_version = model_version
     received._message = request
     received._flags = request.flags
-    received._is_rescheduled = False
-    received._may_come_again = may_come_again
-    received._trace = None
     received._answers = answers
     return received
 
