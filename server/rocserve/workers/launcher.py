@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import select
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
+from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers import messages
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
@@ -31,7 +32,7 @@ from rocserve.workers.worker_output import WorkerOutput
 
 _MESSAGE_BYTES = 64 * 1024
 _MOST_DESCRIPTORS = 3
-"""That come with a message."""
+"""That come with Spawned."""
 _SEND_BUFFER_BYTES = 1024 * 1024
 """Launches queue here while the zygote imports."""
 _HEALTHY_SECONDS = 5.0
@@ -77,10 +78,6 @@ class ZygoteProcess:
                 # Its number is still its own: nobody else has the other end.
                 os.kill(self.pid, signal.SIGKILL)
         return "its exit status is not known"
-
-
-TakeReply = Callable[[messages.Spawned, Sequence[int]], WorkerProcess]
-"""Makes a worker of the zygote's reply, and of the descriptors that came with it."""
 
 
 _LAUNCH_ATTEMPTS = 3
@@ -134,13 +131,13 @@ class WorkerLauncher:
         self._started_at = self._heard_at = time.monotonic()
         """When the zygote last said something; before `_started_at` while it has not."""
         self._attached = False
-        self._asked: deque[tuple[asyncio.Future[WorkerProcess], TakeReply]] = deque()
-        """What the zygote is to reply to, in the order of its replies."""
+        self._asked: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
+        """For what the zygote is to reply a worker, in the order of its replies."""
         self._is_in_turn = zygote is None
         """What comes is for this server, no longer for the one before."""
         self._may_take_over = zygote is not None
-        self._taken_groups: set[str] = set()
-        """The cgroups' folders of the workers that were taken over."""
+        self._known_groups: set[str] = set()
+        """The folders of those that workers of this server are in."""
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}
         """The last of each group of models that share one."""
@@ -181,69 +178,29 @@ class WorkerLauncher:
 
     async def _start(self, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess:
         """A process without a session. Raises: as `launch`."""
-        reception, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        output_reader, output_writer = os.pipe2(os.O_CLOEXEC)
-        # A model, or what it starts, may open /dev/stderr.
-        os.fchmod(output_writer, 0o622)
-        settings = self._bounded(options)
-        group: ControlGroup | None = None
-        process: WorkerProcess | None = None
-
-        def add(spawned: messages.Spawned, pidfds: Sequence[int]) -> WorkerProcess:
-            nonlocal process
-            process = self._add(spawned.pid, reception, output_reader, pidfds, options, log, group)
-            if spawned.user_problem and options.model_name not in self._warned_of_user:
-                # "root: user 'nobody' cannot ..."; once with what to do, and then a line for each further model.
-                text = f"the workers of model '{options.model_name}' run as {spawned.user_problem}"
-                if self._warned_of_user:
-                    self._log.info("%s", text)
-                else:
-                    self._log.warning(
-                        "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root"
-                        " without this warning by --worker-user=root; each further model is reported as information",
-                        text,
-                    )
-                self._warned_of_user.add(options.model_name)
-            return process
-
+        settings, folder = self._bounded(options), ""
+        if self._groups is not None and (settings.memory_bytes or settings.tasks):
+            folder = str(self._groups.create(settings.memory_bytes, settings.tasks).folder)
+        named = worker_environment(os.environ, self.settings, options.model_name)
+        spawn = messages.Spawn(
+            replace(options, environment={**named, **options.environment}),
+            Confinement(self._candidates, settings.core_dumps, settings.file_bytes, folder),
+        )
         try:
-            if self._groups is not None and (settings.memory_bytes or settings.tasks):
-                group = self._groups.create(settings.memory_bytes, settings.tasks)
-            named = worker_environment(os.environ, self.settings, options.model_name)
-            folder = str(group.folder) if group is not None else ""
-            spawn = messages.Spawn(
-                replace(options, environment={**named, **options.environment}),
-                Confinement(self._candidates, settings.core_dumps, settings.file_bytes, folder),
-            )
-            descriptors = (output_writer, peer.fileno(), reception.fileno(), output_reader)
             for _ in range(_LAUNCH_ATTEMPTS):
                 with suppress(ConnectionResetError):
-                    return await self._ask(spawn, descriptors, add)
+                    return await self._ask(spawn, options, log)
             raise internal("the zygote, which starts workers, ends again and again; see the server's log")
-        finally:
-            os.close(output_writer)
-            peer.close()
-            if process is None:
-                reception.close()
-                os.close(output_reader)
-                if group is not None:
-                    self._watch.add_grouped(group, None)
+        except BaseException:
+            if folder:
+                self._watch.add_grouped(ControlGroup(Path(folder), 0, 0), None)
+            raise
 
     async def take_over(self, key: str, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess | None:
         """The worker of the server before that is held by this key; None: there is none."""
-        settings = self._bounded(options)
-
-        def add(spawned: messages.Spawned, descriptors: Sequence[int]) -> WorkerProcess:
-            reception, output, *pidfds = descriptors
-            group: ControlGroup | None = None
-            if spawned.control_group:
-                group = ControlGroup(Path(spawned.control_group), settings.memory_bytes, settings.tasks)
-                self._taken_groups.add(spawned.control_group)
-            return self._add(spawned.pid, socket.socket(fileno=reception), output, pidfds, options, log, group)
-
         if self._may_take_over:
-            with suppress(ConnectionResetError, ServeError):
-                return await self._ask(messages.TakeOver(key), (), add)
+            with suppress(OSError, ServeError):
+                return await self._ask(messages.TakeOver(key), options, log)
         return None
 
     def _bounded(self, options: messages.LaunchOptions) -> WorkerSettings:
@@ -253,24 +210,42 @@ class WorkerLauncher:
 
     def _add(
         self,
-        pid: int,
-        reception: socket.socket,
-        output: int,
-        pidfds: Sequence[int],
+        spawned: messages.Spawned,
+        descriptors: Sequence[int],
         options: messages.LaunchOptions,
         log: logging.Logger,
-        group: ControlGroup | None,
     ) -> WorkerProcess:
-        """A worker that runs, kept within its bounds from now on. `pidfds`: none where the kernel has none.
-        `group`: its cgroup, where the kernel keeps these."""
-        printed = WorkerOutput(output, options.output_prefix, log)
-        pidfd = pidfds[0] if pidfds else None
-        worker = self._workers[pid] = WorkerProcess(pid, pidfd, reception, printed, group, options.shared_worker)
+        """A worker that runs, kept within its bounds from now on."""
+        reception, output, *pidfds = descriptors
+        settings = self._bounded(options)
+        group: ControlGroup | None = None
+        if spawned.control_group:
+            group = ControlGroup(Path(spawned.control_group), settings.memory_bytes, settings.tasks)
+            self._known_groups.add(spawned.control_group)
+        worker = self._workers[spawned.pid] = WorkerProcess(
+            spawned.pid,
+            pidfds[0] if pidfds else None,
+            socket.socket(fileno=reception),
+            WorkerOutput(output, options.output_prefix, log),
+            group,
+            options.shared_worker,
+        )
         if group is not None:
             self._watch.add_grouped(group, worker)
         else:
-            settings = self._bounded(options)
             self._watch.add(worker, settings.memory_bytes, settings.tasks)
+        if spawned.user_problem and options.model_name not in self._warned_of_user:
+            # "root: user 'nobody' cannot ..."; once with what to do, and then a line for each further model.
+            text = f"the workers of model '{options.model_name}' run as {spawned.user_problem}"
+            if self._warned_of_user:
+                self._log.info("%s", text)
+            else:
+                self._log.warning(
+                    "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root without"
+                    " this warning by --worker-user=root; each further model is reported as information",
+                    text,
+                )
+            self._warned_of_user.add(options.model_name)
         return worker
 
     def keep(self, worker: WorkerProcess, key: str) -> None:
@@ -289,7 +264,7 @@ class WorkerLauncher:
             with suppress(OSError):
                 process.reception.send(messages.LEFT_END, socket.MSG_DONTWAIT)
         for group in self._groups.left() if self._groups is not None else ():
-            if str(group.folder) not in self._taken_groups:
+            if str(group.folder) not in self._known_groups:
                 self._watch.add_grouped(group, None)
 
     def set_verbose(self, verbose: bool) -> None:
@@ -320,14 +295,16 @@ class WorkerLauncher:
             with suppress(OSError):
                 self.zygote.connection.send(messages.encode_message(message), socket.MSG_DONTWAIT)
 
-    async def _ask(self, message: Any, descriptors: Sequence[int], take: TakeReply) -> WorkerProcess:
-        """The worker that `take` makes of the reply, as soon as that has come: the next message may be that it has
-        exited. When cancelled, none is left. Raises: ConnectionResetError: the zygote has ended; ServeError: INTERNAL,
-        the worker could not be started."""
+    async def _ask(
+        self, message: messages.Spawn | messages.TakeOver, options: messages.LaunchOptions, log: logging.Logger
+    ) -> WorkerProcess:
+        """The worker that the zygote replies with. When cancelled, none is left. Raises: ConnectionResetError: the
+        zygote has ended; ServeError: INTERNAL, the worker could not be started; OSError: its descriptors had no
+        place."""
         answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(messages.encode_message(message), descriptors)
-            self._asked.append((answer, take))
+            await self._send(messages.encode_message(message))
+            self._asked.append((answer, options, log))
             asked_at = time.monotonic()
             while not answer.done():
                 left = max(asked_at, self._heard_at) + self._answer_seconds - time.monotonic()
@@ -341,12 +318,12 @@ class WorkerLauncher:
                 answer.result().kill()
             raise
 
-    async def _send(self, message: bytes, descriptors: Sequence[int]) -> None:
+    async def _send(self, message: bytes) -> None:
         asked_at = time.monotonic()
         while True:
             try:
                 # A zygote that stands still must not keep the loop waiting.
-                send_with_descriptors(self._attach(), message, descriptors, socket.MSG_DONTWAIT)
+                self._attach().send(message, socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
                 if time.monotonic() - max(asked_at, self._heard_at) > self._answer_seconds:
@@ -408,15 +385,17 @@ class WorkerLauncher:
 
     def _take_reply(self, reply: messages.Spawned | messages.SpawnFailed, descriptors: Sequence[int]) -> None:
         if self._is_in_turn and not (asked := self._asked.popleft())[0].done():
-            answer, take = asked
-            if isinstance(reply, messages.Spawned):
-                answer.set_result(take(reply, descriptors))
-            else:
+            answer, options, log = asked
+            if isinstance(reply, messages.SpawnFailed):
                 answer.set_exception(internal(reply.reason))
-            return
-        # Nobody waits any more. A pidfd comes alone, or behind two others.
+                return
+            if len(descriptors) > 1:
+                # Now, for the next message may be that it has exited.
+                answer.set_result(self._add(reply, descriptors, options, log))
+                return
+            answer.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         if isinstance(reply, messages.Spawned):
-            kill(reply.pid, descriptors[-1] if len(descriptors) % 2 else None)
+            kill(reply.pid, descriptors[2] if len(descriptors) > 2 else None)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -434,7 +413,7 @@ class WorkerLauncher:
         if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
             self._do_without_preload()
         asked, self._asked, self._is_in_turn = self._asked, deque(), True
-        for answer, _ in asked:
+        for answer, *_ in asked:
             if not answer.done():
                 answer.set_exception(ConnectionResetError("the zygote has ended"))
         # Workers that it has held have noticed, and end.

@@ -186,7 +186,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a worker; the file descriptors of its sockets and pipes come along (see `zygote.py`)."""
+    """Start a worker."""
 
     options: LaunchOptions
     confinement: Confinement = field(default_factory=Confinement)
@@ -194,14 +194,14 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """The worker runs; a pidfd comes along where the kernel has them (Linux 5.3). Of one that was taken over the
-    server's end of its reception and the reading end of its output pipe come first."""
+    """The worker runs. The server's end of its reception and the reading end of its output pipe come along, and a
+    pidfd where the kernel has them (Linux 5.3)."""
 
     pid: int
     user_problem: str = ""
     """Why it does not run as the user that comes first; "" = it does."""
     control_group: str = ""
-    """The folder of its cgroup, of one that was taken over; "" = it has none of its own."""
+    """The folder of its cgroup; "" = it has none of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,26 +9,24 @@ import shutil
 import signal
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
+from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.workers import main as worker
 from rocserve.workers import messages
 from rocserve.workers.isolation import Identity, choose, confine
 
-_MOST_DESCRIPTORS = 4
-"""That come with Spawn."""
 _LONGEST_MESSAGE = 1024 * 1024
 
 
 @dataclass(slots=True)
 class _Held:
-    """A worker's pipes, held for the server that may come after this one."""
+    """The server's ends of a worker's pipes, held for the server that may come after this one."""
 
     output: int
-    reception: int
+    reception: socket.socket
     control_group: str
     key: str = ""
     """"" = it does not serve yet."""
@@ -37,7 +35,7 @@ class _Held:
 
     def close(self) -> None:
         os.close(self.output)
-        os.close(self.reception)
+        self.reception.close()
 
 
 class Spawner:
@@ -75,12 +73,12 @@ class Spawner:
 
     def _serve(self) -> bool:
         """Take one message; False when the server is gone."""
-        data, descriptors = receive_with_descriptors(self._connection, _LONGEST_MESSAGE, _MOST_DESCRIPTORS)
+        data = self._connection.recv(_LONGEST_MESSAGE)
         if not data:
             return False
         match messages.decode_message(data):
             case messages.Spawn() as spawn:
-                self._start(spawn, descriptors)
+                self._start(spawn)
             case messages.Keep(pid, key):
                 if held := self._held.get(pid):
                     held.key = key
@@ -100,38 +98,43 @@ class Spawner:
                 raise ValueError(f"a {type(message).__name__} is nothing for the zygote")
         return True
 
-    def _start(self, spawn: messages.Spawn, descriptors: list[int]) -> None:
-        held = _Held(descriptors.pop(), descriptors.pop(), spawn.confinement.control_group)
-        try:
-            options = spawn.options
-            # What the worker's Python reads: its interpreter, its loader, and where it imports from.
-            program = [shutil.which(options.interpreter or sys.executable) or "", str(Path(__file__).parent)]
-            for word in options.loader:
-                program += word.split(":")
-            if not options.interpreter:
-                program += sys.path
-            program = [file for file in program if file.startswith("/")]
-            identity, problem = choose(spawn.confinement, options.readable, options.writable, program)
-            pid = self._spawn(spawn, identity, descriptors, held)
-        except OSError as error:
-            held.close()
-            self._send(messages.SpawnFailed(str(error)))
-            return
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+    def _start(self, spawn: messages.Spawn) -> None:
+        options, held = spawn.options, None
+        with ExitStack() as workers_ends:
+            try:
+                # What the worker's Python reads: its interpreter, its loader, and where it imports from.
+                program = [shutil.which(options.interpreter or sys.executable) or "", str(Path(__file__).parent)]
+                for word in options.loader:
+                    program += word.split(":")
+                if not options.interpreter:
+                    program += sys.path
+                program = [file for file in program if file.startswith("/")]
+                identity, problem = choose(spawn.confinement, options.readable, options.writable, program)
+                servers_end, reception = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                workers_ends.enter_context(reception)
+                output, writer = os.pipe2(os.O_CLOEXEC)
+                workers_ends.callback(os.close, writer)
+                # A model, or what it starts, may open /dev/stderr.
+                os.fchmod(writer, 0o622)
+                held = _Held(output, servers_end, spawn.confinement.control_group)
+                pid = self._spawn(spawn, identity, writer, reception.fileno(), held)
+            except OSError as error:
+                if held is not None:
+                    held.close()
+                self._send(messages.SpawnFailed(str(error)))
+                return
         self._held[pid] = held
-        self._send_with_pidfd(messages.Spawned(pid, problem), pid)
+        self._send_worker(pid, held, problem)
 
     def _hand_over(self, key: str) -> None:
         for pid, held in self._held.items():
             if held.is_left and held.key == key:
                 held.is_left = False
-                self._send_with_pidfd(messages.Spawned(pid, "", held.control_group), pid, held.reception, held.output)
+                self._send_worker(pid, held)
                 return
         self._send(messages.SpawnFailed("no such worker is held"))
 
-    def _spawn(self, spawn: messages.Spawn, identity: Identity | None, descriptors: list[int], held: _Held) -> int:
+    def _spawn(self, spawn: messages.Spawn, identity: Identity | None, output: int, reception: int, held: _Held) -> int:
         options = spawn.options
         forked = options.forked and self._single_threaded
         if not forked:
@@ -145,7 +148,6 @@ class Spawner:
         status = 70
         try:
             self._leave(held)
-            output, reception = descriptors
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
@@ -206,16 +208,16 @@ class Spawner:
                 held.close()
             self._send(messages.Exited(*os.waitpid(ended.si_pid, 0)))
 
-    def _send_with_pidfd(self, message: messages.ZygoteMessage, pid: int, *descriptors: int) -> None:
-        """Nobody but the zygote reaps the worker, so the pidfd, which comes last, is surely the worker's."""
+    def _send_worker(self, pid: int, held: _Held, problem: str = "") -> None:
+        """Nobody but the zygote reaps it, so the pidfd, which comes last, is surely its own."""
+        descriptors = [held.reception.fileno(), held.output]
+        with suppress(OSError):
+            descriptors.append(os.pidfd_open(pid))
+        message = messages.Spawned(pid, problem, held.control_group)
         try:
-            pidfds = [os.pidfd_open(pid)]
-        except OSError:
-            pidfds = []
-        try:
-            send_with_descriptors(self._connection, messages.encode_message(message), [*descriptors, *pidfds])
+            send_with_descriptors(self._connection, messages.encode_message(message), descriptors)
         finally:
-            for pidfd in pidfds:
+            for pidfd in descriptors[2:]:
                 os.close(pidfd)
 
     def _send(self, message: messages.ZygoteMessage) -> None:

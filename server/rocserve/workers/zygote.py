@@ -4,8 +4,8 @@ Started by exec before the server imports grpc, it has one thread and none of th
 and takes milliseconds where importing an engine takes seconds. Workers that must not be forked it starts by exec.
 
 It answers Spawn and TakeOver, each with Spawned or SpawnFailed, in their order, and reports Exited for every worker;
-one message a datagram. With Spawn come the descriptors of the worker's output pipe and of its reception, both ends of
-each.
+one message a datagram. With Spawned come the descriptors of the server's ends of the worker's reception and of its
+output pipe.
 
 It outlives the server, and holds what the next one needs to have the workers that served: of each the server's end of
 the reception, over which that hands it the sockets of another session, and the pipe that it writes to. It ends with the
