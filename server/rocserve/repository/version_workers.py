@@ -269,7 +269,6 @@ def worker_group(
         answers_requests=backend.answers_requests,
         config_json=config_text(definition),
         settings=engines,
-        verbose=log.isEnabledFor(logging.DEBUG),
         memory_bytes=bounds.get("memory_bytes", launcher.settings.memory_bytes),
         shares_process=bool(shared),
     )

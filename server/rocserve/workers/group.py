@@ -27,7 +27,7 @@ from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.instance import HEAP_BYTES, Instance, InstanceMail
 from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import LaunchOptions, Load, Progress, WarmUp, WorkerPlan
+from rocserve.workers.messages import LaunchOptions, Load, Progress, Verbosity, WarmUp, WorkerPlan
 from rocserve.workers.process import WorkerProcess, WorkerSession
 
 _Result = TypeVar("_Result")
@@ -298,9 +298,7 @@ class WorkerSupervisor:
         self._key = ""
         """Two workers with the same key have loaded the same in the same way; "" = it is not kept."""
         if group.content:
-            # What the log takes may change at any time.
-            same = dataclasses.replace(self._load, verbose=False)
-            parts = (to_json(same), to_json(self._options), group.content.encode())
+            parts = (to_json(self._load), to_json(self._options), group.content.encode())
             self._key = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
         self._load_limit = LoadLimit(group.limits.load_seconds)
         self._log = group.log
@@ -356,6 +354,7 @@ class WorkerSupervisor:
                 raise internal(f"the worker of {self._name} cannot be started: {error}") from error
             raise
         worker = self.worker
+        worker.send(Verbosity(self._log.isEnabledFor(logging.DEBUG)))
         async with self._limited_load(worker):
             loaded = await worker.load(self._load, functools.partial(self._progress, worker))
         if loaded.was_kept:

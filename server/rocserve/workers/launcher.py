@@ -136,8 +136,6 @@ class WorkerLauncher:
         self._is_in_turn = zygote is None
         """What comes is for this server, no longer for the one before."""
         self._may_take_over = zygote is not None
-        self._known_groups: set[str] = set()
-        """The folders of those that workers of this server are in."""
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}
         """The last of each group of models that share one."""
@@ -221,7 +219,6 @@ class WorkerLauncher:
         group: ControlGroup | None = None
         if spawned.control_group:
             group = ControlGroup(Path(spawned.control_group), settings.memory_bytes, settings.tasks)
-            self._known_groups.add(spawned.control_group)
         worker = self._workers[spawned.pid] = WorkerProcess(
             spawned.pid,
             pidfds[0] if pidfds else None,
@@ -263,8 +260,9 @@ class WorkerLauncher:
         for process in self._shared.values():
             with suppress(OSError):
                 process.reception.send(messages.LEFT_END, socket.MSG_DONTWAIT)
+        used = {worker.group.folder for worker in self._workers.values() if worker.group is not None}
         for group in self._groups.left() if self._groups is not None else ():
-            if str(group.folder) not in self._known_groups:
+            if group.folder not in used:
                 self._watch.add_grouped(group, None)
 
     def set_verbose(self, verbose: bool) -> None:

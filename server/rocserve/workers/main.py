@@ -164,7 +164,6 @@ class Session:
         load = self._receive()
         if not isinstance(load, messages.Load):
             raise ValueError(f"expected messages.Load, got {type(load).__name__}")
-        self._worker.set_verbose(load.verbose)
         if self._is_shared:
             begin_model(f"{load.model_name}:{load.version}: ")
         try:
@@ -256,9 +255,7 @@ class Session:
         control, *instances = sockets
         self._control.close()
         self._control = ControlSocket(control)
-        load = self._receive()
-        assert isinstance(load, messages.Load)
-        self._worker.set_verbose(load.verbose)
+        self._receive()  # messages.Load: it is loaded.
         service.renew(instances)
         self._control.send(replace(loaded, properties=self._properties(), was_kept=True))
         self._receive()  # messages.WarmUp: it is warm.

@@ -80,8 +80,6 @@ class Load:
     config_json: str = ""
     """The configuration as it is before plane, as Triton writes it in JSON."""
     settings: EngineSettings = field(default_factory=EngineSettings)
-    verbose: bool = False
-    """Whether the server's log takes details."""
     memory_bytes: int = 0
     """That the worker may have; 0 = no bound."""
     shares_process: bool = False

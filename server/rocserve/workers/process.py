@@ -34,7 +34,7 @@ class WorkerProcess:
     reception: socket.socket
     """By it the process gets the sockets of its sessions."""
     _output: WorkerOutput
-    _group: ControlGroup | None = None
+    group: ControlGroup | None = None
     """Its cgroup, where it has one of its own."""
     group_name: str = ""
     """Of the models that share it."""
@@ -122,13 +122,13 @@ class WorkerProcess:
         if wait_status is not None:
             code = os.waitstatus_to_exitcode(wait_status)
             self._end = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
-        if self._group is not None:
+        if self.group is not None:
             # What the kernel has ended it for; and what it leaves behind ends.
-            if not self._fault and (excess := self._group.excess()):
+            if not self._fault and (excess := self.group.excess()):
                 self._fault = self._broken = excess
-            elif not self._fault and self._group.was_refused_tasks():
-                self._end += f"; it was refused more than {self._group.tasks} tasks"
-            self._group.kill()
+            elif not self._fault and self.group.was_refused_tasks():
+                self._end += f"; it was refused more than {self.group.tasks} tasks"
+            self.group.kill()
         if self._status_timer is not None:
             self._status_timer.cancel()
         if self._pidfd is not None:

@@ -43,7 +43,9 @@ _CODES = {status: code for code, status in _STATUS.items()} | {
 
 
 class TritonError:
-    """An error for one request, as a model answers it or is answered by another model; the codes are its attributes."""
+    """An error for one request, as a model answers it or is answered by another model."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = ErrorCode
 
     def __init__(self, message: str | bytes, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         self._message = as_text(message, "the message of a TritonError")
@@ -54,10 +56,6 @@ class TritonError:
 
     def code(self) -> ErrorCode:
         return self._code
-
-
-for _code in ErrorCode:
-    setattr(TritonError, _code.name, _code)
 
 
 def to_serve_error(error: TritonError) -> ServeError:

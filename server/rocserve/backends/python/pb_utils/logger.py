@@ -21,10 +21,7 @@ class Logger:
     """Lines of the log, behind the model's name."""
 
     LogLevel = Level
-    INFO = Level.INFO
-    WARNING = Level.WARNING
-    ERROR = Level.ERROR
-    VERBOSE = Level.VERBOSE
+    INFO, WARNING, ERROR, VERBOSE = Level
 
     @staticmethod
     def log(message: str | bytes, level: Level = Level.INFO) -> None:

@@ -148,9 +148,7 @@ class MetricBook:
 class MetricFamily:
     """Metrics of one name and kind, distinguished by their labels."""
 
-    COUNTER = MetricKind.COUNTER
-    GAUGE = MetricKind.GAUGE
-    HISTOGRAM = MetricKind.HISTOGRAM
+    COUNTER, GAUGE, HISTOGRAM = MetricKind
 
     _book: MetricBook
     """Set in the class that a model sees."""
