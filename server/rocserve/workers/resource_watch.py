@@ -53,21 +53,13 @@ class _Watched:
     is_over: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Grouped:
-    """A worker that the kernel keeps within its bounds."""
-
-    group: ControlGroup
-    worker: WorkerProcess | None
-    """None: nobody waits for it any more."""
-
-
 class ResourceWatch:
     """All workers of a server that have bounds. Lives on the asyncio loop, costs nothing while there are none."""
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
-        self._grouped: list[_Grouped] = []
+        self._grouped: dict[ControlGroup, WorkerProcess | None] = {}
+        """Workers that the kernel keeps within their bounds; None: nobody waits for it any more."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, worker: WorkerProcess, memory_bytes: int, tasks: int) -> None:
@@ -78,14 +70,13 @@ class ResourceWatch:
 
     def add_grouped(self, group: ControlGroup, worker: WorkerProcess | None) -> None:
         """Watch a worker in a cgroup of its own until it ends, and remove that; None = end its processes now."""
-        self._grouped.append(_Grouped(group, worker))
+        self._grouped[group] = worker
         self._check_later()
 
     async def close(self) -> None:
         """The workers are to have been stopped."""
         self._watched.clear()
-        for grouped in self._grouped:
-            grouped.worker = None
+        self._grouped = dict.fromkeys(self._grouped)
         for _ in range(_LAST_CHECKS):
             self._check_groups()
             if not self._grouped:
@@ -111,7 +102,16 @@ class ResourceWatch:
             self._check_later((time.monotonic() - began) * _WAIT_PER_CHECK)
 
     def _check_groups(self) -> None:
-        self._grouped = [grouped for grouped in self._grouped if _group_goes_on(grouped)]
+        for group, worker in list(self._grouped.items()):
+            if worker is not None and not worker.has_ended:
+                if not (excess := group.excess()):
+                    continue
+                worker.end_for(excess)
+                self._grouped[group] = None
+            # Each time: what was about to enter may be in it only now.
+            group.kill()
+            if group.remove():
+                del self._grouped[group]
 
     def _goes_on(self, watched: _Watched, processes: Sequence[Process]) -> bool:
         """Whether a worker is to be checked again."""
@@ -127,19 +127,6 @@ class ResourceWatch:
             for pid, _ in watched.known:
                 _signal(pid, signal.SIGKILL)
         return not worker.has_ended or bool(watched.known)
-
-
-def _group_goes_on(grouped: _Grouped) -> bool:
-    """Whether a cgroup is still there."""
-    worker, group = grouped.worker, grouped.group
-    if worker is not None and not worker.has_ended:
-        if not (excess := group.excess()):
-            return True
-        worker.end_for(excess)
-        grouped.worker = None
-    # Each time: what was about to enter may be in it only now.
-    group.kill()
-    return not group.remove()
 
 
 def _stop(watched: _Watched) -> None:
