@@ -78,7 +78,7 @@ class Load:
     answers_requests: bool = False
     """The engine is of the kind of `backends/request_model.py`; the fields that follow are for it."""
     config_json: str = ""
-    """The configuration as it is before plane, as Triton writes it in JSON."""
+    """The configuration as it is before completion, as Triton writes it in JSON."""
     settings: EngineSettings = field(default_factory=EngineSettings)
     memory_bytes: int = 0
     """That the worker may have; 0 = no bound."""
