@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,24 +30,13 @@ _NAMES = {datatype.value: datatype for datatype in DataType}
 
 
 @dataclass(frozen=True, slots=True)
-class AmdTensor:
-    name: str
-    datatype: DataType
-    shape: tuple[int, ...]
-    """Of one item, without a batch dimension."""
-    id: str = ""
-    """The link of a chain: an input takes the output of the same id; empty means the client."""
+class _Stage:
+    """A model as a configuration has it, perhaps one of a chain."""
 
-
-@dataclass(frozen=True, slots=True)
-class AmdModel:
-    name: str
-    platform: str
-    inputs: tuple[AmdTensor, ...]
-    outputs: tuple[AmdTensor, ...]
-    id: str = ""
-    """In a chain: the name of the stage's model file."""
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    message: ModelConfig
+    input_ids: Sequence[str]
+    """The links of a chain, of each input: it takes the output of the same id; empty means the client."""
+    output_ids: Sequence[str]
 
 
 def _datatype(name: str, where: str) -> DataType:
@@ -148,25 +137,19 @@ class _Table:
         return f"{self.source}: {self.path}" if self.path else self.source
 
 
-def _toml_model(table: _Table, *, id_required: bool) -> AmdModel:
+def _toml_model(table: _Table, *, id_required: bool) -> _Stage:
     table.warn_of_unknown(_MODEL_KEYS)
-    name, platform, stage = table.string("name"), table.string("platform"), table.string("id", required=id_required)
-    tensors: list[tuple[AmdTensor, ...]] = []
-    for key in ("inputs", "outputs"):
-        found = []
+    name, platform, file = table.string("name"), table.string("platform"), table.string("id", required=id_required)
+    message = model_message(name, platform, table.source, {}, file)
+    ids: list[list[str]] = []
+    for key, tensors in (("inputs", message.input), ("outputs", message.output)):
+        ids.append([])
         for tensor in table.tables(key):
             tensor.warn_of_unknown(_TENSOR_KEYS)
             of_tensor, written = tensor.string("name"), tensor.string("datatype")
-            datatype = _datatype(written, tensor.where)
-            found.append(AmdTensor(of_tensor, datatype, tensor.integers("shape"), tensor.string("id", required=False)))
-        tensors.append(tuple(found))
-    return AmdModel(
-        name=name,
-        platform=platform,
-        id=stage,
-        inputs=tensors[0],
-        outputs=tensors[1],
-    )
+            fill(tensors.add(), of_tensor, _datatype(written, tensor.where), tensor.integers("shape"))
+            ids[-1].append(tensor.string("id", required=False))
+    return _Stage(message, *ids)
 
 
 _COMMENT = re.compile(r"#[^\n]*")
@@ -188,19 +171,18 @@ def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
     for required in ("name", "platform", "inputs", "outputs"):
         if not getattr(config, required):
             raise invalid_argument(f"{source}: the configuration must have '{required}'")
-    inputs, outputs = (
-        tuple(
-            AmdTensor(one.name, _datatype(one.datatype, f"{source}: {what} '{one.name}'"), tuple(one.shape))
-            for one in tensors
-        )
-        for what, tensors in (("inputs", config.inputs), ("outputs", config.outputs))
-    )
     parameters = {}
     for key, value in sorted(config.parameters.items()):
         choice = value.WhichOneof("parameter_choice")
         parameters[key] = parameter_text(getattr(value, choice)) if choice else ""
-    model = AmdModel(config.name, config.platform, inputs, outputs, parameters=parameters)
-    return _translated((model,), name, source)
+    message = model_message(config.name, config.platform, source, parameters)
+    for what, given, tensors in (
+        ("inputs", config.inputs, message.input),
+        ("outputs", config.outputs, message.output),
+    ):
+        for one in given:
+            fill(tensors.add(), one.name, _datatype(one.datatype, f"{source}: {what} '{one.name}'"), one.shape)
+    return _translated([_Stage(message, (), ())], name, source)
 
 
 def parameter_text(value: bool | float | str) -> str:
@@ -220,93 +202,87 @@ _EXTENSIONS = {
 """By platform: a single model's file may have any name."""
 
 
-def _translated(models: Sequence[AmdModel], name: str, source: str, warnings: tuple[str, ...] = ()) -> WrittenConfig:
+def _translated(stages: Sequence[_Stage], name: str, source: str, warnings: tuple[str, ...] = ()) -> WrittenConfig:
     """One model, or for a chain the ensemble, which bears the folder's name, followed by its members. Raises:
     ServeError: INVALID_ARGUMENT for a name that is not the folder's, or a chain whose ids do not join."""
-    if models[0].name != name:
-        first = "; the first model of a chain names the chain" if len(models) > 1 else ""
+    messages = [stage.message for stage in stages]
+    if messages[0].name != name:
+        first = "; the first model of a chain names the chain" if len(stages) > 1 else ""
         raise invalid_argument(
-            f"unexpected directory name '{name}' for model '{models[0].name}', directory name must equal model name"
+            f"unexpected directory name '{name}' for model '{messages[0].name}', directory name must equal model name"
             f"{first}"
         )
     filenames: tuple[str, ...] = ()
-    if len(models) == 1:
-        written: tuple[ModelConfig, ...] = (translated_model(models[0], name, source),)
-        filenames = (f"*{extension}",) if (extension := _EXTENSIONS.get(models[0].platform)) else ()
+    if len(stages) == 1:
+        filenames = (f"*{extension}",) if (extension := _EXTENSIONS.get(messages[0].platform)) else ()
     else:
         # <chain>_<stem of the stage's file>; the stage's place is added where two stages share a file.
-        stems = [PurePosixPath(model.id).stem for model in models]
+        stems = [PurePosixPath(message.default_model_filename).stem for message in messages]
         shared = {stem for stem, count in Counter(stems).items() if count > 1}
         names = [f"{name}_{stem}_{index}" if stem in shared else f"{name}_{stem}" for index, stem in enumerate(stems)]
-        members = [translated_model(model, member, source) for model, member in zip(models, names, strict=True)]
-        written = (_ensemble(models, names, name, source), *members)
-    return WrittenConfig(written, source, warnings, is_amd=True, model_filenames=filenames)
+        ensemble = _ensemble(stages, names, name, source)
+        for message, member in zip(messages, names, strict=True):
+            message.name = member
+        messages.insert(0, ensemble)
+    return WrittenConfig(tuple(messages), source, warnings, is_amd=True, model_filenames=filenames)
 
 
-def translated_model(model: AmdModel, name: str, source: str) -> ModelConfig:
-    """Raises: ServeError INVALID_ARGUMENT for the parameter `batch`."""
-    message = ModelConfig(name=name, platform=model.platform, default_model_filename=model.id)
-    message.max_batch_size = _batch_size(model, source)
+def model_message(
+    name: str, platform: str, source: str, parameters: Mapping[str, str], filename: str = ""
+) -> ModelConfig:
+    """A model of no tensors yet. Raises: ServeError INVALID_ARGUMENT for the parameter `batch`."""
+    batch = parameters.get("batch", str(BATCH_SIZE))
+    if not batch.isdecimal() or not 1 <= int(batch) < 2**31:
+        raise invalid_argument(f"{source}: parameter 'batch' must be a positive integer, got '{batch}'")
+    message = ModelConfig(name=name, platform=platform, default_model_filename=filename, max_batch_size=int(batch))
     if message.max_batch_size > 1:
         message.dynamic_batching.SetInParent()
-    for tensor in model.inputs:
-        fill(message.input.add(), tensor)
-    for tensor in model.outputs:
-        fill(message.output.add(), tensor)
-    for key, value in model.parameters.items():
+    for key, value in parameters.items():
         # `batch` too: MIGraphX compiles the one size that it says.
         message.parameters[key].string_value = value
     return message
 
 
-def _batch_size(model: AmdModel, source: str) -> int:
-    text = model.parameters.get("batch", str(BATCH_SIZE))
-    if not text.isdecimal() or not 1 <= int(text) < 2**31:
-        raise invalid_argument(f"{source}: parameter 'batch' must be a positive integer, got '{text}'")
-    return int(text)
-
-
-def fill(tensor: ModelInput | ModelOutput, given: AmdTensor, name: str = "") -> None:
-    """`name`: in place of its own."""
-    tensor.name = name or given.name
-    tensor.data_type = type_number(given.datatype)
-    tensor.dims.extend(given.shape or (1,))
-    if not given.shape:
+def fill(tensor: ModelInput | ModelOutput, name: str, datatype: DataType, shape: Sequence[int]) -> None:
+    """`shape`: of one item, without a batch dimension."""
+    tensor.name, tensor.data_type = name, type_number(datatype)
+    tensor.dims.extend(shape or (1,))
+    if not shape:
         tensor.reshape.SetInParent()
 
 
-def _ensemble(stages: Sequence[AmdModel], members: Sequence[str], name: str, source: str) -> ModelConfig:
+def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, source: str) -> ModelConfig:
     """The stages joined: an input takes the output of the same id; other ends belong to the client. Raises: ServeError:
     INVALID_ARGUMENT when the ids do not make a chain."""
-    written = Counter(tensor.id for stage in stages for tensor in stage.outputs if tensor.id)
+    written = Counter(each for stage in stages for each in stage.output_ids if each)
     for tensor_id, count in written.items():
         if count > 1:
             raise invalid_argument(f"{source}: {count} outputs have the id '{tensor_id}'; each id may stand once")
-    inner = written.keys() & {tensor.id for stage in stages for tensor in stage.inputs if tensor.id}
+    inner = written.keys() & {each for stage in stages for each in stage.input_ids if each}
     ensemble = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
-    ensemble.max_batch_size = min(_batch_size(stage, source) for stage in stages)
+    ensemble.max_batch_size = min(stage.message.max_batch_size for stage in stages)
     for index, (stage, member) in enumerate(zip(stages, members, strict=True)):
-        where = f"{source}: models[{index}] ('{stage.name}')"
+        where = f"{source}: models[{index}] ('{stage.message.name}')"
         step = ensemble.ensemble_scheduling.step.add(model_name=member, model_version=-1)
-        for what, tensors, names in (
-            ("input", stage.inputs, step.input_map),
-            ("output", stage.outputs, step.output_map),
+        for what, ids, names in (
+            ("input", stage.input_ids, step.input_map),
+            ("output", stage.output_ids, step.output_map),
         ):
-            for tensor in tensors:
-                if tensor.id in inner:
+            for tensor, link in zip(getattr(stage.message, what), ids, strict=True):
+                if link in inner:
                     # The prefix keeps it apart from the names of the client's tensors.
-                    names[tensor.name] = f"id:{tensor.id}"
+                    names[tensor.name] = f"id:{link}"
                     continue
                 end = tensor.name
-                if what == "input" and index > 0 and tensor.id:
+                if what == "input" and index > 0 and link:
                     raise invalid_argument(
-                        f"{where}: input '{end}' has id '{tensor.id}', which no output has; ids of outputs:"
+                        f"{where}: input '{end}' has id '{link}', which no output has; ids of outputs:"
                         f" {', '.join(sorted(written)) or 'none'}"
                     )
                 # An ensemble's tensors share one space of names, so an output named as an input has its id as its name.
                 taken = {each.name for each in ensemble.input}
                 if what == "output" and end in taken:
-                    end = tensor.id
+                    end = link
                     if not end or end in taken:
                         raise invalid_argument(
                             f"{where}: output '{tensor.name}' has the name of an input of the chain; give it an id of"
@@ -317,7 +293,8 @@ def _ensemble(stages: Sequence[AmdModel], members: Sequence[str], name: str, sou
                     raise invalid_argument(
                         f"{where}: the chain would have two {what}s named '{end}'; rename one or link it by id"
                     )
-                fill(ends.add(), tensor, end)
+                ends.add().CopyFrom(tensor)
+                ends[-1].name = end
                 names[tensor.name] = end
     if not ensemble.input or not ensemble.output:
         end = "output" if ensemble.input else "input"

@@ -16,11 +16,9 @@ from pathlib import Path
 
 from rocserve.amd_inference_server.configurations import (
     BATCH_SIZE,
-    AmdModel,
-    AmdTensor,
     fill,
+    model_message,
     parameter_text,
-    translated_model,
 )
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.written import WrittenConfig
@@ -114,11 +112,10 @@ def worker_config(
     if platform is None:
         expected = " or ".join(worker.platforms)
         raise invalid_argument(f"parameter 'model' must name a file that ends in {expected}, got '{worker.file}'")
-    outputs: tuple[AmdTensor, ...] = ()
+    message = model_message(name, platform, _SOURCE, worker.parameters, file.name)
     if following is not None and platform == "rocal_json":
-        outputs = tuple(AmdTensor(entry.name, entry.datatype, entry.dims) for entry in following.inputs)
-    model = AmdModel(name, platform, (), outputs, file.name, worker.parameters)
-    message = translated_model(model, name, _SOURCE)
+        for entry in following.inputs:
+            fill(message.output.add(), entry.name, entry.datatype, entry.dims)
     if copies > 1:
         message.instance_group.add(count=copies)
     return WrittenConfig((message,), _SOURCE, is_amd=True)
@@ -132,10 +129,9 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
     # A member that batches, in an ensemble that does not: its batch is a dimension like any other.
     before, after = ((-1,) if each.max_batch_size and not message.max_batch_size else () for each in (first, following))
     for entry in first.inputs:
-        given = AmdTensor(entry.name, entry.datatype, (*before, *entry.dims))
-        fill(message.input.add(optional=entry.optional), given)
+        fill(message.input.add(optional=entry.optional), entry.name, entry.datatype, (*before, *entry.dims))
     for output in following.outputs:
-        fill(message.output.add(), AmdTensor(output.name, output.datatype, (*after, *output.dims)))
+        fill(message.output.add(), output.name, output.datatype, (*after, *output.dims))
     # The output of the one by the input of the other.
     outputs, inputs = [entry.name for entry in first.outputs], [entry.name for entry in following.inputs]
     if not set(inputs) <= set(outputs) and len(inputs) != len(outputs):
