@@ -13,7 +13,6 @@ from rocserve.config.datatypes import type_number
 from rocserve.config.sequence_validation import sequence_tensor_names
 from rocserve.config.signature_checks import batch_input_targets, tensor_fits
 from rocserve.core.errors import invalid_argument
-from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
@@ -23,9 +22,7 @@ _CPU_INSTANCES = 2
 _SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 
 
-def normalise(
-    message: ModelConfig, backend: BackendSpec | None, default_kind: InstanceKind = InstanceKind.AUTO
-) -> None:
+def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
     """Write the defaults that need no model into the message; running it again changes nothing more."""
     if not message.HasField("version_policy"):
         message.version_policy.latest.num_versions = 1
@@ -48,7 +45,7 @@ def normalise(
             sizes = batching.oldest.preferred_batch_size
             sizes.extend([] if sizes else [message.max_batch_size])
     if not message.instance_group:
-        message.instance_group.add(name=message.name, kind=ModelInstanceGroup.Kind.Value(default_kind.value))
+        message.instance_group.add(name=message.name, kind=ModelInstanceGroup.KIND_AUTO)
     for index, group in enumerate(message.instance_group):
         group.name = group.name or f"{message.name}_{index}"
         if group.count < 1:

@@ -192,8 +192,6 @@ class FolderReading:
     """Complete nothing from the files (tritonserver's --disable-auto-complete-config)."""
     request: ConfigRequest | None = None
     """A load request's configuration, which takes the place of the folder's file as far as it may."""
-    default_kind: InstanceKind = InstanceKind.AUTO
-    """Of the instance group that a configuration without one gets."""
     repository: Path | None = None
     """Files may be links to elsewhere in this folder; without it, in the model's folder only."""
     namespace: str = ""
@@ -252,7 +250,7 @@ class FolderReading:
             own = message.default_model_filename
             filenames = (own,) if own else written.model_filenames or backend.model_filenames
             fill_backend_fields(message, backend, self.files, filenames)
-        normalise(message, backend, self.default_kind)
+        normalise(message, backend)
         check_readable(message)
         check_agents_known(message)
         definition = ModelDefinition(

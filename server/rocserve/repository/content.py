@@ -160,8 +160,7 @@ class ContentReader:
         ensemble has none. Raises: ServeError: the configuration is wrong."""
         version = PurePosixPath("1")
         scan, private = self._write(name, {version: None} if file is None else {version / file.name: file}, root)
-        kind = self.settings.default_instance_kind
-        reading = FolderReading(private.folder, self.registry, name, default_kind=kind, repository=root)
+        reading = FolderReading(private.folder, self.registry, name, repository=root)
         return tuple(make_content(definition, scan, private) for definition in reading.definitions(written))
 
     def read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
@@ -226,7 +225,6 @@ class ContentReader:
             config_name=self.settings.model_config_name,
             strict=self.settings.strict_model_config,
             request=request,
-            default_kind=self.settings.default_instance_kind,
             repository=None if private else scan.root,
             namespace=scan.namespace,
             flat=scan.flat,

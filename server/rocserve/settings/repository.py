@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.core.model_config import InstanceKind
 from rocserve.core.remote_places import RemotePlace, parse_remote
 from rocserve.presets import NAMES
 from rocserve.settings.flag import (
@@ -198,8 +197,6 @@ class RepositorySettings:
     """The one model that there is, in the one root; None = the roots are repositories."""
     may_lack_models: bool = False
     """Those that are not there any more are missed by nobody."""
-    default_instance_kind: InstanceKind = InstanceKind.AUTO
-    """Of the instance group that a model without one gets."""
     ends_on_failure: bool = False
     """The server ends when a model fails as it starts, so that no such load is tried again."""
     long_load_seconds: float = 10.0

@@ -186,7 +186,7 @@ def test_the_default_count_is_that_of_the_engine_that_is_named(make_folder: Call
         assert dict(definition.config.parameters) == ({"engine": engine} if engine else {})
 
 
-def test_default_kind_of_instances(make_folder: Callable[..., Path], registry: BackendRegistry) -> None:
+def test_without_instances_there_is_one(make_folder: Callable[..., Path], registry: BackendRegistry) -> None:
     folder = make_folder("m", {"1/model.py": ""})
-    (definition,) = FolderReading(folder, registry, default_kind=InstanceKind.CPU).definitions()
-    assert definition.config.instance_groups == (InstanceGroup("m", InstanceKind.CPU, 1),)
+    (definition,) = FolderReading(folder, registry).definitions()
+    assert definition.config.instance_groups == (InstanceGroup("m", InstanceKind.AUTO, 1),)
