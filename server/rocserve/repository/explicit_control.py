@@ -46,14 +46,8 @@ class ExplicitControl:
         for key, model in scan.models.items():
             for text in model.advice if key in wanted or ALL_MODELS in names else ():
                 self._context.log.warning("%s", text)
-        loads = (self._load(key, IN_REPOSITORY, scan, frozenset()) for key in wanted)
-        missing: dict[str, str] = {}
-        for key, outcome in zip(wanted, await asyncio.gather(*loads, return_exceptions=True), strict=True):
-            if isinstance(outcome, ServeError) and key not in self._models:
-                missing[key] = outcome.text
-            elif isinstance(outcome, BaseException) and not isinstance(outcome, ServeError):
-                raise outcome
-        return missing
+        failures = await self._load_all(wanted, scan, frozenset())
+        return {key: error.text for key, error in failures.items() if key not in self._models}
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
         """Load a model, and the members of an ensemble; goes on even if the caller is cancelled. Raises: ServeError:
@@ -104,6 +98,21 @@ class ExplicitControl:
             if served is not None and self._context.residents is not None:
                 for version in served.versions.values():
                     await self._context.residents.bring(version)
+
+    async def _load_all(
+        self, keys: Iterable[str], scan: RepositoryScan, above: frozenset[str]
+    ) -> dict[str, ServeError]:
+        """Load these beside each other; returns why those failed that did."""
+        failures: dict[str, ServeError] = {}
+
+        async def load(key: str) -> None:
+            try:
+                await self._load(key, IN_REPOSITORY, scan, above)
+            except ServeError as error:
+                failures[key] = error
+
+        await asyncio.gather(*map(load, keys))
+        return failures
 
     async def _load(self, key: str, parameters: LoadParameters, scan: RepositoryScan, above: frozenset[str]) -> None:
         """Raises: ServeError."""
@@ -181,14 +190,8 @@ class ExplicitControl:
             scan = await self._context.scanner.run()
         needed = {key for member in members for key in self._keys(self._names.bare(member), scan)}
         keys = sorted(key for key in needed - own - above if not self._is_serving(key))
-        outcomes = await asyncio.gather(
-            *(self._load(key, IN_REPOSITORY, scan, above) for key in keys), return_exceptions=True
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, ServeError):
-                self._context.log.error("a member could not be loaded: %s", outcome.text)
-            elif isinstance(outcome, BaseException):
-                raise outcome
+        for error in (await self._load_all(keys, scan, above)).values():
+            self._context.log.error("a member could not be loaded: %s", error.text)
 
     def _is_serving(self, name: str) -> bool:
         model = self._models.get(name)

@@ -33,7 +33,7 @@ _CHANGES: list[type[FileSystemEvent]] = [
 ]
 
 
-class RepositoryWatch:
+class RepositoryWatch(FileSystemEventHandler):
     """Notifications for some folders, which may vanish and come back."""
 
     def __init__(self, roots: Iterable[Path], log: logging.Logger, *, recursive: bool = True) -> None:
@@ -44,6 +44,7 @@ class RepositoryWatch:
         self._changed = asyncio.Event()
         self._folders: set[Path] | None = None
         """What `take` gives next."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._observer: BaseObserver | None = None
         self._watches: dict[Path, tuple[tuple[int, int], ObservedWatch]] = {}
         self._failures: set[str] = set()
@@ -53,8 +54,8 @@ class RepositoryWatch:
 
     async def renew(self) -> None:
         """Watch every folder that is there and not watched yet, or not as the folder that it is now."""
-        loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._renew, loop)
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._renew)
 
     async def wait(self, timeout: float) -> bool:
         """Return at the first change since the last call, or after `timeout` seconds; whether something changed."""
@@ -90,7 +91,7 @@ class RepositoryWatch:
         """End the notifications."""
         await asyncio.to_thread(self._close)
 
-    def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _renew(self) -> None:
         """Blocks: watching a tree walks it."""
         with self._lock:
             if self._is_closed:
@@ -108,7 +109,7 @@ class RepositoryWatch:
                 self._fail(f"no notifications of changed files: {error}; polling instead")
                 return
             for root in self._roots:
-                self._renew_root(root, self._observer, loop)
+                self._renew_root(root, self._observer)
 
     def _close(self) -> None:
         with self._lock:
@@ -122,7 +123,7 @@ class RepositoryWatch:
                     # watchdog may stumble over folders that are renamed meanwhile. Its threads end with the process.
                     self._log.warning("the notifications of changed files did not end as they should: %r", error)
 
-    def _renew_root(self, root: Path, observer: BaseObserver, loop: asyncio.AbstractEventLoop) -> None:
+    def _renew_root(self, root: Path, observer: BaseObserver) -> None:
         try:
             status = root.stat()
         except OSError:
@@ -135,14 +136,13 @@ class RepositoryWatch:
             return
         self._forget(root, observer)
         try:
-            waker = _Waker(loop, self, root)
-            watch = observer.schedule(waker, str(root.resolve()), recursive=self._recursive, event_filter=_CHANGES)
+            watch = observer.schedule(self, str(root.resolve()), recursive=self._recursive, event_filter=_CHANGES)
         except OSError as error:
             self._fail(f"no notifications of changed files in '{root}': {error}; polling instead")
             return
         self._watches[root] = (identity, watch)
         # What happened before the watch stood is only found by a scan.
-        waker.wake(None)
+        self._wake_soon(None)
 
     def _forget(self, root: Path, observer: BaseObserver) -> None:
         watched = self._watches.pop(root, None)
@@ -156,23 +156,18 @@ class RepositoryWatch:
             self._failures.add(text)
             self._log.warning(text)
 
-
-class _Waker(FileSystemEventHandler):
-    """Called in watchdog's thread; names the changed folder to the loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, watch: RepositoryWatch, root: Path) -> None:
-        self._loop = loop
-        self._watch = watch
-        self._root = root
-        self._resolved = str(root.resolve()) + os.sep
-
     def on_any_event(self, event: FileSystemEvent) -> None:
-        for path in (event.src_path, event.dest_path) if event.dest_path else (event.src_path,):
-            name = os.fsdecode(path).removeprefix(self._resolved).split(os.sep, 1)[0]
-            # A mount is swapped by a hidden link, and its folders lead through that.
-            self.wake(None if name.startswith(".") else self._root / name)
+        """Called in watchdog's thread."""
+        for path in map(os.fsdecode, (event.src_path, event.dest_path) if event.dest_path else (event.src_path,)):
+            for root, (_, watch) in self._watches.copy().items():
+                if f"{path}{os.sep}".startswith(watch.path + os.sep):
+                    name = path[len(watch.path) + 1 :].split(os.sep, 1)[0]
+                    # A mount is swapped by a hidden link, and its folders lead through that.
+                    self._wake_soon(None if name.startswith(".") else root / name)
 
-    def wake(self, folder: Path | None) -> None:
+    def _wake_soon(self, folder: Path | None) -> None:
+        """From any thread."""
         # The loop may be closed already while the observer ends.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._watch.wake, folder)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.wake, folder)
