@@ -138,10 +138,8 @@ class LoadSlots:
         self._later: deque[asyncio.Future[None]] = deque()
         """What has failed before waits for a slot behind what is new."""
         self.patience_seconds = patience_seconds
-        self._places = count * OVERDUE_PER_SLOT
-        """How many more loads may hand their slots on."""
-        self._waiting: deque[_Load] = deque()
-        """Overdue ones that have to keep their slots."""
+        self._places = asyncio.Semaphore(count * OVERDUE_PER_SLOT)
+        """Of loads that have handed their slots on; without one an overdue load keeps its slot."""
 
     @property
     def all_taken(self) -> bool:
@@ -164,28 +162,20 @@ class LoadSlots:
                     # It came together with the cancellation.
                     self._release()
                 raise
-        load = _Load(needs_place=not compiles)
-        timer = asyncio.get_running_loop().call_later(self.patience_seconds, self._overdue, load)
+        handing_on = asyncio.ensure_future(self._hand_on(compiles))
         try:
             yield
         finally:
-            timer.cancel()
-            if load.has_slot:
+            if handing_on.cancel():
                 self._release()
-                with contextlib.suppress(ValueError):
-                    self._waiting.remove(load)
-            elif load.needs_place:
-                self._places += 1
-                if self._waiting:
-                    self._overdue(self._waiting.popleft())
+            elif not compiles:
+                self._places.release()
 
-    def _overdue(self, load: _Load) -> None:
-        if load.needs_place:
-            if not self._places:
-                self._waiting.append(load)
-                return
-            self._places -= 1
-        load.has_slot = False
+    async def _hand_on(self, compiles: bool) -> None:
+        """Let the next begin beside a load that is overdue."""
+        await asyncio.sleep(self.patience_seconds)
+        if not compiles:
+            await self._places.acquire()
         self._release()
 
     def _release(self) -> None:
@@ -196,12 +186,6 @@ class LoadSlots:
                     waiter.set_result(None)
                     return
         self._free += 1
-
-
-@dataclass(slots=True, eq=False)
-class _Load:
-    needs_place: bool
-    has_slot: bool = True
 
 
 @dataclass(frozen=True, slots=True)
