@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 
 class BucketSource:
-    """Implements source.Source."""
+    """Implements objects.Source."""
 
     def __init__(self, place: RemotePlace, environment: Mapping[str, str]) -> None:
         """Raises: StoreError."""
@@ -69,7 +69,7 @@ class BucketSource:
         return await with_store_errors(self._place, "a listing", pages())
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """See source.Source. Parts of large ones come beside each other."""
+        """See objects.Source. Parts of large ones come beside each other."""
         with file.open("wb") as opened:
             begins = range(0, item.size, CHUNK_BYTES)
             await beside(self._part(item, at, min(item.size, at + CHUNK_BYTES), opened.fileno(), note) for at in begins)

@@ -20,9 +20,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.remote.archive import ArchiveSource
 from rocserve.repository.remote.copy import Room, UnitCopy, recorded_units, use
-from rocserve.repository.remote.hub import HubSource
 from rocserve.repository.remote.object_store import BucketSource
 from rocserve.repository.remote.objects import (
     WHOLE,
@@ -35,6 +33,7 @@ from rocserve.repository.remote.objects import (
     beside,
     in_thread,
 )
+from rocserve.repository.remote.web_sources import ArchiveSource, HubSource
 from rocserve.repository.version import VersionState
 from rocserve.settings import ControlMode, RepositorySettings
 

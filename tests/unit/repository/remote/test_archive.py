@@ -12,9 +12,9 @@ import pytest
 from support.web_stores import WebServer, tar_of
 
 from rocserve.core.remote_places import parse_remote
-from rocserve.repository.remote.archive import ArchiveSource
 from rocserve.repository.remote.copy import Room
 from rocserve.repository.remote.objects import ObjectChanged, StoreError
+from rocserve.repository.remote.web_sources import ArchiveSource
 
 FILES = {"m/1/model.onnx": b"model", "m/config.pbtxt": b"config", "m/.git/x": b"no"}
 

@@ -9,8 +9,8 @@ import pytest
 from support.web_stores import WebServer
 
 from rocserve.core.remote_places import parse_remote
-from rocserve.repository.remote.hub import HubSource
 from rocserve.repository.remote.objects import ObjectChanged, StoreError
+from rocserve.repository.remote.web_sources import HubSource
 
 
 @pytest.fixture
