@@ -9,38 +9,30 @@ from dataclasses import replace
 from rocserve.core.errors import invalid_argument
 from rocserve.settings import TimeLimits
 
-_TIME_LIMITS = {
-    "request_timeout_secs": "request_seconds",
-    "hang_timeout_secs": "hang_seconds",
-    "load_timeout_secs": "load_seconds",
-}
-"""Fields of TimeLimits, by parameter."""
+_TIME_LIMITS = ("request_timeout", "hang_timeout", "load_timeout")
+"""Parameters, which end in _secs, and fields of TimeLimits, which end in _seconds."""
 _IDLE_UNLOAD = "idle_unload_secs"
 _PINNED = "pinned"
 SHARED_WORKER = "shared_worker"
 """The group of models whose process this one is to be in; "" = it is to have its own. Left out, it does not say."""
-_WORKER_BOUNDS = {
-    "worker_memory_bytes": "memory_bytes",
-    "worker_tasks": "tasks",
-    "worker_file_bytes": "file_bytes",
-}
-"""Fields of WorkerSettings, by parameter."""
+_WORKER_BOUNDS = ("memory_bytes", "tasks", "file_bytes")
+"""Fields of WorkerSettings, and parameters, which begin with worker_."""
 _MOST_DIGITS = 18
 """Of a number that the kernel takes: longer ones may not fit into its 63 bits."""
 
 
 def time_limits(parameters: Mapping[str, str], defaults: TimeLimits) -> TimeLimits:
     """Those of a model. Raises: ServeError: INVALID_ARGUMENT, a parameter is no time."""
-    fields = {field: name for name, field in _TIME_LIMITS.items() if name in parameters}
-    return replace(defaults, **{field: _seconds(name, parameters[name]) for field, name in fields.items()})
+    given = {name: text for name in _TIME_LIMITS if (text := parameters.get(f"{name}_secs")) is not None}
+    return replace(defaults, **{f"{name}_seconds": _seconds(f"{name}_secs", text) for name, text in given.items()})
 
 
 def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
     """Those of a model, by the fields of WorkerSettings. Raises: ServeError: INVALID_ARGUMENT, one is no number."""
     bounds = {}
-    for name, field in _WORKER_BOUNDS.items():
-        if name in parameters:
-            text = parameters[name]
+    for field in _WORKER_BOUNDS:
+        name = f"worker_{field}"
+        if (text := parameters.get(name)) is not None:
             if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
                 raise invalid_argument(f"parameter '{name}': expected a whole number, 0 for no bound, got '{text}'")
             bounds[field] = int(text)

@@ -69,7 +69,7 @@ class VersionWorkers(WorkerGroupEvents):
         self._start_call = start_call
         self._has_called = False
         self._metrics = metrics
-        self._drain_seconds = limits.drain_seconds
+        self._drain_seconds = limits.drain_timeout_seconds
         self.plane = mail.plane
         self._log = log
         self._scheduler: Scheduler | None = None

@@ -196,31 +196,25 @@ class WorkerSettings:
 class TimeLimits:
     """Seconds after which a worker is killed; 0 = no limit. A model's parameters may say otherwise, but for drains."""
 
-    request_seconds: float = flag(
+    request_timeout_seconds: float = flag(
         0.0,
         SECONDS,
         "how long a model may take to answer a batch; then its worker is killed and started again; 0 = no limit",
-        name="request-timeout-secs",
     )
-    hang_seconds: float = flag(
+    hang_timeout_seconds: float = flag(
         600.0,
         SECONDS,
         "how long a worker may make no progress with a batch in flight until it counts as hung and is killed; 0 = no"
         " limit",
-        name="hang-timeout-secs",
     )
-    drain_seconds: float = flag(
+    drain_timeout_seconds: float = flag(
         60.0,
         SECONDS,
         "how long a version that is unloaded or replaced may take to answer what it took; then its workers are"
         " killed; 0 = no limit",
-        name="drain-timeout-secs",
     )
-    load_seconds: float = flag(
-        600.0,
-        SECONDS,
-        "how long a model may take to load, compiling not counted; 0 = no limit",
-        name="load-timeout-secs",
+    load_timeout_seconds: float = flag(
+        600.0, SECONDS, "how long a model may take to load, compiling not counted; 0 = no limit"
     )
 
 

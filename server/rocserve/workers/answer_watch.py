@@ -69,14 +69,14 @@ class Silence:
     def excess(self) -> str:
         """The limit that has passed; "" = none."""
         limits, seconds, (owed, process) = self._limits, self.seconds, self._last
-        if limits.request_seconds and seconds >= limits.request_seconds:
-            return f"it had not answered for {limits.request_seconds:g} s (request_timeout_secs)"
+        if limits.request_timeout_seconds and seconds >= limits.request_timeout_seconds:
+            return f"it had not answered for {limits.request_timeout_seconds:g} s (request_timeout_secs)"
         # Requests that a model holds open may be about what comes once a day; a batch keeps its loop waiting.
-        if not limits.hang_seconds or seconds < limits.hang_seconds:
+        if not limits.hang_timeout_seconds or seconds < limits.hang_timeout_seconds:
             return ""
         if process.is_stopped:
-            return f"its process was stopped for {limits.hang_seconds:g} s (hang_timeout_secs)"
-        return f"it hung for {limits.hang_seconds:g} s (hang_timeout_secs)" if owed.batch else ""
+            return f"its process was stopped for {limits.hang_timeout_seconds:g} s (hang_timeout_secs)"
+        return f"it hung for {limits.hang_timeout_seconds:g} s (hang_timeout_secs)" if owed.batch else ""
 
     @property
     def is_reported(self) -> bool:
@@ -88,7 +88,7 @@ class Silence:
 
 def shortest_limit(limits: TimeLimits) -> float:
     """Of those for answers, in seconds; infinite where there is none."""
-    return min((limit for limit in (limits.request_seconds, limits.hang_seconds) if limit), default=math.inf)
+    return min(filter(None, (limits.request_timeout_seconds, limits.hang_timeout_seconds)), default=math.inf)
 
 
 class AnswerWatch:

@@ -300,7 +300,7 @@ class WorkerSupervisor:
         if group.content:
             parts = (to_json(self._load), to_json(self._options), group.content.encode())
             self._key = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
-        self._load_limit = LoadLimit(group.limits.load_seconds)
+        self._load_limit = LoadLimit(group.limits.load_timeout_seconds)
         self._log = group.log
         self._name = group.name
         self._loop = asyncio.get_running_loop()
@@ -324,7 +324,7 @@ class WorkerSupervisor:
     async def _load_by(self, process: WorkerProcess | None = None) -> Signature:
         """`process`: None: another one is started."""
         instances: list[Instance] = []
-        self._load_limit = LoadLimit(self._group.limits.load_seconds)
+        self._load_limit = LoadLimit(self._group.limits.load_timeout_seconds)
         group, plan = self._group, self._load.plan
         try:
             for _ in range(plan.instance_count):
@@ -421,7 +421,7 @@ class WorkerSupervisor:
                 yield
         except TimeoutError:
             self._discard()
-            seconds = self._group.limits.load_seconds
+            seconds = self._group.limits.load_timeout_seconds
             text = f"the worker did not load within {seconds:g} s (load_timeout_secs) and was ended"
             raise unavailable(text + worker.process.last_words) from None
         except BaseException:

@@ -139,7 +139,7 @@ def test_a_parameter_beyond_its_bounds_is_refused(value: str) -> None:
 
 def test_parameters_go_before_the_flags_and_leave_the_others() -> None:
     parameters = {"request_timeout_secs": "2.5", "load_timeout_secs": "0", "worker_tasks": "40", "other": "x"}
-    assert time_limits(parameters, TimeLimits()) == TimeLimits(request_seconds=2.5, load_seconds=0.0)
+    assert time_limits(parameters, TimeLimits()) == TimeLimits(request_timeout_seconds=2.5, load_timeout_seconds=0.0)
     assert worker_bounds(parameters) == {"tasks": 40}
 
 

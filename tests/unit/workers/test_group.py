@@ -241,7 +241,7 @@ async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
 
 async def test_one_of_two_workers_that_hangs_is_reported_and_replaced(workshop: Workshop) -> None:
     plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * 2
-    group = await workshop.serving("stuck", plans=plans, limits=TimeLimits(request_seconds=1.0))
+    group = await workshop.serving("stuck", plans=plans, limits=TimeLimits(request_timeout_seconds=1.0))
     before = list(group.pids)
     hanging = run_add_sub(group.instances[0])
     await until(lambda: workshop.events.silences)
@@ -263,7 +263,7 @@ async def test_one_of_two_workers_that_hangs_is_reported_and_replaced(workshop: 
 
 @pytest.mark.parametrize("behaviour", ["load_slow", "load_holds_gil"])
 async def test_a_load_has_a_limit_of_time(workshop: Workshop, behaviour: str) -> None:
-    group = workshop.group(behaviour, limits=TimeLimits(load_seconds=0.5))
+    group = workshop.group(behaviour, limits=TimeLimits(load_timeout_seconds=0.5))
     with pytest.raises(ServeError, match=r"did not load within 0\.5 s \(load_timeout_secs\) and was ended"):
         await group.load()
     assert not group.pids

@@ -52,7 +52,7 @@ async def test_a_load_says_what_it_is_at(workshop: Workshop, caplog: pytest.LogC
 
 
 async def test_compiling_does_not_count_as_loading(workshop: Workshop) -> None:
-    group = group_of(workshop, "compiles", limits=TimeLimits(load_seconds=1.0))
+    group = group_of(workshop, "compiles", limits=TimeLimits(load_timeout_seconds=1.0))
     load = asyncio.create_task(group.load())
     await until(lambda: "compiling batch size 1: compile, 2 s" in workshop.events.lines)
     await asyncio.sleep(1.5)

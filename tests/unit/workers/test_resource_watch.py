@@ -176,7 +176,7 @@ async def test_the_last_words_before_a_crash_are_found_in_a_flood(caplog: pytest
 RUNS = ProcessState()
 STOPPED = ProcessState(is_stopped=True)
 TRACED = ProcessState(is_traced=True)
-LIMITS = TimeLimits(request_seconds=0, hang_seconds=600)
+LIMITS = TimeLimits(request_timeout_seconds=0, hang_timeout_seconds=600)
 
 
 def after(looks: Sequence[tuple[Owed, ProcessState]], limits: TimeLimits = LIMITS, passed: float = 60.0) -> Silence:
@@ -218,11 +218,11 @@ def test_requests_that_a_model_holds_open_are_no_hang_unless_its_process_is_stop
 
 
 def test_what_a_debugger_has_is_left_to_it():
-    assert after([(Owed(7), TRACED)] * 100, replace(LIMITS, request_seconds=5)).excess == ""
+    assert after([(Owed(7), TRACED)] * 100, replace(LIMITS, request_timeout_seconds=5)).excess == ""
 
 
 def test_a_limit_for_answers_counts_for_open_requests_too():
-    limits = TimeLimits(request_seconds=120, hang_seconds=600)
+    limits = TimeLimits(request_timeout_seconds=120, hang_timeout_seconds=600)
     text = "it had not answered for 120 s (request_timeout_secs)"
     assert after([(Owed(7), RUNS)] * 3, limits).excess == text
     assert after([(Owed(requests=1), RUNS)] * 3, limits).excess == text
@@ -232,7 +232,7 @@ def test_a_limit_for_answers_counts_for_open_requests_too():
 def test_it_is_reported_after_ten_seconds_or_half_of_a_short_limit():
     assert not after([(Owed(7), RUNS)] * 10, passed=1).is_reported
     assert after([(Owed(7), RUNS)] * 11, passed=1).is_reported
-    assert after([(Owed(7), RUNS)] * 2, replace(LIMITS, request_seconds=2), passed=1).is_reported
+    assert after([(Owed(7), RUNS)] * 2, replace(LIMITS, request_timeout_seconds=2), passed=1).is_reported
     assert after([(Owed(7), RUNS)] * 11, NO_TIME_LIMITS, passed=1).is_reported
 
 
@@ -252,7 +252,7 @@ async def test_a_watch_reports_once_and_not_while_there_is_something_to_read():
     fine, hangs = Instance(), Instance()
     silences: list[Sequence[float]] = []
     hung: list[str] = []
-    limits = TimeLimits(hang_seconds=0.1)
+    limits = TimeLimits(hang_timeout_seconds=0.1)
     watch = AnswerWatch([fine, hangs], limits, lambda: RUNS, silences.append, hung.append)
     hangs.now, hangs.unread = Owed(1), True
     await asyncio.sleep(0.4)
@@ -275,7 +275,7 @@ async def test_a_limit_of_next_to_nothing_does_not_take_the_loop():
 
     instance = Instance()
     instance.now = Owed(1)
-    watch = AnswerWatch([instance], TimeLimits(hang_seconds=1e-9), look, lambda _: None, lambda _: None)
+    watch = AnswerWatch([instance], TimeLimits(hang_timeout_seconds=1e-9), look, lambda _: None, lambda _: None)
     await asyncio.sleep(0.3)
     watch.stop()
     assert 1 <= looks <= 7
@@ -286,7 +286,7 @@ async def test_time_in_which_the_server_stood_itself_does_not_count(monkeypatch)
     instance.now = Owed(1)
     hung: list[str] = []
     loop = asyncio.get_running_loop()
-    watch = AnswerWatch([instance], TimeLimits(hang_seconds=600), lambda: RUNS, lambda _: None, hung.append)
+    watch = AnswerWatch([instance], TimeLimits(hang_timeout_seconds=600), lambda: RUNS, lambda _: None, hung.append)
     moment = loop.time()
     monkeypatch.setattr(loop, "time", lambda: moment)
     watch._check()

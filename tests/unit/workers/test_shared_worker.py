@@ -93,7 +93,7 @@ async def test_one_that_cannot_be_loaded_leaves_the_others_alone(
 async def test_one_that_loads_for_too_long_leaves_the_others_alone(workshop: Workshop) -> None:
     other = await serving(workshop, "other")
     with pytest.raises(ServeError, match=r"did not load within 0\.5 s"):
-        await serving(workshop, "slow", "load_slow", limits=TimeLimits(load_seconds=0.5))
+        await serving(workshop, "slow", "load_slow", limits=TimeLimits(load_timeout_seconds=0.5))
     await sums(other, 1)
     assert not workshop.events.restarts
 
@@ -121,7 +121,7 @@ async def test_its_death_fails_what_was_in_it_and_restarts_all(workshop: Worksho
 
 
 async def test_who_hangs_is_named_to_all(workshop: Workshop) -> None:
-    limits = TimeLimits(hang_seconds=0.5)
+    limits = TimeLimits(hang_timeout_seconds=0.5)
     stuck = await serving(workshop, "stuck", "stuck", limits=limits)
     await serving(workshop, "other")
     run_add_sub(stuck.instances[0])
