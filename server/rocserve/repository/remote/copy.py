@@ -19,6 +19,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from rocserve.cache.digests import file_digest
+from rocserve.cache.folders import hold
+from rocserve.core.errors import ServeError
 from rocserve.repository.remote.objects import Fingerprint, RemoteObject, StoreError
 from rocserve.repository.scan import is_temporary
 
@@ -59,13 +62,9 @@ class UnitCopy:
     @contextlib.asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
         """No other server of this machine changes the copy meanwhile; `kept` is what it is now."""
-        with self._lock.open("a") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(_LOCK_POLL_SECONDS)
+        with self._lock.open("ab") as file:
+            while not hold(file, shared=False):  # noqa: ASYNC110 - a lock notifies nobody
+                await asyncio.sleep(_LOCK_POLL_SECONDS)
             self.read()
             yield
 
@@ -86,7 +85,7 @@ class UnitCopy:
         """Put the files of these objects in place, take those away, all or nothing."""
         files = {item: self.incoming(item) for item in fetched}
         kept = {
-            item.key: asdict(Kept(item.size, item.tag, _sha256(file), file.stat().st_mtime_ns))
+            item.key: asdict(Kept(item.size, item.tag, file_digest(file), file.stat().st_mtime_ns))
             for item, file in files.items()
         }
         names = {item.key: file.name for item, file in files.items()}
@@ -130,8 +129,8 @@ class UnitCopy:
             status = file.lstat()
             if (status.st_size, status.st_mtime_ns) == (kept.size, kept.mtime_ns):
                 return True
-            return status.st_size == kept.size and _sha256(file) == kept.sha256
-        except OSError:
+            return status.st_size == kept.size and file_digest(file) == kept.sha256
+        except (OSError, ServeError):
             return False
 
 
@@ -141,11 +140,6 @@ def recorded_units(home: Path) -> list[str]:
         (home / name).mkdir(parents=True, exist_ok=True)
     files = [path for path in (home / _RECORDS).iterdir() if path.suffix in (".json", ".pending")]
     return sorted({"" if path.stem == _WHOLE_FILE else unquote(path.stem) for path in files})
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _write(file: Path, content: Mapping[str, object]) -> None:
@@ -217,6 +211,6 @@ class Room:
     def _unused(self) -> Iterator[Path]:
         marks = sorted(self._folder.glob(f"*/{_IN_USE}"), key=lambda mark: mark.stat().st_mtime)
         for mark in marks:
-            with mark.open("a") as file, contextlib.suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield mark.parent
+            with mark.open("ab") as file:
+                if hold(file, shared=False):
+                    yield mark.parent

@@ -192,7 +192,7 @@ class RemoteRepository:
                 raise StoreError(unit.refusal)
             async with self._units:
                 await self._bring(unit)
-        except (StoreError, OSError) as error:
+        except (StoreError, ServeError, OSError) as error:
             text = f"{self.place.url}: '{unit.name}': {error}" if unit.name else f"{self.place.url}: {error}"
             if self._problems.get(unit.name) != text:
                 self._log.error("%s", text)
