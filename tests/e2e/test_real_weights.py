@@ -7,6 +7,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import sklearn.datasets
 from support.migraphx_serving import config
 from support.models import drop
+from support.pytorch import NO_PYTORCH
 
 from rocserve_client import Client, Output
 
@@ -66,26 +68,41 @@ def test_photographs_get_their_labels(repository: Path, serve) -> None:
     np.testing.assert_allclose(answer["PROBABILITY"].ravel(), [found.score for found in best], rtol=1e-5)
 
 
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("torch", "torchao", "skimage"))), reason="no PyTorch here; `make pytorch`"
-)
+@pytest.fixture(scope="module")
+def files(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What real_weights.py writes."""
+    if not all(map(importlib.util.find_spec, ("torch", "torchao", "skimage"))):
+        pytest.skip(NO_PYTORCH)
+    model = repository / "efficientnet_lite0" / "1" / "model.onnx"
+    folder = tmp_path_factory.mktemp("files")
+    subprocess.run([sys.executable, "-W", "ignore", str(WRITE_FILES), str(model), str(folder)], check=True)
+    return folder
+
+
+def check_labels(found: np.ndarray, scores: np.ndarray) -> None:
+    """A quantised network's. `scores`: those of fp32."""
+    best = scores.argsort(1)[:, ::-1]
+    labels = found.argmax(1)
+    same = labels == best[:, 0]
+    # Of a portrait the two best scores are as close to each other as rounding moves them.
+    assert same.sum() >= len(scores) - 1
+    assert (labels == best[:, 1])[~same].all()
+
+
 @pytest.mark.timeout(900)
 def test_pytorch_s_files_give_photographs_the_same_labels(
-    repository: Path, serve, migraphx_root: Path, tmp_path: Path
+    repository: Path, files: Path, serve, migraphx_root: Path, tmp_path: Path
 ) -> None:
-    model = repository / "efficientnet_lite0" / "1" / "model.onnx"
-    subprocess.run([sys.executable, "-W", "ignore", str(WRITE_FILES), str(model), str(tmp_path)], check=True)
     models = tmp_path / "models"
-    drop(models, "onnx", model.read_bytes())
-    drop(models, "exported", (tmp_path / "exported.pt2").read_bytes(), filename="model.pt2")
-    drop(models, "scripted", (tmp_path / "scripted.pt").read_bytes(), TORCHSCRIPT, filename="model.pt")
-    drop(models, "quantised", (tmp_path / "quantised.pt2").read_bytes(), filename="model.pt2")
+    drop(models, "onnx", (repository / "efficientnet_lite0" / "1" / "model.onnx").read_bytes())
+    drop(models, "exported", (files / "exported.pt2").read_bytes(), filename="model.pt2")
+    drop(models, "scripted", (files / "scripted.pt").read_bytes(), TORCHSCRIPT, filename="model.pt")
+    drop(models, "quantised", (files / "quantised.pt2").read_bytes(), filename="model.pt2")
     on_migraphx = config(6, "pytorch_libtorch", engine="migraphx-onnx", batch_sizes=6)
-    drop(models, "small", (tmp_path / "small.pt2").read_bytes(), on_migraphx, filename="model.pt2")
+    drop(models, "small", (files / "small.pt2").read_bytes(), on_migraphx, filename="model.pt2")
     server = serve(models, flags=(f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}"))
-    stored = np.load(tmp_path / "photographs.npz")
+    stored = np.load(files / "photographs.npz")
     images, scores = stored["images"], stored["scores"]
-    best = scores.argsort(1)[:, ::-1]
     with Client(server.address) as client:
         for name in ("onnx", "exported", "scripted", "quantised", "small"):
             client.wait_until_ready(LOAD_SECONDS, model=name)
@@ -93,11 +110,38 @@ def test_pytorch_s_files_give_photographs_the_same_labels(
             given = stored["small"] if name == "small" else images
             found = client.infer(name, {metadata.inputs[0].name: given})[metadata.outputs[0].name]
             if name == "quantised":
-                labels = found.argmax(1)
-                same = labels == best[:, 0]
-                # Of a portrait the two best scores are as close to each other as rounding moves them.
-                assert same.sum() >= len(images) - 1
-                assert (labels == best[:, 1])[~same].all()
+                check_labels(found, scores)
                 assert metadata.properties["precision"].startswith("int8")
             else:
                 np.testing.assert_allclose(found, stored["small_scores"] if name == "small" else scores, atol=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
+@pytest.mark.timeout(1200)
+def test_inductor_gives_photographs_the_same_labels_in_int8(files: Path, serve, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    on_inductor = 'parameters { key: "engine" value { string_value: "inductor" } }'
+    for name in ("quantised", "single_quantised"):
+        drop(models, name, (files / f"{name}.pt2").read_bytes(), on_inductor, filename="model.pt2")
+    server = serve(models, flags=(f"--cache-directory={tmp_path / 'cache'}",))
+    stored = np.load(files / "photographs.npz")
+    images = stored["images"]
+    with Client(server.address) as client:
+        for name in ("quantised", "single_quantised"):
+            client.wait_until_ready(2 * LOAD_SECONDS, model=name)
+            metadata = client.model_metadata(name)
+            assert metadata.properties["program"] == "compiled by Inductor"
+            assert metadata.properties["precision"].startswith("int8")
+            batches = np.split(images, len(images) if name == "single_quantised" else [1])
+            given = [client.infer(name, {metadata.inputs[0].name: batch}) for batch in batches]
+            found = np.concatenate([answer[metadata.outputs[0].name] for answer in given])
+            check_labels(found, stored["scores"])
+            # Of scores up to 12; halfway between two whole numbers a value may be rounded to either.
+            np.testing.assert_allclose(found, stored["rounded"], atol=0.5)
+    packages = (tmp_path / "cache" / "pytorch").glob("inductor-*/program.pt2")
+    assert sorted(map(has_int8_convolutions, packages)) == [False, True]
+
+
+def has_int8_convolutions(package: Path) -> bool:
+    with zipfile.ZipFile(package) as archive:
+        return any(b"qconv" in archive.read(name) for name in archive.namelist() if name.endswith(".cpp"))

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0's real weights as PyTorch's files, and photographs: `python real_weights.py MODEL.onnx FOLDER`.
 
-Writes exported.pt2, small.pt2 (of 32 x 32 pixels), scripted.pt, quantised.pt2, and photographs.npz with the images and
-PyTorch's own scores of them.
+Writes exported.pt2, small.pt2 (of 32 x 32 pixels), scripted.pt, quantised.pt2, single_quantised.pt2 (which takes one
+image), and photographs.npz with the images and PyTorch's own scores of them, those of quantised.pt2, too.
 """
 
 from __future__ import annotations
@@ -43,13 +43,21 @@ def main(model: Path, folder: Path) -> None:
     small = np.ascontiguousarray(images[..., ::SMALLER, ::SMALLER])
     with torch.no_grad():
         scores, small_scores = (network(torch.from_numpy(each)).numpy() for each in (images, small))
-    np.savez(folder / "photographs.npz", images=images, scores=scores, small=small, small_scores=small_scores)
-    np.save(folder / "images.npy", images)
     save_program(network, torch.zeros(2, 3, SIDE, SIDE), folder / "exported.pt2")
     save_program(network, torch.from_numpy(small), folder / "small.pt2")
     torch.jit.trace(network, torch.zeros(2, 3, SIDE, SIDE)).save(folder / "scripted.pt")
-    flags = ("--method=static", f"--data={folder / 'images.npy'}", f"--out={folder / 'quantised.pt2'}")
-    assert cli.main(["quantise", str(folder / "exported.pt2"), *flags]) == 0
+    torch.export.save(torch.export.export(network, (torch.from_numpy(images[:1]),)), folder / "single.pt2")
+    for source, target, data in (
+        ("exported", "quantised", images),
+        ("single", "single_quantised", images[:, np.newaxis]),
+    ):
+        np.save(folder / "data.npy", data)
+        flags = ("--method=static", f"--data={folder / 'data.npy'}", f"--out={folder / target}.pt2")
+        assert cli.main(["quantise", str(folder / f"{source}.pt2"), *flags]) == 0
+    with torch.no_grad():
+        rounded = torch.export.load(folder / "quantised.pt2").module()(torch.from_numpy(images)).numpy()
+    stored = {"images": images, "scores": scores, "rounded": rounded, "small": small, "small_scores": small_scores}
+    np.savez(folder / "photographs.npz", **stored)
 
 
 if __name__ == "__main__":
