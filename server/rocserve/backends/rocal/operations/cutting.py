@@ -41,25 +41,21 @@ def _limited(wanted: int, available: int | None) -> int | None:
 class _PartRule:
     """The part of an image that an operation takes, by its arguments."""
 
-    size: Callable[..., Extent]
-    """Of the source's extent, as far as it is known, and the arguments."""
-    start: Callable[..., tuple[int, int]]
-    """Its top and left, of the source's extent, the part's, and the arguments."""
+    find: Callable[..., tuple[int, int, Extent]]
+    """Its top, left and size, of the extent of the source, as far as that is known, and the arguments."""
     misfit: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
     """See AmdForm.misfit."""
 
     def cut(self, image: Image, **arguments: Any) -> Pixels:
-        source = image.extent.valid
-        part = self.size(source, **arguments)
-        height, width = part.sides
-        top, left = self.start(source, part, **arguments)
+        top, left, size = self.find(image.extent.valid, **arguments)
+        height, width = size.sides
         return image.valid[top : top + height, left : left + width]
 
     def run(self, image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
         return self.cut(image, **arguments)
 
     def extent(self, source: ResultExtent, **arguments: Any) -> ResultExtent:
-        return ResultExtent.whole(self.size(source.valid, **arguments))
+        return ResultExtent.whole(self.find(source.valid, **arguments)[2])
 
 
 def _cut_start(position: float, size: int, available: int | None) -> int:
@@ -94,16 +90,19 @@ def _crop(start_of: Callable[[float, int, int], int]) -> _PartRule:
     """A crop of the size that is asked for, at most the full side; `start_of` finds the start of a side by the position
     that is asked for, the crop's length and the side's."""
 
-    def size(source: Extent, crop_height: int, crop_width: int, **others: Any) -> Extent:
-        return Extent(_limited(crop_height, source.height), _limited(crop_width, source.width))
+    def find(
+        source: Extent, crop_height: int, crop_width: int, crop_pos_x: float = 0, crop_pos_y: float = 0, **others: Any
+    ) -> tuple[int, int, Extent]:
+        top, left = (
+            0 if side is None else start_of(position, min(length, side), side)
+            for position, length, side in (
+                (crop_pos_y, crop_height, source.height),
+                (crop_pos_x, crop_width, source.width),
+            )
+        )
+        return top, left, Extent(_limited(crop_height, source.height), _limited(crop_width, source.width))
 
-    def start(
-        source: Extent, part: Extent, crop_pos_x: float = 0, crop_pos_y: float = 0, **others: Any
-    ) -> tuple[int, int]:
-        (height, width), (part_height, part_width) = source.sides, part.sides
-        return start_of(crop_pos_y, part_height, height), start_of(crop_pos_x, part_width, width)
-
-    return _PartRule(size, start)
+    return _PartRule(find)
 
 
 _BY_POSITION = replace(_crop(_cut_start), misfit=_overhang)
@@ -239,25 +238,27 @@ def _area(
     x_drift: float,
     y_drift: float,
     **others: float,
-) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a part by its share of the image's area and its width over its height.
+) -> tuple[int, int, Extent]:
+    """A part by its share of the image's area and its width over its height.
 
     The drifts are fractions of the room that the part leaves. Where the part does not fit, the largest central part
     with an aspect ratio from 0.75 to 1.333 is taken.
     """
+    if not source.is_known:
+        return 0, 0, Extent(None, None)
     image_height, image_width = source.sides
     target = crop_area_factor * image_height * image_width
     width = int(math.sqrt(target * crop_aspect_ratio))
     height = int(math.sqrt(target / crop_aspect_ratio))
     if 0 < width < image_width and 0 < height < image_height:
-        return int(y_drift * (image_height - height)), int(x_drift * (image_width - width)), height, width
+        return int(y_drift * (image_height - height)), int(x_drift * (image_width - width)), Extent(height, width)
     aspect_ratio = image_width / image_height
     width, height = image_width, image_height
     if aspect_ratio < _NARROWEST:
         height = int(image_width / _NARROWEST)
     elif aspect_ratio > _WIDEST:
         width = int(image_height * _WIDEST)
-    return (image_height - height) // 2, (image_width - width) // 2, height, width
+    return (image_height - height) // 2, (image_width - width) // 2, Extent(height, width)
 
 
 def _area_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
@@ -266,11 +267,7 @@ def _area_misfit(arguments: Values, known: Extent, height: int, width: int) -> s
     return reads_beside(min(part_width, width), min(part_height, height), arguments["resize_width"])
 
 
-_AREA = _PartRule(
-    lambda source, **area: Extent(*_area(source, **area)[2:]) if source.is_known else Extent(None, None),
-    lambda source, part, **area: _area(source, **area)[:2],
-    _area_misfit,
-)
+_AREA = _PartRule(_area, _area_misfit)
 
 
 def _amd_resize_area(node: Node, call: Call) -> Tensor:
@@ -278,16 +275,10 @@ def _amd_resize_area(node: Node, call: Call) -> Tensor:
     return node.call("resize_crop", call.arguments)
 
 
-def _corner_size(source: Extent, crop_w: int, crop_h: int, **others: Any) -> Extent:
-    """0 or too large: the full side."""
-    return Extent(
-        _limited(crop_h, source.height) if crop_h else source.height,
-        _limited(crop_w, source.width) if crop_w else source.width,
-    )
-
-
-# The top left: the operations' names say otherwise, but rocAL crops first.
-_CORNER = _PartRule(_corner_size, lambda source, part, **others: (0, 0))
+def _corner(source: Extent, crop_w: int, crop_h: int, **others: Any) -> tuple[int, int, Extent]:
+    """The top left: the operations' names say otherwise, but rocAL crops first. 0 or too large: the full side."""
+    sides = ((crop_h, source.height), (crop_w, source.width))
+    return 0, 0, Extent(*(_limited(wanted, side) if wanted else side for wanted, side in sides))
 
 
 def _amd_resize_corner(node: Node, call: Call) -> Tensor:
@@ -321,12 +312,12 @@ def _stretching(
         return resized(rule.cut(image, **arguments), result.size, as_float, **arguments)
 
     def extent(source: ResultExtent, resize_width: int, resize_height: int, **arguments: Any) -> ResultExtent:
-        part = rule.size(source.valid, **arguments)
+        part = rule.find(source.valid, **arguments)[2]
         valid = Extent(_limited(resize_height, part.height), _limited(resize_width, part.width))
         return ResultExtent(Extent(resize_height, resize_width), valid)
 
     def misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
-        part_height, part_width = rule.size(Extent(height, width), **arguments).sides
+        part_height, part_width = rule.find(Extent(height, width), **arguments)[2].sides
         beside = reads_beside(part_width, part_height, arguments["resize_width"])
         return rule.misfit(arguments, known, height, width) or beside
 
@@ -433,13 +424,13 @@ OPERATIONS = (
     _stretching(
         "ResizeCropMirrorFixed",
         {**_DESTINATION, "crop_w": schema.size, "crop_h": schema.size, **MIRROR},
-        _CORNER,
+        _PartRule(_corner),
         _amd_resize_corner,
     ),
     _stretching(
         "resize_crop_mirror",
         {**_DESTINATION_OF_FN, "crop_w": schema.size(0), "crop_h": schema.size(0), **MIRROR_OF_FN},
-        _CORNER,
+        _PartRule(_corner),
         _amd_resize_corner,
         # rocAL's Python module hands the crop's sides on in the wrong order.
         arguments=lambda crop_w, crop_h, **others: {"crop_w": crop_h, "crop_h": crop_w, **others},
