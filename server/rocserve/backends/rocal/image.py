@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,22 +71,41 @@ class DecodedImage:
     original_width: int
 
 
-@dataclass(frozen=True, slots=True)
+Part = tuple[int, int, int, int]
+"""Top, left, height and width."""
+
+
+@dataclass(slots=True)
 class Image:
     """An image between two operations."""
 
-    pixels: Pixels
-    """From the top left; the rest of the size is zeros."""
+    content: Pixels | Callable[[Part], Pixels]
+    """From the top left; the rest of the size is zeros. Or what makes them, or a part of them, once they are asked
+    for."""
     extent: ResultExtent
+    _is_asked_for: bool = False
 
     @staticmethod
     def whole(pixels: Pixels) -> Image:
         return Image(pixels, ResultExtent.whole(Extent(*pixels.shape[:2])))
 
     @property
+    def pixels(self) -> Pixels:
+        if not isinstance(self.content, np.ndarray):
+            self.content = self.content((0, 0, *self.extent.valid.sides))
+        return self.content
+
+    @property
     def valid(self) -> Pixels:
         """The part, from the top left, that the next operation sees (rocAL's region of interest)."""
         return _filled(self.pixels, self.extent.valid)
+
+    def part(self, top: int, left: int, height: int, width: int) -> Pixels:
+        """Of what is valid. The first part is made alone; where there is a second, the whole is."""
+        if not isinstance(self.content, np.ndarray) and not self._is_asked_for:
+            self._is_asked_for = True
+            return self.content((top, left, height, width))
+        return self.valid[top : top + height, left : left + width]
 
     @property
     def padded(self) -> Pixels:

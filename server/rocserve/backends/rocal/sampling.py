@@ -26,7 +26,7 @@ from typing import cast
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.image import Pixels, PixelsError, with_channels
+from rocserve.backends.rocal.image import Part, Pixels, PixelsError, with_channels
 
 _VECTOR_WIDTH = 8
 """Pixels that RPP's vectorised loop writes at once; the rest of a row goes through its scalar loop."""
@@ -90,28 +90,43 @@ def resize_to_floats(
             numbers = results.reshape(-1)
             # In blocks that stay in the cache.
             starts = range(0, len(numbers), _BLOCK)
-            found = [np.flatnonzero(np.abs(numbers[start : start + _BLOCK]) < limit) + start for start in starts]
-            _recompute(results, np.concatenate(found), pixels, grid, scaling)
+            found = np.concatenate(
+                [np.flatnonzero(np.abs(numbers[start : start + _BLOCK]) < limit) + start for start in starts]
+            )
+            numbers[found] = _exact_levels(found, (0, 0, height, width), pixels, grid, scaling)
     return results
 
 
 def resize_to_bytes(
-    pixels: Pixels, width: int, height: int, mirror: bool = False, scaling: Scaling | None = None
+    pixels: Pixels,
+    width: int,
+    height: int,
+    mirror: bool = False,
+    scaling: Scaling | None = None,
+    part: Part | None = None,
 ) -> Pixels:
-    """The UINT8 kernel's result, `height` x `width` x channels, mirrored left to right where asked for."""
+    """The UINT8 kernel's result, `height` x `width` x channels, mirrored left to right where asked for; or a part of
+    it."""
+    top, left, part_height, part_width = part = part or (0, 0, height, width)
+    channels = pixels.shape[2]
     source = pixels.astype(np.float32)
     if source.shape[0] > 1:
         source[-1] = source[-2]
-    results = _bilinear(source, width, height, mirror)
-    if scaling is not None:
-        np.clip(scaling.apply(results), 0, 255, out=results)
+    results = _bilinear(source, width, height, mirror)[top : top + part_height, left : left + part_width]
     grid = _grid(pixels.shape, width, height, mirror, True)
-    error = grid.error if scaling is None else grid.error * float(np.max(np.abs(scaling.factor)))
+    error = grid.error
+    if scaling is not None:
+        results = scaling.apply(np.ascontiguousarray(results))
+        np.clip(results, 0, 255, out=results)
+        error *= float(np.max(np.abs(scaling.factor)))
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
     # Where OpenCV's error may have put a level on the wrong side of a rounding boundary, and where it reads otherwise.
-    doubtful = np.concatenate((np.flatnonzero(rounded != other), grid.unlike_opencv))
-    _recompute(results, doubtful, pixels, grid, scaling)
-    rounded[doubtful] = np.clip(np.rint(results.reshape(-1)[doubtful]), 0, 255)
+    unlike = grid.unlike_opencv[(grid.unlike_opencv >= left) & (grid.unlike_opencv < left + part_width)] - left
+    pixels_unlike = (np.arange(part_height)[:, np.newaxis] * part_width + unlike).reshape(-1, 1)
+    numbers_unlike = (pixels_unlike * channels + np.arange(channels)).reshape(-1)
+    doubtful = np.concatenate((np.flatnonzero(rounded != other), numbers_unlike))
+    levels = _exact_levels(doubtful, part, pixels, grid, scaling)
+    rounded[doubtful] = np.clip(np.rint(levels), 0, 255)
     return cast(Pixels, rounded.reshape(results.shape))
 
 
@@ -147,9 +162,8 @@ class _Grid:
         is_last = columns >= last_column
         left_columns = np.clip(columns, 0, np.where(is_scalar, last_column, source_width - 1))
         right_columns = np.where(is_last, left_columns, columns + 1)
-        unlike = np.broadcast_to((is_last | is_scalar)[:, np.newaxis], (height, width, channels))
-        self.unlike_opencv = np.flatnonzero(unlike)
-        """The numbers of the result for which OpenCV reads other pixels, or whose fraction is cut off."""
+        self.unlike_opencv = np.flatnonzero(is_last | is_scalar)
+        """The columns for which OpenCV reads other pixels, or whose fraction is cut off."""
         offsets = np.arange(channels)
         self._left_columns = (left_columns[:, np.newaxis] * channels + offsets).reshape(-1)
         self._right_columns = (right_columns[:, np.newaxis] * channels + offsets).reshape(-1)
@@ -181,18 +195,21 @@ class _Grid:
 _grid = lru_cache(_GRIDS)(_Grid)
 
 
-def _recompute(results: Pixels, places: Pixels, pixels: Pixels, grid: _Grid, scaling: Scaling | None) -> None:
-    numbers, source = results.reshape(-1), np.ascontiguousarray(pixels).reshape(-1)
-    row_length, channels = results[0].size, results.shape[2]
+def _exact_levels(places: Pixels, part: Part, pixels: Pixels, grid: _Grid, scaling: Scaling | None) -> Pixels:
+    """In RPP's arithmetic, of these numbers of a part of the result."""
+    top, left, _, width = part
+    source, channels = np.ascontiguousarray(pixels).reshape(-1), pixels.shape[2]
+    exact = np.empty(len(places), np.float32)
     # In blocks, too: what exceeds the cache, and the sizes that the allocator keeps, is several times slower.
     for start in range(0, len(places), _PLACES):
         some = places[start : start + _PLACES]
-        rows = some // row_length
-        columns = some - rows * row_length
-        levels = grid.levels(source, rows, columns)
+        rows = some // (width * channels)
+        columns = some - rows * (width * channels)
+        levels = grid.levels(source, rows + top, columns + left * channels)
         if scaling is not None:
             levels = (levels - scaling.mean[columns % channels]) * scaling.factor[columns % channels]
-        numbers[some] = levels
+        exact[start : start + _PLACES] = levels
+    return exact
 
 
 def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:
@@ -304,26 +321,28 @@ def resize_by_weights(pixels: Pixels, width: int, height: int, kernel: str) -> P
 
     `kernel` is CUBIC, LANCZOS, GAUSSIAN or TRIANGULAR. All but CUBIC widen where the image shrinks.
     """
-    return _in_two_passes(pixels, width, height, kernel, _weighted)
+    return _in_two_passes(pixels, width, height, kernel, _weighted, (0, 0, height, width))
 
 
-def resize_by_weights_to_bytes(pixels: Pixels, width: int, height: int, kernel: str) -> Pixels:
-    """As `resize_by_weights`, rounded half to even and cut to 0..255.
+def resize_by_weights_to_bytes(
+    pixels: Pixels, width: int, height: int, kernel: str, part: Part | None = None
+) -> Pixels:
+    """As `resize_by_weights`, rounded half to even and cut to 0..255; or a part of it.
 
     Matrix products add the same numbers up in another order, several times faster. A level that so may be rounded the
     other way is found as there.
     """
-    results = _in_two_passes(pixels, width, height, kernel, _multiplied)
-    np.clip(results, 0, 255, out=results)
+    top, left, _, _ = part = part or (0, 0, height, width)
+    results = np.clip(_in_two_passes(pixels, width, height, kernel, _multiplied, part), 0, 255)
     down, across = _taps(pixels.shape[0], height, kernel), _taps(pixels.shape[1], width, kernel)
     error = _SUM_ERROR * (len(down.weights) + len(across.weights))
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
     doubtful = np.flatnonzero(rounded != other)
     if len(doubtful) * len(down.weights) * len(across.weights) > pixels.size:
         # More than the whole image would be read.
-        return to_bytes(resize_by_weights(pixels, width, height, kernel))
-    places, channels = np.divmod(doubtful, pixels.shape[2])
-    rows, columns = np.divmod(places, width)
+        return to_bytes(_in_two_passes(pixels, width, height, kernel, _weighted, part))
+    rows, columns, channels = np.unravel_index(doubtful, results.shape)
+    rows, columns = rows + top, columns + left
     levels = np.zeros(len(doubtful), np.float32)
     for right, of_column in enumerate(across.weights):
         column = np.clip(across.first[columns] + right, 0, pixels.shape[1] - 1)
@@ -337,15 +356,24 @@ def resize_by_weights_to_bytes(pixels: Pixels, width: int, height: int, kernel: 
 
 
 def _in_two_passes(
-    pixels: Pixels, width: int, height: int, kernel: str, added_up: Callable[[Pixels, _Taps], Pixels]
+    pixels: Pixels,
+    width: int,
+    height: int,
+    kernel: str,
+    added_up: Callable[[Pixels, _Taps, int, int, int], Pixels],
+    part: Part,
 ) -> Pixels:
+    top, left, part_height, part_width = part
     source_height, source_width, channels = pixels.shape
-    rows = added_up(pixels.reshape(source_height, -1), _taps(source_height, height, kernel))
+    down, across = _taps(source_height, height, kernel), _taps(source_width, width, kernel)
+    # Of the source the columns that the part is made of.
+    begin, end = across.source(left, part_width)
+    levels = pixels.reshape(source_height, -1)[:, begin * channels : end * channels]
+    rows = added_up(levels, down, top, part_height, 0).reshape(part_height, end - begin, channels)
     # What were columns are rows for the second pass, so that whole rows are added up in both. OpenCV transposes several
     # times faster than numpy.
-    columns = cv2.transpose(rows.reshape(height, source_width, channels)).reshape(source_width, -1)
-    result = added_up(columns, _taps(source_width, width, kernel))
-    return with_channels(cast(Pixels, cv2.transpose(result.reshape(width, height, channels))))
+    columns = added_up(cv2.transpose(rows).reshape(end - begin, -1), across, left, part_width, begin)
+    return with_channels(cast(Pixels, cv2.transpose(columns.reshape(part_width, part_height, channels))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,23 +389,32 @@ class _Taps:
     matrix: Pixels
     """The weights of as many pixels from the start of the band."""
 
-
-def _multiplied(rows: Pixels, taps: _Taps) -> Pixels:
-    result = np.empty((len(taps.first), rows.shape[1]), dtype=np.float32)
-    for index, start in enumerate(taps.starts):
-        band = slice(index * _BAND, (index + 1) * _BAND)
-        taken = rows[start : start + taps.matrix.shape[1]].astype(np.float32, copy=False)
-        np.matmul(taps.matrix[band], taken, out=result[band])
-    return result
+    def source(self, start: int, count: int) -> tuple[int, int]:
+        """From where to where the bands of these pixels of the result reach in the source."""
+        return self.starts[start // _BAND], self.starts[(start + count - 1) // _BAND] + self.matrix.shape[1]
 
 
-def _weighted(rows: Pixels, taps: _Taps) -> Pixels:
-    """Weighted sums of rows, FP32, rounded after each product and each sum as RPP does it."""
-    result = np.zeros((len(taps.first), rows.shape[1]), dtype=np.float32)
+def _multiplied(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -> Pixels:
+    first, length = start // _BAND, taps.matrix.shape[1]
+    # Of whole bands, but for the end of the side.
+    result = np.empty((len(taps.matrix) - first * _BAND, rows.shape[1]), dtype=np.float32)
+    for index in range(first, (start + count - 1) // _BAND + 1):
+        source = taps.starts[index] - begin
+        weights = taps.matrix[index * _BAND : (index + 1) * _BAND]
+        taken = rows[source : source + length].astype(np.float32, copy=False)
+        np.matmul(weights, taken, out=result[(index - first) * _BAND :][: len(weights)])
+    return result[start - first * _BAND :][:count]
+
+
+def _weighted(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -> Pixels:
+    """Weighted sums of rows, FP32, rounded after each product and each sum as RPP does it: `count` of the result from
+    `start`; `rows` are those of the source from `begin`."""
+    some = slice(start, start + count)
+    result = np.zeros((count, rows.shape[1]), dtype=np.float32)
     product = np.empty_like(result)
     for tap, weights in enumerate(taps.weights):
-        taken = rows[np.clip(taps.first + tap, 0, len(rows) - 1)]
-        np.multiply(taken, weights[:, np.newaxis], out=product)
+        taken = rows[np.clip(taps.first[some] + tap - begin, 0, len(rows) - 1)]
+        np.multiply(taken, weights[some, np.newaxis], out=product)
         result += product
     return result
 

@@ -12,7 +12,16 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal.amd.binding import Binding
-from rocserve.backends.rocal.image import DecodedImage, Extent, Image, Pixels, PixelsError, ResultExtent, with_channels
+from rocserve.backends.rocal.image import (
+    DecodedImage,
+    Extent,
+    Image,
+    Part,
+    Pixels,
+    PixelsError,
+    ResultExtent,
+    with_channels,
+)
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
@@ -121,10 +130,10 @@ class Operation:
     """By which JSON's "operation" calls it."""
     keys: Mapping[str, Key]
     """The JSON keys that it takes, beyond those that all take."""
-    run: Callable[..., Pixels]
+    run: Callable[..., Pixels | Callable[[Part], Pixels]]
     """Of the images that it reads, the result's extent, whether FP32 is wanted, and the arguments by their names: the
-    result's pixels from the top left, as UINT8, or, where that differs and is wanted, as FP32 without rounding and
-    clamping. Raises PixelsError where it cannot be done with these images."""
+    result's pixels from the top left, as UINT8, or what makes them later, or, where that differs and is wanted, as FP32
+    without rounding and clamping. Raises PixelsError where it cannot be done with these images."""
     extent: Callable[..., ResultExtent]
     """Of the extents of what it reads, and the arguments: the result's. Raises ValueError where there can be none."""
     arguments: Callable[..., Values] = dict
@@ -179,7 +188,9 @@ class Call:
         except ValueError as error:
             raise PixelsError(f"{self.operation.name}: {error}") from None
         pixels = self.operation.run(*images, result, as_float, **self.arguments)
-        return Image(pixels.astype(np.float32, copy=False) if as_float else pixels, result)
+        if as_float and isinstance(pixels, np.ndarray):
+            pixels = pixels.astype(np.float32, copy=False)
+        return Image(pixels, result)
 
     def extent(self, *sources: ResultExtent) -> ResultExtent:
         """See Operation.extent."""

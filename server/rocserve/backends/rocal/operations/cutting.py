@@ -49,7 +49,7 @@ class _PartRule:
     def cut(self, image: Image, **arguments: Any) -> Pixels:
         top, left, size = self.find(image.extent.valid, **arguments)
         height, width = size.sides
-        return image.valid[top : top + height, left : left + width]
+        return image.part(top, left, height, width)
 
     def run(self, image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
         return self.cut(image, **arguments)

@@ -6,13 +6,14 @@ that it is the same for all; the rest is zeros and not seen by the next operatio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
+from rocserve.backends.rocal.image import Extent, Image, Part, Pixels, ResultExtent
 from rocserve.backends.rocal.operations.base import AmdForm, Call, Node, Operation, Tensor, Values
 from rocserve.backends.rocal.sampling import (
     Scaling,
@@ -53,25 +54,33 @@ def resized(
     mirror: bool = False,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
+    part: Part | None = None,
     **others: Any,
 ) -> Pixels:
-    """UINT8, or FP32 neither rounded nor clamped.
+    """UINT8, also a part of them, or FP32 neither rounded nor clamped.
 
     LINEAR is between pixels and without antialiasing; it alone may be mirrored left to right, with
     (level - mean) / std for each channel after that.
     """
     height, width = target.sides
     if interpolation_type == "LINEAR":
-        stretch = resize_to_floats if as_float else resize_to_bytes
-        return stretch(pixels, width, height, mirror, Scaling.of(mean, std) if mean else None)
+        scaling = Scaling.of(mean, std) if mean else None
+        if as_float:
+            return resize_to_floats(pixels, width, height, mirror, scaling)
+        return resize_to_bytes(pixels, width, height, mirror, scaling, part)
     if interpolation_type == "NEAREST_NEIGHBOR":
-        return resize_nearest(pixels, width, height)
-    by_weights = resize_by_weights if as_float else resize_by_weights_to_bytes
-    return by_weights(pixels, width, height, interpolation_type)
+        top, left, part_height, part_width = part or (0, 0, height, width)
+        return resize_nearest(pixels, width, height)[top : top + part_height, left : left + part_width]
+    if as_float:
+        return resize_by_weights(pixels, width, height, interpolation_type)
+    return resize_by_weights_to_bytes(pixels, width, height, interpolation_type, part)
 
 
-def _resize(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
-    return resized(image.valid, result.valid, as_float, **arguments)
+def _resize(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels | Callable[[Part], Pixels]:
+    if as_float:
+        return resized(image.valid, result.valid, True, **arguments)
+    # Where the next operation cuts a part out, only that is made.
+    return lambda part: resized(image.valid, result.valid, False, part=part, **arguments)
 
 
 def _stretched_extent(source: ResultExtent, resize_width: int, resize_height: int, **others: Any) -> ResultExtent:
