@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from rocserve.core.datatypes import DataType
@@ -18,60 +17,36 @@ from rocserve.core.tensors import Tensor
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """An output of which each request gets as many elements as its own shape has."""
-
-    source: str
-    """The input whose shape counts."""
-    dims: Shape
-    """-1 where the size is that of the same dimension of the input."""
-
-
-@dataclass(frozen=True, slots=True)
 class RaggedBatching:
-    """What of a model's configuration concerns batches of different shapes."""
+    """What of a model's configuration concerns batches of different shapes; false where it has nothing of it."""
 
-    inputs: frozenset[str]
-    """Their elements are laid one behind the other: [all of the batch]."""
-    made: tuple[BatchInput, ...]
-    """Inputs that the server makes for each batch."""
-    scattered: Mapping[str, Scatter]
-    """By output."""
+    def __init__(self, config: ModelConfig) -> None:
+        lead = (-1,) if config.max_batch_size > 0 else ()
+        dims = {output.name: (*lead, *(output.reshape or output.dims)) for output in config.outputs}
+        self.inputs = frozenset(tensor.name for tensor in config.inputs if tensor.allow_ragged_batch)
+        """Their elements are laid one behind the other: [all of the batch]."""
+        self._made = config.batch_inputs
+        self._scattered = {
+            name: (entry.source_inputs[0], dims[name]) for entry in config.batch_outputs for name in entry.target_names
+        }
+        """The outputs of which each request gets as many elements as its own shape has: the input whose shape counts,
+        and dims with -1 where the size is that of the same dimension of the input."""
 
     def __bool__(self) -> bool:
-        return bool(self.inputs or self.made or self.scattered)
+        return bool(self.inputs or self._made or self._scattered)
 
-
-def ragged_batching(config: ModelConfig) -> RaggedBatching:
-    """False where the model has nothing of it."""
-    lead = (-1,) if config.max_batch_size > 0 else ()
-    dims = {output.name: (*lead, *(output.reshape or output.dims)) for output in config.outputs}
-    return RaggedBatching(
-        frozenset(tensor.name for tensor in config.inputs if tensor.allow_ragged_batch),
-        config.batch_inputs,
-        {
-            name: Scatter(entry.source_inputs[0], dims[name])
-            for entry in config.batch_outputs
-            for name in entry.target_names
-        },
-    )
-
-
-def ragged_parts(
-    ragged: RaggedBatching, shapes: Mapping[str, Sequence[Shape]]
-) -> tuple[list[Tensor], dict[str, Sequence[Shape]]]:
-    """The inputs that are made for a batch, and by output the shapes of the requests' parts. `shapes`: of each input in
-    each request."""
-    made = [tensor for entry in ragged.made for tensor in made_tensors(entry, shapes[entry.source_inputs[0]])]
-    cuts: dict[str, Sequence[Shape]] = {
-        name: [
-            tuple(shape[place] if size == -1 else size for place, size in enumerate(scatter.dims))
-            for shape in shapes[scatter.source]
-        ]
-        for name, scatter in ragged.scattered.items()
-    }
-    return made, cuts
+    def parts(self, shapes: Mapping[str, Sequence[Shape]]) -> tuple[list[Tensor], dict[str, Sequence[Shape]]]:
+        """The inputs that are made for a batch, and by output the shapes of the requests' parts. `shapes`: of each
+        input in each request."""
+        made = [tensor for entry in self._made for tensor in made_tensors(entry, shapes[entry.source_inputs[0]])]
+        cuts: dict[str, Sequence[Shape]] = {
+            name: [
+                tuple(shape[place] if size == -1 else size for place, size in enumerate(dims))
+                for shape in shapes[source]
+            ]
+            for name, (source, dims) in self._scattered.items()
+        }
+        return made, cuts
 
 
 def made_tensors(entry: BatchInput, shapes: Sequence[Shape]) -> list[Tensor]:

@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.ragged import ragged_batching
+from rocserve.core.ragged import RaggedBatching
 from rocserve.core.requests import InferRequest
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.compute_times import ComputeTimes
@@ -158,7 +158,7 @@ def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: boo
         may_group = config.max_batch_size > 0 and (
             answers_requests
             or (
-                not ragged_batching(config)
+                not RaggedBatching(config)
                 and all(entry.datatype is not DataType.BYTES for entry in config.inputs)
                 and all(size >= 0 for entry in config.outputs for size in entry.dims)
             )

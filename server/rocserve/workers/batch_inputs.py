@@ -14,7 +14,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.ragged import Shape, ragged_batching, ragged_parts
+from rocserve.core.ragged import RaggedBatching, Shape
 from rocserve.core.request_form import RequestForm
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, tensor_from_numpy
 from rocserve.plane.guarded_mapping import GuardedFile
@@ -59,7 +59,7 @@ class BatchGatherer:
         self._input_memory = input_memory
         self._batching = config.max_batch_size > 0
         self._output_order = tuple(output.name for output in config.outputs)
-        self._ragged = ragged_batching(config)
+        self._ragged = RaggedBatching(config)
         self._is_ragged = bool(self._ragged)
         self._single: Memo[tuple[RequestForm, int], Batch] = Memo(_REMEMBERED)
         self._gathered: Memo[tuple[RequestForm, int], _Gathered] = Memo(_REMEMBERED)
@@ -142,7 +142,7 @@ class BatchGatherer:
             if self._batching:
                 shape = (sum(one.form.layout.rows for one in requests), *shape[1:])
             inputs[head.name] = Tensor(head.name, head.datatype, shape, References(inputs[head.name].data))
-        made, cuts = ragged_parts(self._ragged, shapes)
+        made, cuts = self._ragged.parts(shapes)
         inputs.update((tensor.name, tensor) for tensor in made)
         may_stay = requests[0].form.layout.may_stay
         if any(one.form.layout.may_stay != may_stay for one in requests):

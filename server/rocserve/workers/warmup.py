@@ -14,7 +14,7 @@ from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig, WarmupInput, control_inputs, state_inputs
-from rocserve.core.ragged import ragged_batching, ragged_parts
+from rocserve.core.ragged import RaggedBatching
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 
 _FOLDER = "warmup"
@@ -40,7 +40,7 @@ def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[s
 
 def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
     """A sample as a batch of requests of different shapes, for engines that are given such batches."""
-    ragged = ragged_batching(config)
+    ragged = RaggedBatching(config)
     if not ragged:
         return batch
     batching = config.max_batch_size > 0
@@ -52,7 +52,7 @@ def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
         name: replace(tensor, shape=(tensor.element_count,)) if name in ragged.inputs else tensor
         for name, tensor in batch.inputs.items()
     }
-    made, cuts = ragged_parts(ragged, shapes)
+    made, cuts = ragged.parts(shapes)
     inputs.update((tensor.name, tensor) for tensor in made)
     return Batch(inputs, batch.requested_outputs, batch.request_sizes, cuts)
 

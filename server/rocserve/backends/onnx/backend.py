@@ -48,7 +48,7 @@ from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
-from rocserve.core.ragged import made_tensors, ragged_batching
+from rocserve.core.ragged import RaggedBatching, made_tensors
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
@@ -200,7 +200,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     plan = with_caches(model, plan, weights)
     device = device_stream(model, plan)
     opener = SessionOpener(model, plan if device is None else device.plan, weights)
-    if plan.compiling is not None and ragged_batching(model.config):
+    if plan.compiling is not None and RaggedBatching(model.config):
         raise invalid_argument(
             f"model '{model.name}': {plan.compiling.kind.provider} compiles each shape, so requests of different shapes"
             " cannot share a batch there; make its instances KIND_CPU, or remove allow_ragged_batch, batch_input and"

@@ -8,7 +8,7 @@ from rocserve.backends.migraphx.engine_choice import MIGRAPHX, aims_at_gpus, has
 from rocserve.backends.parameters import read_choice
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
-from rocserve.core.ragged import ragged_batching
+from rocserve.core.ragged import RaggedBatching
 
 ONNXRUNTIME = EngineSpec(
     name="onnxruntime",
@@ -38,7 +38,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
             it is not here, or target "gpu" and it cannot be had.
     """
     wanted = read_choice(config, "engine", "", _NAMES)
-    if ragged_batching(config) and wanted not in ("cpu", ONNXRUNTIME.name):
+    if RaggedBatching(config) and wanted not in ("cpu", ONNXRUNTIME.name):
         if wanted == MIGRAPHX.name:
             raise invalid_argument(
                 f"model '{config.name}': MIGraphX compiles each shape, so requests of different shapes cannot share a"
