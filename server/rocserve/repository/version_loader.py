@@ -18,8 +18,7 @@ from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.backends.base import Machine
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.model_folder import read_initial_states
-from rocserve.config.model_limits import time_limits
-from rocserve.core.custom_metrics import CustomMetrics, OwnedMetrics
+from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
@@ -37,7 +36,6 @@ from rocserve.repository.lifecycle import LoadedVersion, LoadOrder
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.scheduling.instances import RateLimiter
-from rocserve.scheduling.model_calls import start_call
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 from rocserve.scheduling.scheduler import ModelScheduler, Scheduler, SchedulerParts
@@ -96,23 +94,10 @@ class WorkerVersionLoader:
         """Raises: EngineFailed: the engine's own words; ServeError: what no engine can change."""
         started = time.monotonic()
         definition, version = order.definition, order.version
-        limits = time_limits(definition.config.parameters, self.time_limits)
         assert definition.backend is not None, "an ensemble has no workers"
         if definition.backend.choose_engine is not None and not plan.replaces:
             self.log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
-        workers = VersionWorkers(
-            order,
-            plan,
-            launcher=self.launcher,
-            mail=self.mail,
-            engines=self.engines,
-            start_call=functools.partial(start_call, self.dispatcher),
-            metrics=OwnedMetrics(self.custom_metrics, order.name, self.log),
-            limits=limits,
-            log=self.log,
-        )
-        if self.limiter is not None:
-            workers.reserve(self.limiter)
+        workers = VersionWorkers(order, plan, self)
         try:
             try:
                 signature = await workers.group.load()

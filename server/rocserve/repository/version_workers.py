@@ -11,12 +11,12 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rocserve.backends.request_model import ModelCall
 from rocserve.cache.folders import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
-from rocserve.config.model_limits import SHARED_WORKER, worker_bounds
+from rocserve.config.model_limits import SHARED_WORKER, time_limits, worker_bounds
 from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import with_sequence_tensors
@@ -25,7 +25,8 @@ from rocserve.protocol.json_form import plain_values
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
 from rocserve.repository.lifecycle import LoadOrder
-from rocserve.scheduling.instances import RateLimiter, needs_of
+from rocserve.scheduling.instances import needs_of
+from rocserve.scheduling.model_calls import start_call
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits, WorkerSettings
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
@@ -33,6 +34,9 @@ from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.instance_requests import CallStarter, OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load
+
+if TYPE_CHECKING:
+    from rocserve.repository.version_loader import WorkerVersionLoader
 
 OUTAGE_SECONDS = 5.0
 """How long requests wait for a crashed model's workers to come back before they are refused."""
@@ -47,49 +51,41 @@ class VersionWorkers(WorkerGroupEvents):
     `start_call` are made on the asyncio loop; the properties may be read from any thread. The one place from where the
     loop's side calls a scheduler, which lives on the data plane's thread."""
 
-    def __init__(
-        self,
-        order: LoadOrder,
-        plan: EnginePlan,
-        *,
-        launcher: WorkerLauncher,
-        mail: InstanceMail,
-        engines: EngineSettings,
-        start_call: CallStarter,
-        metrics: OwnedMetrics,
-        limits: TimeLimits,
-        log: logging.Logger,
-    ) -> None:
-        """`start_call`: runs what the model calls. `metrics`: takes those that it defines. Raises: ServeError: as
-        `worker_group`."""
+    def __init__(self, order: LoadOrder, plan: EnginePlan, loader: WorkerVersionLoader) -> None:
+        """`loader`: has what all versions are loaded with. Raises: ServeError: as `worker_group`; INVALID_ARGUMENT,
+        there cannot be resources for all instances."""
         self._order = order
         self._plan = plan
         self.properties: Mapping[str, str] = plan.properties
         """What the engine itself says goes before what the server says of it."""
-        self._start_call = start_call
+        self._start_call = functools.partial(start_call, loader.dispatcher)
         self._has_called = False
-        self._metrics = metrics
+        self._metrics = OwnedMetrics(loader.custom_metrics, order.name, loader.log)
+        limits = time_limits(order.definition.config.parameters, loader.time_limits)
         self._drain_seconds = limits.drain_timeout_seconds
-        self.plane = mail.plane
-        self._log = log
+        self.plane = loader.mail.plane
+        self._log = loader.log
         self._scheduler: Scheduler | None = None
         self._open: set[Instance] = set()
         self._outage_timer: asyncio.TimerHandle | None = None
         self._trouble = ""
         self._silence = ""
         self._progress = ""
-        self._give_back: Callable[[], None] | None = None
         self.group = worker_group(
             order,
             plan,
-            launcher=launcher,
-            mail=mail,
-            engines=engines,
+            launcher=loader.launcher,
+            mail=loader.mail,
+            engines=loader.engines,
             events=self,
             start_call=self.start_call,
-            log=log.getChild("workers"),
+            log=loader.log.getChild("workers"),
             limits=limits,
         )
+        self._give_back: Callable[[], None] | None = None
+        if loader.limiter is not None:
+            needs = [needs_of(one.rate_limiter, one.device) for one in plan.workers for _ in range(one.instance_count)]
+            self._give_back = loader.limiter.register(needs)
 
     @property
     def available(self) -> bool:
@@ -103,13 +99,6 @@ class VersionWorkers(WorkerGroupEvents):
     @property
     def _worker_reason(self) -> str:
         return "; ".join(filter(None, (self._trouble, self._silence, self._progress)))
-
-    def reserve(self, limiter: RateLimiter) -> None:
-        """See that there can be resources for all instances until they run no more. Raises: ServeError:
-        INVALID_ARGUMENT, there cannot."""
-        workers = self._plan.workers
-        needs = [needs_of(one.rate_limiter, one.device) for one in workers for _ in range(one.instance_count)]
-        self._give_back = limiter.register(needs)
 
     def connect(self, scheduler: Scheduler) -> None:
         """From now on the scheduler gets the instances."""
