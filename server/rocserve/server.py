@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rocserve.amd_inference_server.service import AmdInferenceServerService
@@ -96,23 +96,18 @@ def run_server(
         tracing.close()
 
 
+@dataclass(eq=False)
 class Server:
-    def __init__(
-        self,
-        settings: ServerSettings,
-        command: Sequence[str],
-        launcher: WorkerLauncher,
-        supervisor: SupervisorLink,
-        server_log: ServerLog,
-        tracing: Tracing,
-    ) -> None:
-        self._settings = settings
-        self._command = command
-        self._launcher = launcher
-        self._supervisor = supervisor
-        self._server_log = server_log
-        self._tracing = tracing
-        self._log = log = server_log.logger
+    _settings: ServerSettings
+    _command: Sequence[str]
+    _launcher: WorkerLauncher
+    _supervisor: SupervisorLink
+    _server_log: ServerLog
+    _tracing: Tracing
+
+    def __post_init__(self) -> None:
+        settings = self._settings
+        self._log = log = self._server_log.logger
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
         self._plane = PlaneLoop(log.getChild("plane"), spin)
         mail = InstanceMail(self._plane, 0 if settings.spin == 0 else default_looks(usable_cpus()))
@@ -131,7 +126,7 @@ class Server:
         for warning in warnings:
             log.warning("%s", warning)
         loader = WorkerVersionLoader(
-            launcher=launcher,
+            launcher=self._launcher,
             mail=mail,
             dispatcher=self._dispatcher,
             limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
@@ -341,17 +336,18 @@ class Server:
         await ending.end("the data plane's thread", _call(self._plane.stop))
 
 
+@dataclass(frozen=True, slots=True)
 class Ending:
     """Ends each part, whatever the others do: what fails or takes too long is logged, and the next part has its turn.
     The first signal asks for the end. A second one cuts short what is under way and all that follows. A third ends the
     supervisor, and with it this process whatever it is doing."""
 
-    def __init__(self, log: logging.Logger, drain_seconds: float, exit_timeout_seconds: float) -> None:
-        self._log = log
-        self._drain_seconds = drain_seconds
-        self._exit_timeout_seconds = exit_timeout_seconds
-        self.asked, self.at_once = asyncio.Event(), asyncio.Event()
-        """A first signal has come, and a second one."""
+    _log: logging.Logger
+    _drain_seconds: float
+    _exit_timeout_seconds: float
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    at_once: asyncio.Event = field(default_factory=asyncio.Event)
+    """A first signal has come, and a second one."""
 
     def on_signal(self, number: int) -> None:
         name = signal.Signals(number).name

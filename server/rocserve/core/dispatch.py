@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -22,15 +23,15 @@ Steps = Iterator[None]
 _Unprepared = tuple[InferRequest, Responder, Sequence[Steps]]
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """On the data plane's thread, where versions are closed as well: none can end between look-up and request."""
 
-    def __init__(self, tables: ServingTableHolder, work_off: Callable[[Steps], object]) -> None:
-        """`work_off`: takes the steps of what takes long."""
-        self.tables = tables
-        self.work_off = work_off
-        self._unprepared: dict[tuple[str, SequenceId] | None, list[_Unprepared]] = {}
-        """By sequences of which a request is being prepared, those that have come behind it."""
+    tables: ServingTableHolder
+    work_off: Callable[[Steps], object]
+    """Takes the steps of what takes long."""
+    _unprepared: dict[tuple[str, SequenceId] | None, list[_Unprepared]] = field(default_factory=dict, init=False)
+    """By sequences of which a request is being prepared, those that have come behind it."""
 
     def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps] = ()) -> None:
         """Schedule a request with the version that it names; every error goes to the responder. What copies its inputs,

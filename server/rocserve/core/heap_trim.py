@@ -12,6 +12,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _CHECK_SECONDS = 1.0
@@ -60,23 +61,20 @@ def keep_freed_memory(of_any_size: bool = False) -> Callable[[], object]:
     return lambda: libc.malloc_trim(0)
 
 
+@dataclass(eq=False)
 class HeapTrim:
     """Decides when to trim. `check` and `trim` are called by one at a time."""
 
-    def __init__(
-        self,
-        use: Callable[[], int],
-        trim: Callable[[], object],
-        private: Callable[[], int] = private_bytes,
-    ) -> None:
-        """`use`: the bytes that requests and answers hold."""
-        self._use = use
-        self._trim = trim
-        self._private = private
-        self._least = self._left = private()
+    _use: Callable[[], int]
+    """The bytes that requests and answers hold."""
+    _trim: Callable[[], object]
+    _private: Callable[[], int] = private_bytes
+    _quiet: int = 0
+    _checks_to_repeat: int = 0
+
+    def __post_init__(self) -> None:
+        self._least = self._left = self._private()
         """The least that it has ever had, and what the last trim has left."""
-        self._quiet = 0
-        self._checks_to_repeat = 0
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -30,13 +30,10 @@ class PrivatePaths:
     def hide(self, text: str) -> str:
         if "/" not in text:
             return text
-        return self._others.sub(r".../\g<name>", self._known.sub(_within, text))
+        within = self._known.sub(lambda found: "" if found[0].endswith("/") else "the model repository", text)
+        return self._others.sub(r".../\g<name>", within)
 
     def without(self, error: ServeError) -> ServeError:
         """The error as its client gets it."""
         text = self.hide(error.text)
         return error if text == error.text else ServeError(error.code, text)
-
-
-def _within(found: re.Match[str]) -> str:
-    return "" if found[0].endswith("/") else "the model repository"
