@@ -149,6 +149,10 @@ def test_a_running_model_is_told_of_details(serve: Any, repository: Path) -> Non
     client.update_log_settings({"log_verbose_level": 1})
     # It is told beside the requests.
     wait_until(lambda: words() == ["a detail", "a word"], "the model's detail")
+    (worker,) = server.workers()
+    worker.kill()
+    wait_until(lambda: "has a worker again" in server.log_text, "another worker")
+    assert words() == ["a detail", "a word"]
     client.update_log_settings({"log_verbose_level": 0})
     wait_until(lambda: words() == ["a word"], "the end of the details")
 
