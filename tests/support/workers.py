@@ -69,7 +69,7 @@ class Events(WorkerGroupEvents):
     """Events that a group has reported."""
 
     opened: list[Instance] = field(default_factory=list)
-    lost: list[tuple[Instance, ServeError]] = field(default_factory=list)
+    lost: list[Instance] = field(default_factory=list)
     restarts: list[tuple[str, float]] = field(default_factory=list)
     recoveries: int = 0
     lines: list[str] = field(default_factory=list)
@@ -82,8 +82,8 @@ class Events(WorkerGroupEvents):
     def instance_opened(self, instance: Instance) -> None:
         self.opened.append(instance)
 
-    def instance_lost(self, instance: Instance, reason: ServeError) -> None:
-        self.lost.append((instance, reason))
+    def instance_lost(self, instance: Instance) -> None:
+        self.lost.append(instance)
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
         self.restarts.append((reason, delay_seconds))

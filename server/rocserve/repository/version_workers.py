@@ -149,7 +149,7 @@ class VersionWorkers(WorkerGroupEvents):
             self._open.add(instance)
             self._hand_over(self._scheduler.attach, instance)
 
-    def instance_lost(self, instance: Instance, reason: ServeError) -> None:
+    def instance_lost(self, instance: Instance) -> None:
         self._open.discard(instance)
         if self._scheduler is not None:
             self._hand_over(self._scheduler.detach, instance)

@@ -67,7 +67,7 @@ class WorkerGroupEvents:
     def instance_opened(self, instance: Instance) -> None:
         """An instance takes batches."""
 
-    def instance_lost(self, instance: Instance, reason: ServeError) -> None:
+    def instance_lost(self, instance: Instance) -> None:
         """Its worker has ended; the batches in it are failed by themselves, right after this call."""
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
@@ -484,10 +484,9 @@ class WorkerSupervisor:
         self._log.error("%s; it is being restarted", text)
         self.worker = None
         self._group.worker_progress(self._index, "")
-        reason = unavailable(f"{text}; the model is being restarted")
         for instance in worker.instances:
             instance.stop_taking()
-            self._group.events.instance_lost(instance, reason)
+            self._group.events.instance_lost(instance)
         self._end_instances(worker.instances, f"{text}; the request was in it; the model is being restarted")
         return f"{worker.process.title} {worker.process.fate}"
 

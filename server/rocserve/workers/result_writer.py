@@ -210,14 +210,12 @@ class ResultWriter:
             for name, value in values.items()
         ]
         longest = _FAILURE_TEXTS // max(len(failures), 1)
-        answers: list[Answer] = []
-        for index in range(len(batch.request_sizes)):
-            failure = failures.get(index)
-            if failure is None:
-                answers.append(ModelResponse([column[index] for column in columns]))
-            else:
-                answers.append(ServeError(failure.code, failure.text[:longest]))
-        return answers
+        return [
+            ServeError(failures[index].code, failures[index].text[:longest])
+            if index in failures
+            else ModelResponse([column[index] for column in columns])
+            for index in range(len(batch.request_sizes))
+        ]
 
     def _cut(self, name: str, value: Array | Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
         """An output as tensors of these shapes, one behind the other. Raises: ServeError: INTERNAL, it is damaged."""
