@@ -283,7 +283,6 @@ def _duration(seconds: float) -> str:
 
 Result = TypeVar("Result")
 
-_CHILD = "rocserve.jobs.child"
 _POLL_SECONDS = 0.25
 """How often what the child has written is read, and the time checked."""
 _NO_VARIABLES: Mapping[str, str] = {}

@@ -281,11 +281,12 @@ class WorkerLauncher:
 
     # The zygote
 
-    def _start_zygote(self) -> None:
+    def _start_zygote(self) -> ZygoteProcess:
         self._started_at, self._heard_at = time.monotonic(), 0.0
         environment = worker_environment(os.environ, self.settings)
         self.zygote = ZygoteProcess.start(self._preload, self._parent_pipe, environment)
         self._on_zygote(self.zygote)
+        return self.zygote
 
     def _tell(self, message: Any) -> None:
         """Lost where there is no zygote, or it takes nothing now."""
@@ -319,9 +320,13 @@ class WorkerLauncher:
     async def _send(self, message: bytes) -> None:
         asked_at = time.monotonic()
         while True:
+            connection = (self.zygote or self._start_zygote()).connection
+            if not self._attached:
+                self._attached = True
+                asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
             try:
                 # A zygote that stands still must not keep the loop waiting.
-                self._attach().send(message, socket.MSG_DONTWAIT)
+                connection.send(message, socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
                 if time.monotonic() - max(asked_at, self._heard_at) > self._answer_seconds:
@@ -330,17 +335,6 @@ class WorkerLauncher:
                     await asyncio.sleep(_FULL_SECONDS)
             except ConnectionError:
                 self._gone()
-
-    def _attach(self) -> socket.socket:
-        """The connection to a zygote, watched by the running loop."""
-        if self.zygote is None:
-            self._start_zygote()
-        assert self.zygote is not None
-        connection = self.zygote.connection
-        if not self._attached:
-            self._attached = True
-            asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
-        return connection
 
     def _give_up(self) -> None:
         """It has not answered in time."""

@@ -89,7 +89,13 @@ class Spawner:
                         _end_group(pid)
                 self._send(arrival)
             case messages.TakeOver(key):
-                self._hand_over(key)
+                for pid, held in self._held.items():
+                    if held.is_left and held.key == key:
+                        held.is_left = False
+                        self._send_worker(pid, held)
+                        break
+                else:
+                    self._send(messages.SpawnFailed("no such worker is held"))
             case messages.EndLeft():
                 for pid, held in self._held.items():
                     if held.is_left:
@@ -125,14 +131,6 @@ class Spawner:
                 return
         self._held[pid] = held
         self._send_worker(pid, held, problem)
-
-    def _hand_over(self, key: str) -> None:
-        for pid, held in self._held.items():
-            if held.is_left and held.key == key:
-                held.is_left = False
-                self._send_worker(pid, held)
-                return
-        self._send(messages.SpawnFailed("no such worker is held"))
 
     def _spawn(self, spawn: messages.Spawn, identity: Identity | None, output: int, reception: int, held: _Held) -> int:
         options = spawn.options

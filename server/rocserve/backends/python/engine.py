@@ -59,26 +59,25 @@ class EventLoop:
     """A loop on a thread of its own, so that coroutines go on while `execute` takes further requests."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="event loop", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Start the coroutine; the thread starts with the first."""
-        if self._thread.ident is None:
+        """Start the coroutine; the loop starts with the first, for it takes descriptors."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="event loop", daemon=True)
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
         """Stop the loop; what has not ended is cancelled."""
         self._closing = True
-        if self._thread.is_alive():
+        if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-        self._loop.close()
 
-    def _run(self) -> None:
-        loop = self._loop
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         while True:
             # asyncio lets these end the loop, too; only then would their coroutine's future hear of them.
@@ -91,6 +90,7 @@ class EventLoop:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
 
 class AbandonedRequests:
