@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocserve.amd_inference_server.configurations import (
@@ -77,29 +77,6 @@ class Worker:
         batch = self.parameters.get("batch", BATCH_SIZE)
         compiled = [f"{path.with_suffix('')}_b{batch}.mxr"] if ".mxr" in self.platforms else []
         return tuple(dict.fromkeys([self.file, *beside, *compiled]))
-
-
-def read_worker(name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
-    """Raises: ServeError: NOT_FOUND, there is no such worker; UNIMPLEMENTED, it cannot be had here; INVALID_ARGUMENT
-    for its parameters."""
-    if name in _FOREIGN:
-        raise ServeError(StatusCode.UNIMPLEMENTED, f"the worker '{name}' cannot be loaded: {_FOREIGN[name]}")
-    if name not in _PLATFORMS:
-        raise ServeError(
-            StatusCode.NOT_FOUND, f"there is no worker '{name}'; expected one of {', '.join(sorted(_PLATFORMS))}"
-        )
-    file = parameters.get("model")
-    if not isinstance(file, str) or not file or "\0" in file:
-        raise invalid_argument(
-            f"the worker '{name}' needs the parameter 'model', the path of the model's file on the server; got {file!r}"
-        )
-    batch = parameters.get("batch", BATCH_SIZE)
-    if type(batch) is not int or not 1 <= batch < 2**31:
-        raise invalid_argument(f"parameter 'batch' must be a positive integer, got {batch!r}")
-    passed = {key: parameter_text(value) for key, value in parameters.items() if key not in _NOT_PASSED_ON}
-    if name == "onnxruntime":
-        passed.setdefault("engine", "onnxruntime")
-    return Worker(_PLATFORMS[name], file, passed)
 
 
 def worker_config(
@@ -312,17 +289,33 @@ class WorkerEndpoints:
             raise
 
     def _read(self, name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
-        """The worker that is asked for, with those of its parameters that a client may set. Raises: ServeError."""
-        worker = read_worker(name, parameters)
-        allowed = {"batch"}
-        for platform in worker.platforms.values():
-            backend = self.reader.registry.find(platform, "")
-            allowed |= frozenset() if backend is None else backend.request_parameters
-        refused = sorted(worker.parameters.keys() - allowed)
-        if refused:
+        """The worker that is asked for, with those of its parameters that a client may set. Raises: ServeError:
+        NOT_FOUND, there is no such worker; UNIMPLEMENTED, it cannot be had here; INVALID_ARGUMENT for its
+        parameters."""
+        if name in _FOREIGN:
+            raise ServeError(StatusCode.UNIMPLEMENTED, f"the worker '{name}' cannot be loaded: {_FOREIGN[name]}")
+        if name not in _PLATFORMS:
+            raise ServeError(
+                StatusCode.NOT_FOUND, f"there is no worker '{name}'; expected one of {', '.join(sorted(_PLATFORMS))}"
+            )
+        file = parameters.get("model")
+        if not isinstance(file, str) or not file or "\0" in file:
+            raise invalid_argument(
+                f"the worker '{name}' needs the parameter 'model', the path of the model's file on the server; got"
+                f" {file!r}"
+            )
+        batch = parameters.get("batch", BATCH_SIZE)
+        if type(batch) is not int or not 1 <= batch < 2**31:
+            raise invalid_argument(f"parameter 'batch' must be a positive integer, got {batch!r}")
+        given = {key: parameter_text(value) for key, value in parameters.items() if key not in _NOT_PASSED_ON}
+        if name == "onnxruntime":
+            given.setdefault("engine", "onnxruntime")
+        platforms = _PLATFORMS[name]
+        backends = [self.reader.registry.find(platform, "") for platform in platforms.values()]
+        allowed = {"batch"}.union(*(backend.request_parameters for backend in backends if backend is not None))
+        if refused := sorted(given.keys() - allowed):
             self.log.info("worker '%s': parameters without effect: %s", name, ", ".join(refused))
-        passed = {key: value for key, value in worker.parameters.items() if key in allowed}
-        return replace(worker, parameters=passed)
+        return Worker(platforms, file, {key: value for key, value in given.items() if key in allowed})
 
     async def _serve(self, endpoint: _Endpoint, worker: Worker, copies: int) -> None:
         """Raises: ServeError."""

@@ -56,46 +56,38 @@ class PngFile:
     """The chunks that make the pixels (IHDR, PLTE, IDAT, IEND), each whole with its length and its checksum."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    name: bytes
-    position: int
-    body: memoryview
-    whole: memoryview
-
-    @property
-    def shown_name(self) -> str:
-        return self.name.decode("ascii") if self.name.isalpha() else self.name.hex(" ")
+_Chunk = tuple[bytes, int, memoryview, memoryview]
+"""Its name, where it begins, its content, and all of it."""
 
 
 def read_png(data: memoryview) -> PngFile:
     """The header and the chunks of a file that starts with SIGNATURE. Checksums are compared in the chunks that make
     the picture. Raises: ImageError: it is truncated or damaged, or its header says what no PNG may."""
     chunks = list(_chunks(data))
-    for chunk in chunks:
-        if chunk.name in _PICTURE:
-            (expected,) = _CHECKSUM.unpack_from(chunk.whole, len(chunk.whole) - _CHECKSUM.size)
-            if zlib.crc32(chunk.whole[4 : -_CHECKSUM.size]) != expected:
-                place = f"its {chunk.shown_name} chunk at byte {chunk.position}"
+    for name, position, _, whole in chunks:
+        if name in _PICTURE:
+            (expected,) = _CHECKSUM.unpack_from(whole, len(whole) - _CHECKSUM.size)
+            if zlib.crc32(whole[4 : -_CHECKSUM.size]) != expected:
+                place = f"its {_shown(name)} chunk at byte {position}"
                 raise ImageError(f"Corrupt PNG data: the checksum of {place} is wrong")
-        elif not chunk.name[0] & 0x20:  # It is critical.
+        elif not name[0] & 0x20:  # It is critical.
             raise ImageError(
-                f"it is a PNG that cannot be shown without its chunk {chunk.shown_name}, which no standard knows"
+                f"it is a PNG that cannot be shown without its chunk {_shown(name)}, which no standard knows"
             )
-    names = {chunk.name for chunk in chunks}
+    names = {name for name, *_ in chunks}
     width, height, color_type = _read_image_header(chunks[0])
     if color_type == _PALETTE and b"PLTE" not in names:
         raise ImageError("Corrupt PNG data: its palette is missing")
     if b"IDAT" not in names:
         raise ImageError("it is a PNG with no image in it")
-    turns = [read_orientation(chunk.body) for chunk in chunks if chunk.name == b"eXIf"]
-    header = ImageHeader(
-        width,
-        height,
-        ColorModel.GREY if color_type in (_GREY, _GREY_ALPHA) else ColorModel.COLOUR,
-        turns[0] if turns else NOT_TURNED,
-    )
-    return PngFile(header, tuple(chunk.whole for chunk in chunks if chunk.name in _PICTURE))
+    color_model = ColorModel.GREY if color_type in (_GREY, _GREY_ALPHA) else ColorModel.COLOUR
+    turn = next((read_orientation(body) for name, _, body, _ in chunks if name == b"eXIf"), NOT_TURNED)
+    picture = tuple(whole for name, _, _, whole in chunks if name in _PICTURE)
+    return PngFile(ImageHeader(width, height, color_model, turn), picture)
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("ascii") if name.isalpha() else name.hex(" ")
 
 
 def _chunks(data: memoryview) -> Iterator[_Chunk]:
@@ -111,7 +103,7 @@ def _chunks(data: memoryview) -> Iterator[_Chunk]:
             raise ImageError(
                 f"Premature end of PNG file: it has {len(data)} bytes, but its chunk at byte {position} ends at {end}"
             )
-        yield _Chunk(name, position, data[start : start + length], data[position:end])
+        yield name, position, data[start : start + length], data[position:end]
         if name == b"IEND":
             return
         position = end
@@ -120,12 +112,13 @@ def _chunks(data: memoryview) -> Iterator[_Chunk]:
 
 def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
     """Width, height and colour type."""
-    if chunk.name != b"IHDR" or len(chunk.body) != _IMAGE_HEADER.size:
+    name, _, body, _ = chunk
+    if name != b"IHDR" or len(body) != _IMAGE_HEADER.size:
         raise ImageError(
             f"Corrupt PNG data: it must begin with an IHDR chunk of {_IMAGE_HEADER.size} bytes, not with"
-            f" {chunk.shown_name} of {len(chunk.body)}"
+            f" {_shown(name)} of {len(body)}"
         )
-    width, height, depth, color_type, compression, filtering, interlacing = _IMAGE_HEADER.unpack(chunk.body)
+    width, height, depth, color_type, compression, filtering, interlacing = _IMAGE_HEADER.unpack(body)
     if not 0 < width <= _MAX_SIDE or not 0 < height <= _MAX_SIDE:
         raise ImageError(f"Corrupt PNG data: its header says {width}x{height} pixels")
     if depth not in _BIT_DEPTHS.get(color_type, ()):
