@@ -38,16 +38,6 @@ class EngineTimes:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BenchResult:
-    model: str
-    engines: Mapping[str, str]
-    """By name, what runs it or why it cannot be had."""
-    times: tuple[EngineTimes, ...]
-    missing: tuple[str, ...]
-    """The engines that could not be opened."""
-
-
 def _times(compared: Mapping[str, Compared], batch_size: int) -> Iterator[EngineTimes]:
     rates = {
         name: max(1, batch_size) * 1e3 / one.latency.mean for name, one in compared.items() if one.latency is not None
@@ -98,11 +88,13 @@ def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: loggin
             times += _times(comparison.compare(batch_size, (RANDOM_SAMPLE,), options.timing), batch_size)
             progress.done()
     missing = comparison.failures
-    result = BenchResult(model.source.name, {**comparison.descriptions, **missing}, tuple(times), tuple(missing))
     if options.json:
+        # By name, what runs the engine or why it cannot be had.
+        engines = {**comparison.descriptions, **missing}
+        result = {"model": model.source.name, "engines": engines, "times": times, "missing": tuple(missing)}
         say(out, to_json(result).decode())
     else:
-        _print(result, out)
+        _print(model.source.name, comparison.descriptions, times, out)
         if options.against and len(names) == 1:
             say(out, f"nothing to compare with: the model is on {main} already; --engine names another")
     failures = dict.fromkeys((*missing.values(), *(one.failure for one in times if one.failure)))
@@ -119,25 +111,24 @@ def latency_cells(latency: LatencySummary | None, throughput: float) -> Sequence
     return [str(latency.runs), *(f"{figure:.3f}" for figure in figures), f"{throughput:,.1f}"]
 
 
-def _print(result: BenchResult, out: Console) -> None:
-    for name, description in result.engines.items():
-        if name not in result.missing:
-            say(out, f"{name}: {description}")
-    first = next(iter(result.engines))
-    compared = len(result.engines) - len(result.missing) > 1
+def _print(model: str, engines: Mapping[str, str], times: Sequence[EngineTimes], out: Console) -> None:
+    for name, description in engines.items():
+        say(out, f"{name}: {description}")
+    compared = len(engines) > 1
     columns: tuple[str, ...] = ("engine", "batch", *LATENCY_COLUMNS)
     if compared:
         columns = (*columns, "speed", "largest diff", "relative diff")
     rows = []
-    for one in result.times:
+    for one in times:
         row = [one.engine, str(one.batch_size or "-"), *latency_cells(one.latency, one.throughput)]
         if compared:
             row.append(f"{one.speed:.3g} x" if one.speed else "-")
             far = one.difference
             row += ["-", "-"] if far is None else [f"{far.largest:.2g}", f"{far.relative:.2g}"]
         rows.append(row)
-    show(out, table(result.model, columns, rows))
+    show(out, table(model, columns, rows))
     if compared:
+        first = next(iter(engines))
         say(out, f"speed: rows/s over those of {first}; diff: of the outputs from its own, on the same random input")
 
 

@@ -43,9 +43,9 @@ def test_statistics_of_latencies() -> None:
 
 class TestRecommendation:
     def test_the_knee_gives_up_little_throughput_for_much_latency(self) -> None:
-        best = recommend(_CURVE, None)
-        assert (best.measurement.batch_size, best.measurement.instances) == (16, 1)
-        assert best.reason.startswith("the knee of the curve")
+        best, reason = recommend(_CURVE, None)
+        assert (best.batch_size, best.instances) == (16, 1)
+        assert reason.startswith("the knee of the curve")
 
     def test_a_second_setting_is_taken_only_where_it_is_worth_its_latency(self) -> None:
         first = _measured(1, 1, 10.0, 100.0)
@@ -59,9 +59,9 @@ class TestRecommendation:
         assert slow not in front([slow, *_CURVE])
 
     def test_within_a_budget_the_highest_throughput(self) -> None:
-        best = recommend(_CURVE, 15.0)
-        assert best.measurement.batch_size == 8
-        assert best.reason == "the highest throughput with a p95 latency within 15 ms"
+        best, reason = recommend(_CURVE, 15.0)
+        assert best.batch_size == 8
+        assert reason == "the highest throughput with a p95 latency within 15 ms"
 
     def test_nothing_is_within_the_budget(self) -> None:
         with pytest.raises(ValueError, match=r"within 2 ms; the least is 6\.000 ms, of batch size 1, 1 instance"):

@@ -144,16 +144,6 @@ class DoctorOptions:
     json: bool = flag(False, SWITCH, "print JSON")
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """As JSON has it."""
-
-    rocserve: str
-    """The version."""
-    broken: int
-    findings: tuple[Finding, ...]
-
-
 def run_doctor(options: DoctorOptions) -> int:
     """Print what is found; the exit status, 1 when something that is installed does not work."""
     out, settings = console_on(), options.engines
@@ -164,7 +154,7 @@ def run_doctor(options: DoctorOptions) -> int:
         findings = [*examine_machine(Host()), *examine_software(), *_cache(settings), *tried]
     broken = sum(finding.state is State.BROKEN for finding in findings)
     if options.json:
-        say(out, to_json(Report(rocserve.__version__, broken, tuple(findings))).decode())
+        say(out, to_json({"rocserve": rocserve.__version__, "broken": broken, "findings": findings}).decode())
         return 1 if broken else 0
     say(out, f"rocserve {rocserve.__version__}")
     for section, group in groupby(findings, key=lambda finding: finding.section):

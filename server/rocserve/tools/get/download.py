@@ -223,21 +223,17 @@ class _Download:
 
     def run(self) -> None:
         """Raises: SourceFailed, OSError."""
-        has_begun_before = self.part.tell() > 0
-        while (digest := self._completed()) != self.file.sha256:
-            clear(self.part)
-            if not has_begun_before:
-                raise SourceFailed(f"its bytes are not the right ones: SHA-256 {digest}, expected {self.file.sha256}")
-            # The beginning may be of another time or another address.
-            self.progress.note("what an earlier download left is not of this file; beginning anew")
-            has_begun_before = False
-
-    def _completed(self) -> str:
-        """The digest of the file once all of it is there."""
-        attempts = 0
+        has_begun_before, attempts = self.part.tell() > 0, 0
         while (before := self.part.tell()) < self.file.size:
             try:
-                self._fetch()
+                for block in self._blocks():
+                    if self.part.tell() + len(block) > self.file.size:
+                        clear(self.part)
+                        raise SourceFailed(f"it goes on after the {self.file.size} bytes that were expected")
+                    self.part.write(block)
+                    self.progress.at(self.part.tell())
+                if (done := self.part.tell()) < self.file.size:
+                    raise Interrupted(f"the connection ended after {done} of {self.file.size} bytes")
             except Interrupted as interruption:
                 done = self.part.tell()
                 attempts = 1 if done > before else attempts + 1
@@ -246,18 +242,15 @@ class _Download:
                 self.progress.note(f"{interruption}; trying again from byte {done}")
                 time.sleep(self.patience.first_pause * 2 ** (attempts - 1))
         self.part.seek(0)
-        return hashlib.file_digest(self.part, "sha256").hexdigest()
-
-    def _fetch(self) -> None:
-        """Take what one connection gives. Raises: Interrupted, SourceFailed, OSError."""
-        for block in self._blocks():
-            if self.part.tell() + len(block) > self.file.size:
-                clear(self.part)
-                raise SourceFailed(f"it goes on after the {self.file.size} bytes that were expected")
-            self.part.write(block)
-            self.progress.at(self.part.tell())
-        if (done := self.part.tell()) < self.file.size:
-            raise Interrupted(f"the connection ended after {done} of {self.file.size} bytes")
+        digest = hashlib.file_digest(self.part, "sha256").hexdigest()
+        if digest == self.file.sha256:
+            return
+        clear(self.part)
+        if not has_begun_before:
+            raise SourceFailed(f"its bytes are not the right ones: SHA-256 {digest}, expected {self.file.sha256}")
+        # The beginning may be of another time or another address.
+        self.progress.note("what an earlier download left is not of this file; beginning anew")
+        self.run()
 
     def _blocks(self) -> Iterator[bytes]:
         """Of one connection. Raises: Interrupted: what may pass. SourceFailed: what will not."""

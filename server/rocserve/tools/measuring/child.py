@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
 from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
@@ -31,8 +33,7 @@ from rocserve.tools.measuring.process import (
     Order,
     TorchModule,
     WorkerEngine,
-    inputs_of,
-    save_outputs,
+    random_inputs,
 )
 
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
@@ -139,20 +140,19 @@ def main(answers: int, parent_pipe: int) -> None:
     run: Run | None = None
     with open(_STANDARD_INPUT, "rb") as orders, os.fdopen(answers, "wb", buffering=0) as writing:
         for line in orders:
-            order = from_json(Order, line)
+            asked = from_json(Order, line).asked
+            given: Opened | Measured | str
             try:
-                if order.engine is not None:
-                    asked = order.engine
-                    opened, run = _open_torch(asked) if isinstance(asked, TorchModule) else _open_worker_engine(asked)
-                    answer = Answer(opened=opened)
+                if isinstance(asked, Measure):
+                    assert run is not None, "it is opened before"
+                    given = measure(run, asked)
                 else:
-                    assert run is not None and order.measure is not None, "it is opened before"
-                    answer = Answer(measured=measure(run, order.measure))
+                    given, run = _open_torch(asked) if isinstance(asked, TorchModule) else _open_worker_engine(asked)
             except ServeError as error:
-                answer = Answer(failure=error.text)
+                given = error.text
             except Exception as error:
-                answer = Answer(failure=f"{type(error).__name__}: {error}")
-            writing.write(to_json(answer) + b"\n")
+                given = f"{type(error).__name__}: {error}"
+            writing.write(to_json(Answer(given)) + b"\n")
     os.close(held)
 
 
@@ -160,38 +160,39 @@ def measure(run: Run, order: Measure) -> Measured:
     """Time runs as the order says."""
     inputs = _inputs(order.inputs, order.data_file)
     if order.outputs_file:
-        save_outputs(order.outputs_file, run(inputs))
+        outputs = map(np.asarray, run(inputs))
+        np.savez(order.outputs_file, *(output for output in outputs if output.dtype.kind in "biuf"))
     time.sleep(max(0.0, order.begin_at - time.monotonic()))
     begun = time.monotonic()
+    gate = threading.Barrier(order.threads)
+
+    def timed_runs() -> list[float]:
+        gate.wait()
+        latencies: list[float] = []
+        end = begun + order.seconds
+        while len(latencies) < order.repeats or time.monotonic() < end:
+            before = time.perf_counter()
+            run(inputs)
+            latencies.append(time.perf_counter() - before)
+        return latencies
+
     if order.threads == 1:
-        latencies = _timed_runs(run, inputs, order, begun)
+        latencies = timed_runs()
     else:
-        gate = threading.Barrier(order.threads)
-
-        def gated_runs() -> list[float]:
-            gate.wait()
-            return _timed_runs(run, inputs, order, begun)
-
         with ThreadPoolExecutor(order.threads) as pool:
-            runs = [pool.submit(gated_runs) for _ in range(order.threads)]
+            runs = [pool.submit(timed_runs) for _ in range(order.threads)]
             latencies = [latency for one in runs for latency in one.result()]
     return Measured(tuple(latencies), time.monotonic() - begun)
 
 
 @lru_cache(maxsize=1)
 def _inputs(inputs: tuple[MeasuredInput, ...], data_file: str) -> Mapping[str, Array]:
-    """Made for the warm-up, and there when it is time to begin."""
-    return inputs_of(inputs, data_file)
-
-
-def _timed_runs(run: Run, inputs: Mapping[str, Array], order: Measure, begun: float) -> list[float]:
-    latencies: list[float] = []
-    end = begun + order.seconds
-    while len(latencies) < order.repeats or time.monotonic() < end:
-        before = time.perf_counter()
-        run(inputs)
-        latencies.append(time.perf_counter() - before)
-    return latencies
+    """Those of an .npz file, which lacks the inputs on which no output depends; "" = random ones. Made for the
+    warm-up, and there when it is time to begin."""
+    if not data_file:
+        return random_inputs(inputs)
+    with np.load(data_file, allow_pickle=False) as file:
+        return {one.name: np.ascontiguousarray(file[one.name]) for one in inputs if one.name in file}
 
 
 if __name__ == "__main__":

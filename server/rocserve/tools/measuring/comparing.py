@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
@@ -42,40 +42,17 @@ class Difference:
     """The share of rows whose largest element is at the same place; None where rows have one element only."""
 
 
-def difference(pairs: Iterable[tuple[Array, Array]]) -> Difference:
-    """Of (result, reference) pairs, each of the same shape; the first dimension counts rows. Raises: ValueError: there
-    is no pair, or one whose shapes differ."""
-    results, references = [], []
-    for result, reference in pairs:
-        if result.shape != reference.shape:
-            raise ValueError(f"shapes differ: {list(result.shape)} and {list(reference.shape)}")
-        rows = reference.shape[0] if reference.ndim > 1 else 1
-        results.append(result.astype(np.float64).reshape(rows, -1))
-        references.append(reference.astype(np.float64).reshape(rows, -1))
-    if not results:
-        raise ValueError("nothing to compare")
+def difference(results: Sequence[Array], references: Sequence[Array]) -> Difference:
+    """Of as many of both, each pair of one shape; the first dimension counts rows."""
+    sides = [
+        [one.astype(np.float64).reshape(one.shape[0] if one.ndim > 1 else 1, -1) for one in side]
+        for side in (results, references)
+    ]
     top1 = None
-    if any(rows.shape[1] > 1 for rows in references):
-        best = (np.concatenate([rows.argmax(axis=1) for rows in side]) for side in (results, references))
+    if any(rows.shape[1] > 1 for rows in sides[1]):
+        best = (np.concatenate([rows.argmax(axis=1) for rows in side]) for side in sides)
         top1 = float(np.mean(np.equal(*best)))
-    given, expected = (np.concatenate([rows.ravel() for rows in side]) for side in (results, references))
-    return Difference(*_figures(given, expected), top1)
-
-
-def worst(differences: Sequence[Difference]) -> Difference:
-    """Of several outputs: of each figure the one that is furthest from agreement."""
-    top1 = [one.top1 for one in differences if one.top1 is not None]
-    return Difference(
-        largest=max(one.largest for one in differences),
-        mean=max(one.mean for one in differences),
-        relative=max(one.relative for one in differences),
-        cosine=min(one.cosine for one in differences),
-        top1=min(top1) if top1 else None,
-    )
-
-
-def _figures(given: Array, expected: Array) -> tuple[float, float, float, float]:
-    """The first four of a Difference."""
+    given, expected = (np.concatenate([rows.ravel() for rows in side]) for side in sides)
     norms = float(np.linalg.norm(given) * np.linalg.norm(expected))
     if np.array_equal(given, expected, equal_nan=True):
         cosine = 1.0
@@ -89,10 +66,22 @@ def _figures(given: Array, expected: Array) -> tuple[float, float, float, float]
         distance = np.where(same, 0.0, np.abs(given - expected))
     distance = np.where(np.isnan(distance), np.inf, distance)
     if not distance.size:
-        return 0.0, 0.0, 0.0, cosine
+        return Difference(0.0, 0.0, 0.0, cosine, top1)
     norm, scale = float(np.linalg.norm(distance)), float(np.linalg.norm(expected[np.isfinite(expected)]))
     relative = norm / scale if scale else (0.0 if norm == 0 else float("inf"))
-    return float(distance.max()), float(distance.mean()), relative, cosine
+    return Difference(float(distance.max()), float(distance.mean()), relative, cosine, top1)
+
+
+def worst(differences: Sequence[Difference]) -> Difference:
+    """Of several outputs: of each figure the one that is furthest from agreement."""
+    top1 = [one.top1 for one in differences if one.top1 is not None]
+    return Difference(
+        largest=max(one.largest for one in differences),
+        mean=max(one.mean for one in differences),
+        relative=max(one.relative for one in differences),
+        cosine=min(one.cosine for one in differences),
+        top1=min(top1) if top1 else None,
+    )
 
 
 Inputs = Mapping[int, tuple[MeasuredInput, ...]]
@@ -186,7 +175,7 @@ class Comparison:
             shapes, expected = ([list(output.shape) for run in side for output in run] for side in (given, reference))
             if shapes == expected:
                 by_output = zip(zip(*given, strict=True), zip(*reference, strict=True), strict=True)
-                differences[name] = tuple(difference(zip(*runs, strict=True)) for runs in by_output)
+                differences[name] = tuple(difference(*sides) for sides in by_output)
             else:
                 failures[name] = f"{name}: answers with outputs of shapes {shapes}, not {expected}"
         orders = {name: order for name, order in orders.items() if name not in failures}

@@ -80,7 +80,7 @@ class Measure:
     threads: int = 1
     """How many run it at once."""
     outputs_file: str = ""
-    """Where the outputs of one more run go (.npz: output_0, output_1 ...); "" = nowhere."""
+    """Where the outputs of one more run go (.npz, in the model's order, without texts); "" = nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +101,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One of the two, a line of JSON to the process."""
+    """A line of JSON to the process: an engine to be opened, or what is to be run in it."""
 
-    engine: WorkerEngine | TorchModule | None = None
-    """To be opened."""
-    measure: Measure | None = None
+    asked: Engine | Measure
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One of the three, a line back."""
+    """A line back; a text says why it failed."""
 
-    opened: Opened | None = None
-    measured: Measured | None = None
-    failure: str = ""
+    given: Opened | Measured | str
 
 
 def random_inputs(inputs: Sequence[MeasuredInput], seed: int = 0) -> dict[str, Array]:
@@ -131,24 +127,9 @@ def random_inputs(inputs: Sequence[MeasuredInput], seed: int = 0) -> dict[str, A
     return made
 
 
-def inputs_of(inputs: Sequence[MeasuredInput], data_file: str) -> Mapping[str, Array]:
-    """Those of an .npz file, which lacks the inputs on which no output depends; "" = random ones."""
-    if not data_file:
-        return random_inputs(inputs)
-    with np.load(data_file, allow_pickle=False) as file:
-        return {one.name: np.ascontiguousarray(file[one.name]) for one in inputs if one.name in file}
-
-
-def save_outputs(path: str, outputs: Sequence[Array]) -> None:
-    """As output_0, output_1, ... in the model's order; those that are text are left out."""
-    numbers = [output for output in map(np.asarray, outputs) if output.dtype.kind in "biuf"]
-    named: dict[str, Any] = {f"output_{number}": output for number, output in enumerate(numbers)}
-    np.savez(path, **named)
-
-
 def read_outputs(path: str) -> list[Array]:
     with np.load(path, allow_pickle=False) as file:
-        return [file[f"output_{number}"] for number in range(len(file.files))]
+        return list(file.values())
 
 
 _CHILD = "rocserve.tools.measuring.child"
@@ -180,29 +161,25 @@ class MeasuringProcess:
 
     def open(self, engine: Engine) -> Opened:
         """Load the model. Raises: ServeError: it cannot be had or cannot load the model, with the reason."""
-        self.send(Order(engine=engine))
-        opened = self.answer().opened
-        assert opened is not None
+        self.send(engine)
+        opened = self.answer()
+        assert isinstance(opened, Opened)
         return opened
 
     def measure(self, order: Measure) -> Measured:
         """Raises: ServeError: a run failed."""
-        self.send(Order(measure=order))
-        return self.measured()
-
-    def measured(self) -> Measured:
-        """The answer to the order that was sent. Raises: ServeError."""
-        measured = self.answer().measured
-        assert measured is not None
+        self.send(order)
+        measured = self.answer()
+        assert isinstance(measured, Measured)
         return measured
 
-    def send(self, order: Order) -> None:
+    def send(self, asked: Engine | Measure) -> None:
         try:
-            self._process.send(to_json(order))
+            self._process.send(to_json(Order(asked)))
         except BrokenPipeError:
             raise unavailable(f"{self.title}: {self._end()}") from None
 
-    def answer(self) -> Answer:
+    def answer(self) -> Opened | Measured:
         """The next one. Raises: ServeError: it is that something failed, or there will be none."""
         poll = select.poll()
         poll.register(self._process.replies, select.POLLIN)
@@ -220,10 +197,10 @@ class MeasuringProcess:
                 self._lines += lines
         # What engines write is in memory until it is taken, and they may write much.
         self._process.output.take_lines()
-        answer = from_json(Answer, self._lines.pop(0))
-        if answer.failure:
-            raise unavailable(f"{self.title}: {answer.failure}")
-        return answer
+        given = from_json(Answer, self._lines.pop(0)).given
+        if isinstance(given, str):
+            raise unavailable(f"{self.title}: {given}")
+        return given
 
     def _end(self) -> str:
         status = self._process.wait()
@@ -246,17 +223,9 @@ class LatencySummary:
 
 
 def summarise(seconds: Sequence[float]) -> LatencySummary:
-    milliseconds = np.asarray(seconds, dtype=np.float64) * 1e3
-    p50, p95, p99 = (float(value) for value in np.percentile(milliseconds, (50, 95, 99)))
-    return LatencySummary(
-        runs=len(seconds),
-        min=float(milliseconds.min()),
-        mean=float(milliseconds.mean()),
-        p50=p50,
-        p95=p95,
-        p99=p99,
-        std=float(milliseconds.std()),
-    )
+    values = np.asarray(seconds, dtype=np.float64) * 1e3
+    figures = (values.min(), values.mean(), *np.percentile(values, (50, 95, 99)), values.std())
+    return LatencySummary(len(seconds), *map(float, figures))
 
 
 _ROUNDS = 5

@@ -7,7 +7,6 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -114,22 +113,6 @@ _COUNT_BYTES = 8
 _DATATYPES = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
 
 
-@dataclass(frozen=True, slots=True)
-class _Storage:
-    key: str
-    datatype: np.dtype[Any]
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    storage: _Storage
-    offset: int
-    shape: Sequence[int]
-    steps: Sequence[int]
-    """Elements from one to the next along each dimension."""
-
-
 def read_torch_weights(file: IO[bytes]) -> Mapping[str, NDArray[Any]]:
     """The tensors by their names. Raises: GetError: it is no such file, or holds something else."""
     try:
@@ -137,38 +120,42 @@ def read_torch_weights(file: IO[bytes]) -> Mapping[str, NDArray[Any]]:
             raise GetError("the weights are not in PyTorch's format up to version 1.5")
         if not _Unpickler(file).load()["little_endian"]:
             raise GetError("the weights were written by a machine that is not little-endian")
-        tensors: Mapping[str, _Tensor] = _Unpickler(file).load()
-        keys: list[str] = _Unpickler(file).load()
-        storages = {tensor.storage.key: tensor.storage for tensor in tensors.values()}
-        contents = {}
-        for key in keys:
-            count, datatype = storages[key].count, storages[key].datatype
-            if int.from_bytes(file.read(_COUNT_BYTES), "little") != count:
+        reader = _Unpickler(file)
+        tensors: _Weights = reader.load()
+        for key in _Unpickler(file).load():
+            storage = reader.storages[key]
+            if int.from_bytes(file.read(_COUNT_BYTES), "little") != storage.size:
                 raise ValueError("a tensor has another size than is said of it")
-            contents[key] = np.frombuffer(file.read(count * datatype.itemsize), datatype, count)
+            storage[:] = np.frombuffer(file.read(storage.nbytes), storage.dtype)
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise GetError(f"the weights cannot be read ({type(error).__name__}: {error})") from None
-    return {name: _cut(contents[tensor.storage.key], tensor) for name, tensor in tensors.items()}
+    return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
 
 
-def _cut(content: NDArray[Any], tensor: _Tensor) -> NDArray[Any]:
-    last = tensor.offset + sum((side - 1) * step for side, step in zip(tensor.shape, tensor.steps, strict=True))
-    if min((*tensor.steps, tensor.offset, last)) < 0 or last >= content.size:
+def _tensor(storage: NDArray[Any], offset: int, shape: Sequence[int], steps: Sequence[int], *_: Any) -> NDArray[Any]:
+    """A view on a storage. `steps`: the elements from one to the next along each dimension."""
+    last = offset + sum((side - 1) * step for side, step in zip(shape, steps, strict=True))
+    if min((*steps, offset, last)) < 0 or last >= storage.size:
         raise GetError("the weights cannot be read (a tensor reaches beyond its bytes)")
-    steps = [step * content.itemsize for step in tensor.steps]
-    return np.ascontiguousarray(np.lib.stride_tricks.as_strided(content[tensor.offset :], tensor.shape, steps))
+    return np.lib.stride_tricks.as_strided(storage[offset:], shape, [step * storage.itemsize for step in steps])
 
 
 class _Unpickler(pickle.Unpickler):
+    """Its tensors are views on `storages`, whose bytes come later in the file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self.storages: dict[str, NDArray[Any]] = {}
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return lambda storage, offset, shape, steps, *_: _Tensor(storage, offset, shape, steps)
+            return _tensor
         if module == "torch" and name in _DATATYPES:
             return _DATATYPES[name]
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of weights")
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Any) -> NDArray[Any]:
         _, datatype, key, _, count, _ = pid
-        return _Storage(key, datatype, count)
+        return self.storages.setdefault(key, np.zeros(count, datatype))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 
@@ -24,7 +25,6 @@ from rocserve.tools.measuring.process import (
     Measure,
     Measured,
     MeasuringProcess,
-    Order,
     Timing,
     summarise,
 )
@@ -47,23 +47,16 @@ class Measurement:
     """Rows a second, of all instances together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    measurement: Measurement
-    reason: str
-    """Goes on after "recommended: batch size 8, 2 instances, "."""
-
-
-def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | None) -> Recommendation:
-    """With a budget: the highest throughput whose 95th percentile is within it. Without: the knee. Raises: ValueError:
-    nothing was measured, or nothing is within the budget."""
+def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | None) -> tuple[Measurement, str]:
+    """The best, and why it is. With a budget: the highest throughput whose 95th percentile is within it. Without: the
+    knee. Raises: ValueError: nothing was measured, or nothing is within the budget."""
     if not measurements:
         raise ValueError("nothing was measured")
     if latency_budget_ms is None:
         best = knee(measurements)
         if best.throughput == max(one.throughput for one in measurements):
-            return Recommendation(best, "the highest throughput; no lower latency is worth what it costs of it")
-        return Recommendation(best, "the knee of the curve: more throughput costs more in latency than it brings")
+            return best, "the highest throughput; no lower latency is worth what it costs of it"
+        return best, "the knee of the curve: more throughput costs more in latency than it brings"
     within = [one for one in measurements if one.latency.p95 <= latency_budget_ms]
     if not within:
         fastest = min(measurements, key=lambda one: one.latency.p95)
@@ -72,7 +65,7 @@ def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | No
             f" of {setting(fastest)}"
         )
     best = max(within, key=lambda one: (one.throughput, -one.latency.p95))
-    return Recommendation(best, f"the highest throughput with a p95 latency within {latency_budget_ms:g} ms")
+    return best, f"the highest throughput with a p95 latency within {latency_budget_ms:g} ms"
 
 
 def front(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -110,20 +103,14 @@ _HEAD_START_SECONDS = 0.05
 """From the order to begin to the beginning, so that all begin together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    description: str
-    """What ran it: "MIGraphX 2.14.0 (c_api)"."""
-    measurements: tuple[Measurement, ...]
-    failures: tuple[str, ...]
-    """Of settings that could not be measured."""
-
-
-def _sweep(model: ToolModel, engine: str, options: TuneOptions, progress: ToolProgress, log: logging.Logger) -> Sweep:
-    """Raises: ServeError: the engine cannot be opened for one instance."""
+def _sweep(
+    model: ToolModel, engine: str, options: TuneOptions, progress: ToolProgress, log: logging.Logger
+) -> tuple[str, list[Measurement], list[str]]:
+    """What ran it ("MIGraphX 2.14.0 (c_api)"), the measurements, and why others could not be made. Raises: ServeError:
+    the engine cannot be opened for one instance."""
     found: list[Measurement] = []
     failures: list[str] = []
-    description, candidate = "", None
+    description, candidate, timing = "", None, options.timing
     for count in sorted(options.instances):
         # MIGraphX's programs are the same for any number of processes.
         if candidate is None or engine != MIGRAPHX:
@@ -138,36 +125,26 @@ def _sweep(model: ToolModel, engine: str, options: TuneOptions, progress: ToolPr
                 progress.steps(len(inputs))
                 for batch_size, measured in inputs.items():
                     progress.report(f"timing batch size {batch_size}, {counted(count)}")
-                    order = Measure(measured, threads=of_each)
-                    found.append(_measured(processes, order, batch_size, count, options.timing))
+                    if timing.warm_up:
+                        _all(processes, Measure(measured, repeats=timing.warm_up, threads=of_each))
+                    order = Measure(measured, "", timing.repeats, timing.seconds, threads=of_each)
+                    begin_at = time.monotonic() + _HEAD_START_SECONDS
+                    results = _all(processes, replace(order, begin_at=begin_at))
+                    latency = summarise([latency for result in results for latency in result.latencies])
+                    rate = sum(len(result.latencies) / result.elapsed for result in results)
+                    found.append(Measurement(batch_size, count, latency, rate * max(1, batch_size)))
                     progress.done()
         except ServeError as error:
             if not found:
                 raise
             failures.append(f"{counted(count)}: {error.text}")
-    return Sweep(description, tuple(found), tuple(failures))
-
-
-def _measured(
-    processes: Sequence[MeasuringProcess], order: Measure, batch_size: int, number: int, timing: Timing
-) -> Measurement:
-    if timing.warm_up:
-        _all(processes, replace(order, repeats=timing.warm_up))
-    begin_at = time.monotonic() + _HEAD_START_SECONDS
-    results = _all(processes, replace(order, repeats=timing.repeats, seconds=timing.seconds, begin_at=begin_at))
-    rows = max(1, batch_size)
-    return Measurement(
-        batch_size=batch_size,
-        instances=number,
-        latency=summarise([latency for result in results for latency in result.latencies]),
-        throughput=sum(len(result.latencies) * rows / result.elapsed for result in results),
-    )
+    return description, found, failures
 
 
 def _all(processes: Sequence[MeasuringProcess], order: Measure) -> list[Measured]:
     for process in processes:
-        process.send(Order(measure=order))
-    return [process.measured() for process in processes]
+        process.send(order)
+    return [cast(Measured, process.answer()) for process in processes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +165,6 @@ class TuneOptions:
     json: bool = flag(False, SWITCH, "print JSON")
 
 
-@dataclass(frozen=True, slots=True)
-class TuneResult:
-    model: str
-    engine: str
-    description: str
-    measurements: tuple[Measurement, ...]
-    recommended: Measurement
-    reason: str
-
-
 def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logger) -> int:
     """The exit status: 1 when a setting could not be measured. Raises: ServeError: the model cannot be measured at all,
     nothing is within the budget, or the result cannot be written."""
@@ -214,51 +181,57 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
             raise invalid_argument(f"--plot: the folder {options.plot.absolute().parent} does not exist")
     engine = main_engine(model, options.engine)
     with ToolProgress() as progress:
-        swept = _sweep(model, engine, options, progress, log)
+        description, measurements, failures = _sweep(model, engine, options, progress, log)
+    title = f"{model.source.name} on {description}"
     try:
-        best = recommend(swept.measurements, options.latency_budget_ms)
+        best, reason = recommend(measurements, options.latency_budget_ms)
     except ValueError as error:
-        _print_table(model, swept, None, out)
+        _print_table(title, measurements, None, out)
         raise invalid_argument(str(error)) from None
     if options.json:
-        result = TuneResult(
-            model.source.name, engine, swept.description, swept.measurements, best.measurement, best.reason
-        )
+        result = {
+            "model": model.source.name,
+            "engine": engine,
+            "description": description,
+            "measurements": measurements,
+            "recommended": best,
+            "reason": reason,
+        }
         say(out, to_json(result).decode())
     else:
-        _print_table(model, swept, best, out)
-        say(out, f"recommended: {setting(best.measurement)}, {best.reason}")
-    for failure in swept.failures:
+        _print_table(title, measurements, best, out)
+        say(out, f"recommended: {setting(best)}, {reason}")
+    for failure in failures:
         complain(f"rocserve tune: {failure}")
     if options.plot is not None:
         from rocserve.tools.tune.plot import draw
 
-        title = f"{model.source.name} on {swept.description}"
-        draw(swept.measurements, best.measurement, title, options.latency_budget_ms, options.plot)
+        draw(measurements, best, title, options.latency_budget_ms, options.plot)
         if not options.json:
             say(out, f"curve: {options.plot}")
     if path is not None:
-        _write(path, model, engine, swept, best.measurement, out)
-    return 1 if swept.failures else 0
+        _write(path, model, engine, measurements, best, out)
+    return 1 if failures else 0
 
 
-def _print_table(model: ToolModel, swept: Sweep, best: Recommendation | None, out: Console) -> None:
+def _print_table(title: str, measurements: Sequence[Measurement], best: Measurement | None, out: Console) -> None:
     rows: list[Sequence[str]] = [
         (
             str(one.instances),
             str(one.batch_size or "-"),
             *latency_cells(one.latency, one.throughput),
-            "<- recommended" if best is not None and one is best.measurement else "",
+            "<- recommended" if one is best else "",
         )
-        for one in swept.measurements
+        for one in measurements
     ]
-    columns = ("instances", "batch", *LATENCY_COLUMNS, "")
-    show(out, table(f"{model.source.name} on {swept.description}", columns, rows, left=0))
+    show(out, table(title, ("instances", "batch", *LATENCY_COLUMNS, ""), rows, left=0))
 
 
-def _write(path: Path, model: ToolModel, engine: str, swept: Sweep, best: Measurement, out: Console) -> None:
+def _write(
+    path: Path, model: ToolModel, engine: str, measurements: Sequence[Measurement], best: Measurement, out: Console
+) -> None:
     parameters = model.source.config.parameters
-    sizes = sorted({one.batch_size for one in swept.measurements if 0 < one.batch_size <= best.batch_size})
+    sizes = sorted({one.batch_size for one in measurements if 0 < one.batch_size <= best.batch_size})
     is_one_program = parameters.get("dynamic_batch", "").lower() in ("true", "1")
     compiled_ahead = engine in (MIGRAPHX, MIGRAPHX_ONNX.name) and not is_one_program
     choice = ServingChoice(best.instances, best.batch_size, tuple(sizes) if compiled_ahead else ())
