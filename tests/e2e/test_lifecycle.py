@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +12,6 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from support.certificates import make_authority
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop, slow_sum
 from support.waiting import wait_until
@@ -181,42 +179,6 @@ def test_a_gpu_is_never_replaced_by_the_cpu_unasked(serve, repository: Path):
     wait_until(lambda: client.is_model_ready("lenient"), "the model that accepts the CPU")
     reasons = {row.name: row.reason for row in client.get_model_repository_index().models}
     assert "kind KIND_GPU but no GPUs are available" in reasons["strict"]
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of this test")
-def test_mutual_tls(serve, repository: Path, tmp_path: Path):
-    drop(repository, "a", add_constant(1.0))
-    ours = make_authority(tmp_path / "ours")
-    server = serve(
-        repository,
-        flags=(
-            "--grpc-use-ssl-mutual=true",
-            f"--grpc-server-cert={ours.certificate}",
-            f"--grpc-server-key={ours.key}",
-            f"--grpc-root-cert={ours.root}",
-        ),
-    )
-    shown = {"private_key": str(ours.key), "certificate_chain": str(ours.certificate)}
-
-    def client(**certificates: str) -> triton.InferenceServerClient:
-        arguments = [("grpc.ssl_target_name_override", "localhost")]
-        return triton.InferenceServerClient(
-            server.address, ssl=True, root_certificates=str(ours.root), channel_args=arguments, **certificates
-        )
-
-    trusted = client(**shown)
-    wait_until(lambda: trusted.is_model_ready("a"))
-    assert ask(trusted, "a") == [2.0, 3.0]
-    with pytest.raises(InferenceServerException):
-        ask(client(), "a")
-    files = (f"--root-cert={ours.root}", f"--client-cert={ours.certificate}", f"--client-key={ours.key}")
-    url = f"--url=localhost:{server.port}"
-    shown_status = rocserve("status", "--once", url, *files)
-    assert shown_status.returncode == 0, shown_status.stderr
-    assert "READY" in shown_status.stdout
-    refused = rocserve("status", "--once", url)
-    assert refused.returncode == 1
-    assert "does it want TLS?" in refused.stderr
 
 
 def test_a_taken_port_is_said(serve, repository: Path):

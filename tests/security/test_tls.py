@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
@@ -25,6 +26,8 @@ from support.waiting import wait_until
 
 ALL_PORTS = ("--grpc-use-ssl", "--http-use-ssl", "--metrics-use-ssl", *METRICS)
 ALL_MUTUAL = ("--grpc-use-ssl-mutual", "--http-use-ssl-mutual", "--metrics-use-ssl-mutual", *METRICS)
+
+LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,18 @@ def get(port: int, path: str, trusted: Authority, shown: Authority | None) -> in
         connection.close()
 
 
+def grpc_is_served(served: Served, trusted: Authority, shown: Authority | None) -> bool:
+    pair = () if shown is None else (shown.key.read_bytes(), shown.certificate.read_bytes())
+    credentials = grpc.ssl_channel_credentials(trusted.root.read_bytes(), *pair)
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    with grpc.secure_channel(f"localhost:{served.server.port}", credentials, options) as channel:
+        try:
+            return bool(channel.unary_unary(LIVE)(b"", timeout=10))
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            return False
+
+
 def is_mutual(served: Served) -> bool:
     return "--http-use-ssl-mutual" in served.server._command
 
@@ -104,6 +119,8 @@ def test_who_trusts_the_certificate_is_served(served: Served, ours: Authority, t
         assert get(port, path, ours, ours) == 200
         with pytest.raises(ssl.SSLCertVerificationError):
             get(port, path, theirs, ours)
+    assert grpc_is_served(served, ours, ours)
+    assert not grpc_is_served(served, theirs, ours)
 
 
 def test_clients_without_or_with_a_foreign_certificate(served: Served, ours: Authority, theirs: Authority) -> None:
@@ -115,15 +132,25 @@ def test_clients_without_or_with_a_foreign_certificate(served: Served, ours: Aut
                     get(port, path, ours, shown)
             else:
                 assert get(port, path, ours, shown) == 200
+    assert [grpc_is_served(served, ours, shown) for shown in (None, theirs)] == [not is_mutual(served)] * 2
 
 
-def test_plain_http_is_not_answered(served: Served) -> None:
+def test_nothing_is_answered_without_tls(served: Served) -> None:
     for port, path in ports(served):
         connection = http.client.HTTPConnection("localhost", port, timeout=10)
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             connection.request("GET", path)
             connection.getresponse()
         connection.close()
+    status = subprocess.run(
+        [sys.executable, "-m", "rocserve.cli", "status", "--once", f"--url=localhost:{served.server.port}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert status.returncode == 1
+    assert "does it want TLS?" in status.stderr
 
 
 def test_triton_s_client_over_https(served: Served, ours: Authority) -> None:
@@ -191,16 +218,30 @@ def test_handshakes_that_never_end_keep_nobody_out(served: Served, ours: Authori
 def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_not(
     served: Served, ours: Authority, theirs: Authority
 ) -> None:
+    pair = (ours.root.read_bytes(), ours.key.read_bytes(), ours.certificate.read_bytes())
+    channel = grpc.secure_channel(
+        f"localhost:{served.server.port}",
+        grpc.ssl_channel_credentials(*pair),
+        (("grpc.use_local_subchannel_pool", 1),),
+    )
+    live = channel.unary_unary(LIVE)
+    assert live(b"", timeout=10)
     open_connection = http.client.HTTPSConnection(
         "localhost", served.server.http_port, timeout=10, context=trusting(ours, ours)
     )
     open_connection.request("GET", "/v2/health/live")
     assert open_connection.getresponse().read() == b'{"live":true}'
     try:
-        # A certificate without its key: the earlier pair goes on.
-        shutil.copy(theirs.certificate, served.files.certificate)
-        for port, path in ports(served):
-            assert get(port, path, ours, ours) == 200
+        # A certificate without its key, none, and what is no certificate: the earlier pair goes on.
+        for break_one in (
+            lambda: shutil.copy(theirs.certificate, served.files.certificate),
+            served.files.key.unlink,
+            lambda: served.files.certificate.write_text("no certificate"),
+        ):
+            break_one()
+            for port, path in ports(served):
+                assert get(port, path, ours, ours) == 200
+            assert grpc_is_served(served, ours, ours)
         assert "cannot be used" in served.server.log_text
         put(theirs, served.files)
         for port, path in ports(served):
@@ -210,10 +251,15 @@ def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_n
             if is_mutual(served):
                 with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
                     get(port, path, theirs, ours)
+        assert grpc_is_served(served, theirs, theirs)
+        assert not grpc_is_served(served, ours, theirs)
+        assert grpc_is_served(served, theirs, ours) is not is_mutual(served)
         open_connection.request("GET", "/v2/health/live")
         assert open_connection.getresponse().status == 200
+        assert live(b"", timeout=10)
     finally:
         open_connection.close()
+        channel.close()
         put(ours, served.files)
     assert get(served.server.http_port, "/v2/health/live", ours, ours) == 200
 

@@ -36,19 +36,6 @@ def test_a_message_comes_back_whole(serve: Any, size: int) -> None:
     assert serve(one(echo)).unary()(message, timeout=30) == message
 
 
-async def test_the_asyncio_client_is_served(serve: Any) -> None:
-    served = serve(one(echo))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
-        assert await channel.unary_unary(UNARY)(b"hello", timeout=10) == b"hello"
-
-
-def test_many_calls_at_once_get_their_own_answers(serve: Any) -> None:
-    unary = serve(one(echo)).unary()
-    messages = [str(number).encode() for number in range(500)]
-    futures = [unary.future(message, timeout=30) for message in messages]
-    assert [future.result() for future in futures] == messages
-
-
 def test_method_and_peer_are_known(serve: Any) -> None:
     served = serve(one(lambda call: call.reply(f"{call.method} {call.peer}".encode())))
     method, peer = served.unary()(b"", timeout=10).decode().split(" ")

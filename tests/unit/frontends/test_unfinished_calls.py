@@ -134,16 +134,6 @@ def test_calls_that_wait_for_their_clients_are_none_of_those_in_flight(serve: An
         assert served.unary(UNARY)(b"x", timeout=10) == b"x"
 
 
-@pytest.mark.long
-def test_a_message_has_its_time(serve: Any) -> None:
-    served = serve(Routes().table(), waiting=WaitingLimits(message_seconds=1.0))
-    with Http2Connection(served.port) as connection:
-        half, stream = connection.begin(UNARY, prefixed(b"whole")[:6]), connection.begin(STREAM)
-        [answer] = connection.wait(half)
-        assert answer.status == StatusCode.DEADLINE_EXCEEDED
-        assert connection.answers[stream].status is None
-
-
 def test_what_an_ended_call_still_sends_goes_nowhere(serve: Any) -> None:
     served = serve(Routes().table(), waiting=WaitingLimits(message_seconds=0.5))
     with Http2Connection(served.port) as connection:

@@ -94,18 +94,6 @@ async def test_the_end_waits_no_longer_than_it_may() -> None:
     writer.close()
 
 
-async def test_a_client_that_goes_away_cancels_its_request() -> None:
-    gate = Gate()
-    listener = HttpListener(gate.answer, LOG)
-    port = await listen(listener)
-    _, writer = await ask(port, b"wait")
-    await asyncio.sleep(0.1)
-    writer.close()
-    async with asyncio.timeout(10):
-        await gate.cancelled.wait()
-    await listener.stop(0)
-
-
 async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     refused = asyncio.Event()
 

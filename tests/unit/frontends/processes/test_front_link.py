@@ -312,14 +312,6 @@ def test_errors_many_answers_and_ends(ends: Ends) -> None:
     assert not single.responses
 
 
-def test_a_client_that_leaves_is_told_of(ends: Ends) -> None:
-    client = ends.ask(request_of("never"))
-    assert client.watched.wait(10)
-    assert client.on_leave is not None
-    ends.front.call_soon(client.on_leave)
-    assert ends.service.left.wait(10)
-
-
 def test_when_the_front_goes_its_requests_are_cancelled(ends: Ends) -> None:
     client = ends.ask(request_of("never"))
     assert client.watched.wait(10)
