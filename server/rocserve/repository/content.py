@@ -196,7 +196,8 @@ class ContentReader:
                 f"failed to load '{name}', its files cannot be put into a temporary folder: {why}"
             ) from error
         root = root or private.folder
-        return scan_model(name, private.folder, root, (root.resolve(),), self.settings.max_folder_entries), private
+        scan = ModelScan(name, private.folder, root)
+        return scan_model(scan, (root.resolve(),), self.settings.max_folder_entries), private
 
     def _request(self, scan: ModelScan, parameters: LoadParameters, name: str) -> ConfigRequest:
         """The request's configuration beside what the repository says of the model."""

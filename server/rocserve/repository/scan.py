@@ -10,7 +10,7 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -225,19 +225,12 @@ class ModelScan:
 
 
 def scan_model(
-    name: str,
-    folder: Path,
-    root: Path,
-    allowed: tuple[Path, ...],
-    most_entries: int,
-    *,
-    is_root: bool = False,
-    flat: FlatModel | None = None,
-    model_filenames: tuple[str, ...] = (),
+    model: ModelScan, allowed: tuple[Path, ...], most_entries: int, model_filenames: tuple[str, ...] = ()
 ) -> ModelScan:
-    """Scan a model's folder; `flat`: the model file lies directly in it, as version 1. Blocks on the disk. `allowed`
-    are the resolved folders that links may lead into; `most_entries` the files and folders that it may hold;
-    `model_filenames` those of all backends, for advice on what lies in the wrong place."""
+    """Scan a folder for a model, of which `model` says all but what is in it. Blocks on the disk. `allowed` are the
+    resolved folders that links may lead into; `most_entries` the files and folders that it may hold; `model_filenames`
+    those of all backends, for advice on what lies in the wrong place."""
+    folder, flat = model.folder, model.flat
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     paths = set()
     ignored = set()
@@ -267,21 +260,17 @@ def scan_model(
             f"'{folder}' holds more than {most_entries} files and folders; keep elsewhere what is no part of the model,"
             " or raise --max-folder-entries"
         )
-        return ModelScan(name, folder, root, refusal=refusal, is_root=is_root, flat=flat)
+        return replace(model, refusal=refusal)
     has_config = any(mark.path in CONFIG_FILENAMES for mark in parts["config"])
     config = summarise(parts.pop("config"))
     other = summarise(parts.pop("other", ()))
     versions = {part: summarise(marks) for part, marks in parts.items() if isinstance(part, int)}
-    return ModelScan(
-        name=name,
-        folder=folder,
-        root=root,
+    return replace(
+        model,
         config_files=config.fingerprint,
         other_files=other.fingerprint,
         versions=versions,
         refusal=config.refusal or other.refusal,
-        is_root=is_root,
-        flat=flat,
         looks_like_model=bool(versions) or has_config,
         advice=() if flat else advice_on_folder(folder, paths, versions, model_filenames),
         ignored=tuple(sorted(ignored)),

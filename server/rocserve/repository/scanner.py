@@ -106,9 +106,7 @@ class RepositoryScanner:
             return None
         # A model that a client named the file of may lie elsewhere.
         allowed = tuple(root.resolve() for root in (*self.roots, scan.root))
-        return scan_model(
-            scan.name, scan.folder, scan.root, allowed, self._most_entries, is_root=scan.is_root, flat=scan.flat
-        )
+        return scan_model(scan, allowed, self._most_entries)
 
     def _report(self, before: RepositoryScan, scan: RepositoryScan) -> None:
         for root, reason in scan.unreadable.items():
@@ -147,22 +145,20 @@ class RepositoryScanner:
         self._devices[root] = device
         if self._single is not None:
             return {scan.name: scan for scan in self._scan_single(self._single)}
+        namespace = str(root) if self._namespacing else ""
         folders = sorted(entry.name for entry in entries if is_so(entry.is_dir))
         is_flat = self._is_flat([entry.name for entry in entries])
         if is_one_model(root, folders, is_flat):
-            name, flat = printable_name(root.name), FlatModel() if is_flat else None
-            scan = scan_model(name, root, root, allowed, self._most_entries, is_root=True, flat=flat)
-            return {name: self._named(scan)}
-        found = {name: kept.get(name) or self._named(self._scan_folder(root / name, root, allowed)) for name in folders}
+            flat = FlatModel() if is_flat else None
+            model = ModelScan(printable_name(root.name), root, root, namespace=namespace, is_root=True, flat=flat)
+            return {model.name: scan_model(model, allowed, self._most_entries)}
+        found = {name: kept.get(name) or self._scan_folder(root / name, root, namespace, allowed) for name in folders}
         for entry in entries:
-            if entry.name not in found and (stray := self._scan_stray(Path(entry.path), root)):
-                found[entry.name] = self._named(stray)
+            if entry.name not in found and (stray := self._scan_stray(Path(entry.path), root, namespace)):
+                found[entry.name] = stray
         return found
 
-    def _named(self, scan: ModelScan) -> ModelScan:
-        return replace(scan, namespace=str(scan.root)) if self._namespacing else scan
-
-    def _scan_stray(self, file: Path, root: Path) -> ModelScan | None:
+    def _scan_stray(self, file: Path, root: Path, namespace: str) -> ModelScan | None:
         """What says of a model file in the repository that it is not served; None of another file."""
         filename = model_filename(file.name, self._model_filenames)
         if not filename or printable_name(file.name) != file.name:
@@ -176,6 +172,7 @@ class RepositoryScanner:
             file,
             root,
             other_files=f"{status.st_size} {status.st_mtime_ns}",
+            namespace=namespace,
             looks_like_model=False,
             is_stray=True,
             advice=(advice_on_stray(file, filename),),
@@ -195,19 +192,20 @@ class RepositoryScanner:
         flat = FlatModel(file, is_alone=bool(single.file)) if file else None
         # A file that is named may be a link, such as those of a download's cache.
         root = Path(os.path.commonpath((folder.resolve(), (folder / single.file).resolve().parent)))
-        scan = scan_model(single.name, folder, root, (root,), self._most_entries, is_root=True, flat=flat)
+        scan = scan_model(ModelScan(single.name, folder, root, is_root=True, flat=flat), (root,), self._most_entries)
         return [replace(scan, refusal=scan.refusal or refusal)]
 
-    def _scan_folder(self, folder: Path, root: Path, allowed: tuple[Path, ...]) -> ModelScan:
+    def _scan_folder(self, folder: Path, root: Path, namespace: str, allowed: tuple[Path, ...]) -> ModelScan:
         name = printable_name(folder.name)
+        model = ModelScan(name, folder, root, namespace=namespace)
         if name != folder.name:
-            return ModelScan(name, folder, root, refusal=_UNPRINTABLE.format(name))
+            return replace(model, refusal=_UNPRINTABLE.format(name))
         if folder.is_symlink() and (refusal := link_refusal(folder, allowed)):
-            return ModelScan(name, folder, root, refusal=refusal)
+            return replace(model, refusal=refusal)
         doubled = folder / name
         if doubled.is_dir() and not doubled.is_symlink() and not is_model(folder) and is_model(doubled):
-            folder = doubled
-        return scan_model(name, folder, root, allowed, self._most_entries, model_filenames=self._model_filenames)
+            model = replace(model, folder=doubled)
+        return scan_model(model, allowed, self._most_entries, self._model_filenames)
 
     def _is_flat(self, names: Collection[str]) -> bool:
         """Whether a model file lies directly in a repository that has no version folders; `names`: what it holds."""

@@ -333,9 +333,9 @@ async def test_a_load_scans_its_own_folder_alone(
         folders.model(name, 1)
     scanned: list[str] = []
 
-    def scan(name: str, *arguments: Any, **options: Any) -> ModelScan:
-        scanned.append(name)
-        return scan_model(name, *arguments, **options)
+    def scan(model: ModelScan, *arguments: Any) -> ModelScan:
+        scanned.append(model.name)
+        return scan_model(model, *arguments)
 
     monkeypatch.setattr(scanner_file, "scan_model", scan)
     monkeypatch.setattr(scanner_file, "_YOUNG_SECONDS", 0)

@@ -94,8 +94,8 @@ def test_what_the_server_writes_into_a_models_folder_is_no_change_of_it(tmp_path
     make(tmp_path, "1/model.onnx")
     code = f"""
 from pathlib import Path
-from rocserve.repository.scan import scan_model
-def scan(): return scan_model("m", Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), (), 100)
+from rocserve.repository.scan import ModelScan, scan_model
+def scan(): return scan_model(ModelScan("m", Path({str(tmp_path)!r}), Path({str(tmp_path)!r})), (), 100)
 before = scan()
 print("served", flush=True)
 print(scan() == before, flush=True)
