@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rocserve.config.datatypes import type_name
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
-from rocserve.core.model_config import InputConfig, OutputConfig
+from rocserve.core.model_config import EnsembleStep, InputConfig, OutputConfig
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.validation import format_shape
 from rocserve.protocol.model_config_pb2 import ModelConfig
@@ -109,24 +109,51 @@ def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None
         dims = tensor.dims if tensor.reshape is None else tensor.reshape
         tensors.setdefault(tensor.name, _Tensor(config.name, tensor.datatype, dims, config.max_batch_size > 0))
     for step in config.ensemble_steps:
-        member, model = members[step.member], step.model_name
+        member = members[step.member]
         assert member is not None
         if member.max_batch_size != 0 and member.max_batch_size < config.max_batch_size:
             raise invalid_argument(
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model"
-                f" {model} which only allows maximum batch size to be {member.max_batch_size}"
+                f" {step.model_name} which only allows maximum batch size to be {member.max_batch_size}"
             )
-        specs: dict[str, InputConfig | OutputConfig] = {entry.name: entry for entry in member.inputs}
-        _check_mapped(config.name, model, step.input_map, "mapping to non-existing input", specs, member, tensors)
+        for name, declared in _declarations(config.name, step, member):
+            known = tensors.setdefault(name, declared)
+            where = f"in ensemble {config.name}, ensemble tensor {name}: "
+            if known.datatype is not declared.datatype:
+                raise invalid_argument(
+                    f"{where}inconsistent data type: {type_name(known.datatype)} is inferred from model {known.model}"
+                    f" while {type_name(declared.datatype)} is inferred from model {declared.model}"
+                )
+            # A member that does not batch may stand in an ensemble that does: then its first dimension is the batch.
+            if not _agree(known.dims, declared.dims) and not _agree(known.shape, declared.shape):
+                raise invalid_argument(
+                    f"{where}inconsistent shape: {format_shape(known.shape)} is inferred from model {known.model} while"
+                    f" {format_shape(declared.shape)} is inferred from model {declared.model}"
+                )
+    return _check_streams(config, {name for name, member in members.items() if member is not None and member.decoupled})
+
+
+def _declarations(ensemble: str, step: EnsembleStep, member: PlainConfig) -> Iterator[tuple[str, _Tensor]]:
+    """What a step's member says of the ensemble's tensors. Raises: ServeError: it has no such tensor, or one that the
+    step does not give it."""
+    ends: tuple[tuple[Mapping[str, str], str, tuple[InputConfig | OutputConfig, ...]], ...] = (
+        (step.input_map, "mapping to non-existing input", member.inputs),
+        (step.output_map, "mapped from non-existing output", member.outputs),
+    )
+    for mapped, missing, entries in ends:
+        specs = {entry.name: entry for entry in entries}
+        for name, tensor in mapped.items():
+            if name not in specs:
+                raise invalid_argument(
+                    f"in ensemble {ensemble}, ensemble tensor {tensor} is {missing} {name} in model {step.model_name}"
+                )
+            yield tensor, _Tensor(step.model_name, specs[name].datatype, specs[name].dims, member.max_batch_size > 0)
         for entry in member.inputs:
             if entry.name not in step.input_map and not entry.optional:
                 raise invalid_argument(
-                    f"in ensemble {config.name}, input {entry.name} in model {model} is not mapped to any ensemble"
-                    " tensors"
+                    f"in ensemble {ensemble}, input {entry.name} in model {step.model_name} is not mapped to any"
+                    " ensemble tensors"
                 )
-        specs = {entry.name: entry for entry in member.outputs}
-        _check_mapped(config.name, model, step.output_map, "mapped from non-existing output", specs, member, tensors)
-    return _check_streams(config, {name for name, member in members.items() if member is not None and member.decoupled})
 
 
 def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
@@ -162,38 +189,6 @@ def check_no_cycle(name: str, ensembles: Mapping[str, PlainConfig]) -> None:
             if step.member in ensembles and step.member not in seen:
                 seen.add(step.member)
                 paths.append((*path, step.member))
-
-
-def _check_mapped(
-    ensemble: str,
-    model: str,
-    mapped: Mapping[str, str],
-    missing: str,
-    specs: Mapping[str, InputConfig | OutputConfig],
-    member: PlainConfig,
-    tensors: dict[str, _Tensor],
-) -> None:
-    """Remember what the member declares of the tensors, or compare it with what was declared before. `missing`: in the
-    error of a tensor that is mapped where the member has none."""
-    for name, tensor in mapped.items():
-        if name not in specs:
-            raise invalid_argument(
-                f"in ensemble {ensemble}, ensemble tensor {tensor} is {missing} {name} in model {model}"
-            )
-        declared = _Tensor(model, specs[name].datatype, specs[name].dims, member.max_batch_size > 0)
-        known = tensors.setdefault(tensor, declared)
-        where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
-        if known.datatype is not declared.datatype:
-            raise invalid_argument(
-                f"{where}inconsistent data type: {type_name(known.datatype)} is inferred from model {known.model} while"
-                f" {type_name(declared.datatype)} is inferred from model {declared.model}"
-            )
-        # A member that does not batch may stand in an ensemble that does: then its first dimension is the batch.
-        if not _agree(known.dims, declared.dims) and not _agree(known.shape, declared.shape):
-            raise invalid_argument(
-                f"{where}inconsistent shape: {format_shape(known.shape)} is inferred from model {known.model} while"
-                f" {format_shape(declared.shape)} is inferred from model {declared.model}"
-            )
 
 
 def _agree(left: Sequence[int], right: Sequence[int]) -> bool:
