@@ -31,7 +31,7 @@ class Peer:
         self.inputs = SharedHeap("test", heap_bytes)
         self.mail = mail_of(plane)
         self.instance = Instance("m", self.mail, self.inputs, self._on_broken, LOG)
-        self.socket = self.instance.take_peer()
+        self.socket = self.instance.peer
         self.end_of_worker = WorkerEnd(self.socket, GUARD)
         self.instance.open()
         self._batches = self.end_of_worker.batches()

@@ -348,7 +348,7 @@ class WorkerSupervisor:
             if process is not None:
                 process.kill()
             for instance in instances:
-                instance.take_peer().close()
+                instance.peer.close()
             self._end_instances(instances, f"the worker of {self._name} was not started")
             if isinstance(error, OSError):
                 raise internal(f"the worker of {self._name} cannot be started: {error}") from error

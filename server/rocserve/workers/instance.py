@@ -248,7 +248,8 @@ class Instance:
             own = kept(link.create_file(name, SERVER_RINGS))
             workers = kept(link.create_file(name, WORKER_RINGS))
             outputs = kept(heap.create_file(name, HEAP_BYTES))
-            self._socket, self._peer = socket.socketpair()
+            # The worker's end is for the one who hands it over and closes it.
+            self._socket, self.peer = socket.socketpair()
             back = socket.socketpair() if start_call is not None else None
             files = [
                 workers,
@@ -270,10 +271,6 @@ class Instance:
             back[1].close()
             ring = SocketRinger(self._link.other_sleep_word(1), back[0]).ring
             self.requests = InstanceRequests(self, start_call, self._link.writers[BACK], ring)
-
-    def take_peer(self) -> socket.socket:
-        """The worker's end of the socket, for the one who hands it over and closes it."""
-        return self._peer
 
     def open(self) -> None:
         """Begin to listen. From any thread."""
@@ -474,7 +471,7 @@ class Instance:
         self._stop_listening()
         self._end_talk()
         self._socket.close()
-        self._peer.close()
+        self.peer.close()
         self._files.close()
         if self._back_socket is not None:
             self._back_socket.close()

@@ -194,7 +194,7 @@ class WorkerSession:
         if len(instances) >= messages.MOST_SOCKETS:
             raise internal(f"a worker can have {messages.MOST_SOCKETS - 1} instances, not {len(instances)}")
         control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        peers = [peer, *(instance.take_peer() for instance in instances)]
+        peers = [peer, *(instance.peer for instance in instances)]
         # A process that has ended takes nothing; its control socket is closed then.
         with contextlib.suppress(OSError):
             files = [each.fileno() for each in peers]

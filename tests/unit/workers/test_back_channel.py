@@ -44,7 +44,7 @@ class Both:
         )
         assert self.server.requests is not None
         self.requests = self.server.requests
-        self.end_of_worker = WorkerEnd(self.server.take_peer(), GUARD)
+        self.end_of_worker = WorkerEnd(self.server.peer, GUARD)
         self.worker = BackChannel(self.end_of_worker, LOG)
         if opens:
             self.server.open()

@@ -223,7 +223,7 @@ class Both:
             LOG,
             lambda call, opened: None,
         )
-        self.end = WorkerEnd(self.instance.take_peer(), GUARD)
+        self.end = WorkerEnd(self.instance.peer, GUARD)
         self.instance.open()
         self.batches = self.end.batches()
         self.outcomes: list[BatchOutcome] = []
