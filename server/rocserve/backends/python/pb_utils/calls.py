@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rocserve.backends.python.pb_utils.errors import TritonError, TritonModelException, from_serve_error
 from rocserve.backends.python.pb_utils.response import InferenceResponse, response_of
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 OnResponse = Callable[[InferenceResponse | None, bool], None]
 """Takes each response of a call, and whether it is the last; None: it ends without another."""
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -102,7 +101,7 @@ class _OnlyResponse:
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._response: InferenceResponse | None = None
-        self.future = _awaited(InferenceResponse)
+        self.future: Future[InferenceResponse] = _awaited()
 
     def take(self, response: InferenceResponse | None, final: bool) -> None:
         if self.future.done():
@@ -131,7 +130,7 @@ class ResponseIterator:
         self._responses: list[InferenceResponse] = []
         self._finished = False
         self._position = 0
-        self._waiting: list[Future[bool]] = []
+        self._waiting: list[Future[None]] = []
 
     def take(self, response: InferenceResponse | None, final: bool) -> None:
         """One more response; called on a thread of the worker's own."""
@@ -161,7 +160,7 @@ class ResponseIterator:
         with self._changed:
             if self._has_more():
                 return
-            self._waiting.append(_awaited(bool))
+            self._waiting.append(_awaited())
             future = asyncio.wrap_future(self._waiting[-1])
         await future
 
@@ -193,12 +192,12 @@ class ResponseIterator:
         self._changed.notify_all()
         waiting, self._waiting = self._waiting, []
         for future in waiting:
-            future.set_result(True)
+            future.set_result(None)
 
 
-def _awaited(kind: type[T]) -> Future[T]:
+def _awaited() -> Future[Any]:
     """Its result can be set also when nobody waits for it any more."""
-    future: Future[T] = Future()
+    future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
 

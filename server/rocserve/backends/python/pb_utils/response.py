@@ -95,9 +95,6 @@ def response_of(answer: Answer, wrap: Callable[[core.Tensor], Tensor] = wrap_ten
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
-AbandonedHandler = Callable[[RequestResponder, bool], None]
-"""Takes the responder of a request that nobody can answer any more, and whether it may end without a response more."""
-
 
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class InferenceResponseSender:
@@ -107,8 +104,9 @@ class InferenceResponseSender:
     _decoupled: bool
     _to_answer: Callable[[InferenceResponse], Answer]
     """Makes of a response what is sent."""
-    _on_abandoned: AbandonedHandler
-    """May be called from a garbage collection."""
+    _on_abandoned: Callable[[RequestResponder, bool], None]
+    """Takes the responder once nobody can answer any more, and whether the request may end without a response more;
+    perhaps from a garbage collection."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _sent: int = field(default=0, init=False)
     _is_closed: bool = field(default=False, init=False)
