@@ -19,7 +19,6 @@ from rocserve.config.definition import FolderReading, ModelDefinition
 from rocserve.config.image_models import MadeModel
 from rocserve.config.model_folder import select_versions
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
-from rocserve.config.sources import REQUEST_SOURCE
 from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_names import qualified
@@ -100,11 +99,6 @@ class ModelContent:
     def model(self) -> str:
         """The model's key within the server."""
         return qualified(self.scan.namespace, self.definition.name)
-
-    @property
-    def is_of_request(self) -> bool:
-        """Whether its configuration came whole, in a load request, and not from a file."""
-        return self.definition.source == REQUEST_SOURCE
 
     def key(self, version: int) -> str:
         """Two contents with the same key load the same version."""

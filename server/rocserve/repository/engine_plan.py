@@ -13,6 +13,7 @@ from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
+from rocserve.repository.lifecycle import LoadOrder
 from rocserve.workers.messages import WorkerPlan
 
 _Loaded = TypeVar("_Loaded")
@@ -179,32 +180,24 @@ def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Mach
     return _plan(definition, backend.engine_for(definition.config, machine), machine, model_bytes)
 
 
-class EngineFailed(Exception):
+class EngineFailed(ServeError):
     """The engine could not load the model, or not warm it up; another might."""
-
-    def __init__(self, error: ServeError) -> None:
-        super().__init__(error.text)
-        self.error = error
 
 
 async def load_on_engine(
-    name: str,
-    definition: ModelDefinition,
-    version_folder: Path,
-    machine: Machine,
-    load: Callable[[EnginePlan], Awaitable[_Loaded]],
-    log: logging.Logger,
+    order: LoadOrder, machine: Machine, load: Callable[[EnginePlan], Awaitable[_Loaded]], log: logging.Logger
 ) -> _Loaded:
     """Load by the plan that the configuration and the machine lead to; where its engine fails, on the one that takes
     its place. `load`: raises EngineFailed in the engine's own words. Raises: ServeError: what `plan_engine` or `load`
     raises; or that the engine failed, with why no other has loaded it."""
-    plan = plan_engine(definition, version_folder, machine)
+    definition = order.definition
+    plan = plan_engine(definition, order.folder, machine)
     before = ""
     while True:
         try:
             return await load(plan)
         except EngineFailed as failed:
-            error = failed.error
+            error = ServeError(failed.code, failed.text)
         instead = "" if plan.fallback is None else plan.fallback.engine.name
         # A file or a configuration that is wrong is so to the same engine elsewhere, too.
         is_hopeless = instead == plan.engine.name and error.code is StatusCode.INVALID_ARGUMENT
@@ -217,7 +210,7 @@ async def load_on_engine(
             raise ServeError(error.code, text) from None
         on_gpu, on_cpu = (" on the GPU", " on the CPU") if instead == plan.engine.name else ("", "")
         failure = f"engine {plan.engine.name} cannot load it{on_gpu}: {error.text}{before}"
-        log.warning("%s: %s; engine %s%s takes its place", name, failure, instead, on_cpu)
+        log.warning("%s: %s; engine %s%s takes its place", order.name, failure, instead, on_cpu)
         plan = replace(next_plan, reason=failure, replaces=plan.replaces or plan.engine.name)
         before = f"; before, {failure}"
 

@@ -75,7 +75,7 @@ class ThisMachine:
         node or cores."""
         settings: Mapping[str, str] = self._host_policies.get(policy, {})
         if _CORES in settings:
-            wanted = parse_cores(settings[_CORES])
+            wanted = {core for part in settings[_CORES].split(",") for core in _range(part)}
         elif _NODE in settings:
             wanted = self._cores_of_node(settings[_NODE])
         else:
@@ -102,11 +102,6 @@ class ThisMachine:
         return {
             core for part in listed.split(",") if part for core in _range(part if "-" in part else f"{part}-{part}")
         }
-
-
-def parse_cores(text: str) -> set[int]:
-    """`0-3,8-9`. Raises: ServeError INVALID_ARGUMENT."""
-    return {core for part in text.split(",") for core in _range(part)}
 
 
 def _range(text: str) -> range:

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rocserve.config.sources import REQUEST_SOURCE
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry
@@ -308,7 +309,8 @@ class ManagedVersion:
         served, before = self.served, self._served_content
         if served is None or before is None or content.definition.is_ensemble:
             return
-        if before.is_of_request or content.is_of_request:
+        # A configuration that came whole, in a load request, was not cut short.
+        if REQUEST_SOURCE in (before.definition.source, content.definition.source):
             return
         if before.scan.versions[self.number] != content.scan.versions[self.number]:
             return

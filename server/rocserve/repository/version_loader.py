@@ -80,7 +80,7 @@ class WorkerVersionLoader:
         definition, version = order.definition, order.version
         if definition.backend is not None:
             load = functools.partial(self._load_on, order)
-            return await load_on_engine(order.name, definition, order.folder, self.machine, load, self.log)
+            return await load_on_engine(order, self.machine, load, self.log)
         complete, statistics, answers = self._completed(
             complete_definition(definition, None, strict=self.strict), version
         )
@@ -102,7 +102,7 @@ class WorkerVersionLoader:
             try:
                 signature = await workers.group.load()
             except ServeError as error:
-                raise EngineFailed(error) from None
+                raise EngineFailed(error.code, error.text) from None
             complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
             complete, statistics, answers = self._completed(complete, version)
             for warning in complete.warnings[len(definition.warnings) :]:
@@ -122,7 +122,7 @@ class WorkerVersionLoader:
             try:
                 await workers.group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
             except ServeError as error:
-                raise EngineFailed(error) from None
+                raise EngineFailed(error.code, error.text) from None
         except BaseException:
             await asyncio.shield(workers.stop(0.0))
             raise

@@ -76,12 +76,12 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
         try:
             return await group.load()
         except ServeError as error:
-            raise EngineFailed(error) from None
+            raise EngineFailed(error.code, error.text) from None
         finally:
             await group.stop(1.0)
 
     try:
-        return await load_on_engine(order.name, definition, order.folder, machine, signature, _LOG)
+        return await load_on_engine(order, machine, signature, _LOG)
     finally:
         await launcher.close()
         plane.stop()

@@ -17,7 +17,7 @@ from rocserve.config.definition import FolderReading
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, plan_engine, plan_workers
-from rocserve.repository.machine import ThisMachine, parse_cores
+from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings
 
 from .conftest import REGISTRY, Folders
@@ -195,7 +195,10 @@ def fault(machine: ThisMachine, name: str) -> ServeError:
 
 
 def test_cores_are_ranges() -> None:
-    assert parse_cores("0-2,8-8") == {0, 1, 2, 8}
+    cores = [f"{core}-{core}" for core in sorted(os.sched_getaffinity(0))]
+    assert ThisMachine(EngineSettings(), [("p", "cpu-cores", ",".join(cores))]).cores("p") == sorted(
+        os.sched_getaffinity(0)
+    )
     assert ThisMachine(EngineSettings(), [("p", "cpu-cores", f"{CORE}-{CORE}")]).cores("p") == [CORE]
 
 
