@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from picture_sheet import Tile, write_picture_sheet
 from rich.console import Console
 
-from rocserve.tools.images.asking import print_faults
-from rocserve.tools.images.classify import classify_all, findings_table
+from rocserve.tools.images.asking import ask_all, print_faults
+from rocserve.tools.images.classify import classifier, findings_table
 from rocserve.tools.images.drawing import read_picture
 
 NETWORK = "efficientnet_lite0"
@@ -70,7 +71,7 @@ def show_photographs(address: str, output: Path, console: Console) -> bool:
         console.print(f"{', '.join(missing)}: their packages are not installed here", style="bold yellow")
     if not expected:
         return True
-    findings = asyncio.run(classify_all(address, MODEL, list(expected), CLASSES_SHOWN))
+    findings = asyncio.run(ask_all(address, MODEL, list(expected), partial(classifier, CLASSES_SHOWN)))
     console.print(findings_table(findings))
     print_faults(findings)
     tiles = []

@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw
 from rich.console import Console
 from shapes import Shape, draw_pictures, read_truth, write_pictures
 
-from rocserve.tools.images.asking import Finding
-from rocserve.tools.images.detect import Detection, detect_all
+from rocserve.tools.images.asking import Finding, ask_all
+from rocserve.tools.images.detect import Detection, detector
 from rocserve.tools.images.drawing import draw_detections
 
 MODEL = "detect_shapes"
@@ -31,7 +31,7 @@ def show_shapes(address: str, output: Path, console: Console) -> bool:
     write_pictures(draw_pictures(SEED, PICTURES), folder)
     truth = read_truth(folder)
     started = time.perf_counter()
-    findings = asyncio.run(detect_all(address, MODEL, [folder / name for name in truth]))
+    findings = asyncio.run(ask_all(address, MODEL, [folder / name for name in truth], detector))
     rate = len(findings) / (time.perf_counter() - started)
     faults = [finding for finding in findings if finding.error]
     for fault in faults:

@@ -108,47 +108,42 @@ class ToolProgress:
     """On standard error. A context."""
 
     def __init__(self) -> None:
-        self._console = console_on(sys.stderr)
-        self._bar: Progress | None = None
+        console = console_on(sys.stderr)
         self._last = ""
-        if self._console.is_terminal:
-            self._bar = Progress(
-                SpinnerColumn(),
-                BarColumn(bar_width=16),
-                _Steps(),
-                TimeElapsedColumn(),
-                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
-                console=self._console,
-                expand=True,
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=None)
+        self._bar = Progress(
+            SpinnerColumn(),
+            BarColumn(bar_width=16),
+            _Steps(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
+            console=console,
+            expand=True,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def steps(self, total: int) -> None:
         """So many steps are to be done from now on."""
-        if self._bar is not None:
-            self._bar.reset(self._task, total=total)
+        self._bar.reset(self._task, total=total)
 
     def done(self) -> None:
         """One of them is."""
-        if self._bar is not None:
-            self._bar.advance(self._task)
+        self._bar.advance(self._task)
 
     def report(self, text: str) -> None:
         """What goes on now, in a line. May be called from any thread."""
         if not text or text == self._last:
             return
         self._last = text
-        if self._bar is not None:
-            self._bar.update(self._task, description=text)
+        if self._bar.disable:
+            say(self._bar.console, text)
         else:
-            say(self._console, text)
+            self._bar.update(self._task, description=text)

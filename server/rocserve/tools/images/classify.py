@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from rich.bar import Bar
@@ -25,7 +24,7 @@ from rocserve_client import AsyncClient, Classification, ModelMetadata, Output
 _BAR_WIDTH = 12
 
 
-def _classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
+def classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
     """Asks for the `top` best classes. Raises: ServeError: the model does not take one encoded image, or gives no
     floating-point output."""
     encoded = [tensor for tensor in metadata.inputs if tensor.datatype == "BYTES"]
@@ -47,12 +46,6 @@ def _classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
         return classes
 
     return ask
-
-
-async def classify_all(url: str, model: str, images: Sequence[Path], top: int) -> list[Finding[Classification]]:
-    """The findings in the order of the images. Raises: ServeError: the server is not there, does not serve the model,
-    or that is no classifier."""
-    return await ask_all(url, model, images, partial(_classifier, top))
 
 
 def findings_table(findings: Sequence[Finding[Classification]]) -> Table:
@@ -80,7 +73,8 @@ class ClassifyOptions:
 
 def run(options: ClassifyOptions) -> int:
     """Print the best classes of each image; returns the exit status. Raises: ServeError."""
-    findings = asyncio.run(classify_all(options.ask.url, options.ask.model, options.ask.images, options.top))
+    ask_of = partial(classifier, options.top)
+    findings = asyncio.run(ask_all(options.ask.url, options.ask.model, options.ask.images, ask_of))
     print_findings(findings_table(findings))
     return print_faults(findings)
 

@@ -49,7 +49,7 @@ class Detection:
     """x1, y1, x2, y2 in pixels."""
 
 
-def _detector(metadata: ModelMetadata) -> Ask[Detection]:
+def detector(metadata: ModelMetadata) -> Ask[Detection]:
     """Raises: ServeError: the model is no detector."""
     outputs = {tensor.name for tensor in metadata.outputs}
     if [tensor.name for tensor in metadata.inputs] != [INPUT] or not outputs.issuperset(OUTPUTS):
@@ -67,12 +67,6 @@ def _detector(metadata: ModelMetadata) -> Ask[Detection]:
         return tuple(found)
 
     return ask
-
-
-async def detect_all(url: str, model: str, images: Sequence[Path]) -> list[Finding[Detection]]:
-    """The findings in the order of the images. Raises: ServeError: no server answers, it does not serve the model, or
-    that is no detector."""
-    return await ask_all(url, model, images, _detector)
 
 
 def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iterator[Finding[Detection] | Path]:
@@ -139,7 +133,7 @@ def run(options: DetectOptions) -> int:
             raise UsageError(f"argument --out: '{options.out}' cannot be made a folder: {error.strerror}") from None
         if find_spec("PIL") is None:
             raise UsageError("argument --out: drawing needs Pillow; run: pip install 'rocserve[tools]'")
-    findings = asyncio.run(detect_all(options.ask.url, options.ask.model, options.ask.images))
+    findings = asyncio.run(ask_all(options.ask.url, options.ask.model, options.ask.images, detector))
     print_findings(findings_table(findings, options.rows))
     faults = [finding for finding in findings if finding.error]
     for written in write_drawings(findings, options.out) if options.out is not None else ():
