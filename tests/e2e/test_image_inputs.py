@@ -98,6 +98,7 @@ FILES = [
     pictures.jpeg(),
     pictures.jpeg(mode="CMYK"),
     pictures.jpeg(mode="L"),
+    pictures.jpeg(progressive=True),
 ]
 
 
@@ -147,11 +148,12 @@ def expected(server: RocserveProcess) -> np.ndarray[Any, Any]:
 
 
 def test_one_file_as_bytes(server: RocserveProcess, expected: np.ndarray[Any, Any]) -> None:
-    assert expected.shape == (4, 24, 32, 3)
+    assert expected.shape == (5, 24, 32, 3)
     # The PNG and the JPEGs show the same picture.
     assert np.abs(expected[1].astype(int) - expected[0]).mean() < 3
     assert np.abs(expected[2].astype(int) - expected[0]).mean() < 3
     assert (expected[3][..., 0] == expected[3][..., 2]).all()
+    assert np.abs(expected[4].astype(int) - expected[1]).mean() < 3
 
 
 def test_strings_padded_rows_and_lists(server: RocserveProcess, expected: np.ndarray[Any, Any]) -> None:
@@ -170,6 +172,7 @@ def test_raw_pixels(server: RocserveProcess, expected: np.ndarray[Any, Any]) -> 
     assert metadata["inputs"] == [{"name": "pixels", "datatype": "UINT8", "shape": ["-1", "-1", "-1", "3"]}]
     rows = sent(server, "completed_raw", tensor("pixels", "UINT8", np.stack([pixels, 255 - pixels])), output="image")
     np.testing.assert_array_equal(rows[0], expected[0])
+    np.testing.assert_array_equal(rows[1], sent(server, "one_raw", tensor("PIXELS", "UINT8", 255 - pixels)))
 
 
 def test_values_for_each_image_and_sizes_of_each(server: RocserveProcess) -> None:
@@ -178,7 +181,10 @@ def test_values_for_each_image_and_sizes_of_each(server: RocserveProcess) -> Non
         ("encoded", "BYTES", ["-1", "1"]),
         ("MIRROR", "BOOL", ["-1", "1"]),
     ]
-    assert [one["name"] for one in metadata["outputs"]] == ["image", "image_1"]
+    assert [(one["name"], one["datatype"], one["shape"]) for one in metadata["outputs"]] == [
+        ("image", "UINT8", ["-1", "24", "32", "3"]),
+        ("image_1", "INT32", ["-1", "2"]),
+    ]
     files = objects([FILES[0], FILES[0], pictures.turned_jpeg(8)]).reshape(-1, 1)
     flags = np.array([[False], [True], [False]])
     result = server.client().infer("completed", [tensor("encoded", "BYTES", files), tensor("MIRROR", "BOOL", flags)])
@@ -234,11 +240,11 @@ def test_a_pipeline_alone_is_a_model(server: RocserveProcess, expected: np.ndarr
     files = tensor("encoded", "BYTES", objects(FILES).reshape(-1, 1))
     result = server.client().infer("without_configuration", [files])
     np.testing.assert_array_equal(result.as_numpy("image"), expected)
-    np.testing.assert_array_equal(result.as_numpy("image_1"), [[40, 60]] * 4)
+    np.testing.assert_array_equal(result.as_numpy("image_1"), [[40, 60]] * 5)
     wanted = [triton.InferRequestedOutput("image_1")]
     result = server.client().infer("without_configuration", [files], outputs=wanted)
     assert result.as_numpy("image") is None
-    np.testing.assert_array_equal(result.as_numpy("image_1"), [[40, 60]] * 4)
+    np.testing.assert_array_equal(result.as_numpy("image_1"), [[40, 60]] * 5)
 
 
 def test_every_output_has_its_own_type_and_layout(server: RocserveProcess) -> None:
@@ -259,7 +265,7 @@ def test_every_output_has_its_own_type_and_layout(server: RocserveProcess) -> No
 
 def test_grey_images(server: RocserveProcess, expected: np.ndarray[Any, Any]) -> None:
     rows = sent(server, "grey", tensor("encoded", "BYTES", objects(FILES).reshape(-1, 1)), output="image")
-    assert rows.shape == (4, 24, 32, 1)
+    assert rows.shape == (5, 24, 32, 1)
     luma = expected.astype(float) @ np.array([0.299, 0.587, 0.114])
     assert np.abs(rows[..., 0] - luma).mean() < 1.5
 

@@ -137,25 +137,6 @@ def encoded_as(batch: Batch, name: str) -> Batch:
     return Batch({name: Tensor(name, tensor.datatype, tensor.shape, tensor.data)}, ("image",), batch.request_sizes)
 
 
-def test_an_output_amid_the_pipeline_does_not_change_what_follows(model_source: SourceMaker) -> None:
-    resize = {**RESIZE["pipeline"][0], "is_output": False}
-    crop = {
-        "operation": "CropFixed",
-        "crop_width": 4,
-        "crop_height": 4,
-        "crop_pos_x": 2,
-        "crop_pos_y": 2,
-        "is_output": True,
-    }
-    tensor = Tensor("encoded", DataType.BYTES, (1, 1), encode_bytes_elements([jpeg()]))
-    alone = load(model_source("pipeline.json", {"pipeline": [resize, crop]}))
-    expected = output(alone, Batch({"encoded": tensor}, ("image",), (1,)), "image")
-    both = load(model_source("pipeline.json", {"pipeline": [{**resize, "is_output": True, "dtype": "FP32"}, crop]}))
-    result = both.execute(Batch({"encoded": tensor}, ("image", "image_1"), (1,)))
-    np.testing.assert_array_equal(result.outputs["image_1"], expected)
-    assert result.outputs["image"].dtype == np.float32
-
-
 @pytest.mark.parametrize(
     ("pipeline", "options", "text"),
     [

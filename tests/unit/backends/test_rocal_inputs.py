@@ -49,19 +49,6 @@ def run(model: LoadedModel, tensors: Sequence[Tensor], sizes: Sequence[int] = (1
     return [np.asarray(result.outputs[name]) for name in names]
 
 
-def test_raw_images_of_a_batch(model_source: SourceMaker) -> None:
-    model = load(model_source("pipeline.json", RAW))
-    assert model.signature.inputs == (TensorSpec("pixels", DataType.UINT8, (-1, -1, -1, 3)),)
-    assert model.signature.supports_batching
-    images = np.stack([pictures.colours(60, 40), 255 - pictures.colours(60, 40)])
-    (rows,) = run(model, [tensor_from_numpy("pixels", images)], (1, 1))
-    assert rows.shape == (2, 8, 16, 3)
-    png_model = load(model_source("pipeline.json", {"pipeline": [RESIZE]}))
-    files = [pictures.saved(image, "PNG") for image in images]
-    tensor = Tensor("encoded", DataType.BYTES, (2, 1), encode_bytes_elements(files))
-    np.testing.assert_array_equal(run(png_model, [tensor], (1, 1))[0], rows)
-
-
 @pytest.mark.parametrize(
     ("dims", "color_format", "shape"),
     [
@@ -111,16 +98,6 @@ def test_a_flag_for_each_image(model_source: SourceMaker, datatype: DataType, sh
 
 
 def test_what_is_not_declared_is_completed(model_source: SourceMaker) -> None:
-    document = {"pipeline": [MIRROR, SIZE]}
-    signature = load(model_source("pipeline.json", document)).signature
-    assert signature.inputs == (
-        TensorSpec("encoded", DataType.BYTES, (-1, 1)),
-        TensorSpec("FLIP", DataType.BOOL, (-1, 1)),
-    )
-    assert signature.outputs == (
-        TensorSpec("image", DataType.UINT8, (-1, 8, 16, 3)),
-        TensorSpec("image_1", DataType.INT32, (-1, 2)),
-    )
     single = load(
         model_source("pipeline.json", {"pipeline": [{**MIRROR, "is_output": False}, {**NOTHING, "is_output": True}]})
     )
@@ -154,23 +131,6 @@ def test_the_size_of_the_image_that_was_sent(model_source: SourceMaker) -> None:
     )
     _, sizes = run(several, [encoded(pictures.jpeg(10, 20), pictures.jpeg(30, 40), shape=(2,))])
     np.testing.assert_array_equal(sizes, [[20, 10], [40, 30]])
-
-
-def test_files_of_all_kinds_share_a_padded_batch(model_source: SourceMaker) -> None:
-    files = [
-        pictures.jpeg(),
-        pictures.saved(pictures.colours(), "PNG"),
-        pictures.jpeg(mode="CMYK"),
-        pictures.jpeg(mode="L"),
-        pictures.jpeg(progressive=True),
-    ]
-    declared = [InputConfig("ENCODED", DataType.UINT8, (-1,))]
-    model = load(model_source("pipeline.json", {"pipeline": [RESIZE]}, inputs=declared, max_batch_size=8))
-    padded = np.stack([np.frombuffer(file.ljust(max(map(len, files)), b"\0"), np.uint8) for file in files])
-    (rows,) = run(model, [tensor_from_numpy("ENCODED", padded)], (5,))
-    for row, file in zip(rows, files, strict=True):
-        alone = np.frombuffer(file, np.uint8)[np.newaxis]
-        np.testing.assert_array_equal(run(model, [tensor_from_numpy("ENCODED", alone)])[0][0], row)
 
 
 def test_values_and_images_must_be_as_many(model_source: SourceMaker) -> None:

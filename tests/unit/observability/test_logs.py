@@ -129,11 +129,3 @@ def test_levels_are_switched_while_it_is_written(written: WrittenLog) -> None:
     assert log_all() == "2222"
     assert changes == 3
     assert written.server_log.settings.format == "ISO8601"
-
-
-def test_a_file_that_was_moved_away_is_opened_again(written: WrittenLog, tmp_path: Path) -> None:
-    written.log.info("before")
-    (tmp_path / "log").rename(tmp_path / "log.1")
-    written.log.info("after")
-    assert (tmp_path / "log.1").read_text().endswith('"before"\n')
-    assert written.lines[0].endswith('"after"')
