@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy
 
-from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions, Program
+from rocserve.backends.migraphx.binding.interface import Program
 from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 
@@ -28,8 +28,8 @@ def main() -> None:
         order = json.loads(line)
         model, rows = order["model"], order["rows"]
         if (model, rows) not in programs:
-            program = binding.parse_onnx(Path(model), OnnxOptions(default_dimension=rows))
-            program.compile("ref", CompileFlags())
+            program = binding.parse_onnx(Path(model), default_dimension=rows)
+            program.compile("ref")
             programs[model, rows] = program
         program = programs[model, rows]
         inputs = {order["name"]: numpy.repeat(numpy.load(order["input"]), rows, axis=0)}

@@ -12,10 +12,8 @@ import pytest
 from rocserve.backends.migraphx.binding.interface import (
     Array,
     Binding,
-    CompileFlags,
     DimensionRange,
     MigraphxError,
-    OnnxOptions,
     Program,
 )
 
@@ -33,11 +31,11 @@ class ProgramFactory:
         return path
 
     def parse(self, model: bytes, default_dimension: int = 1, **shapes: tuple[int | DimensionRange, ...]) -> Program:
-        return self.binding.parse_onnx(self.file(model), OnnxOptions(shapes, default_dimension))
+        return self.binding.parse_onnx(self.file(model), shapes, default_dimension)
 
     def compiled(self, model: bytes, default_dimension: int = 1, **shapes: tuple[int | DimensionRange, ...]) -> Program:
         program = self.parse(model, default_dimension, **shapes)
-        program.compile("ref", CompileFlags())
+        program.compile("ref")
         return program
 
 

@@ -20,14 +20,13 @@ _COMPILE = """
 import sys
 from pathlib import Path
 from rocserve.backends.migraphx.binding.module import open_binding
-from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 
 root, source, program, batch, offload_copy = sys.argv[1:]
 binding = open_binding(find_installation(EngineSettings(migraphx_root=root)))
-parsed = binding.parse_onnx(Path(source), OnnxOptions(default_dimension=int(batch)))
-parsed.compile("ref", CompileFlags(offload_copy=offload_copy == "True"))
+parsed = binding.parse_onnx(Path(source), default_dimension=int(batch))
+parsed.compile("ref", offload_copy=offload_copy == "True")
 parsed.save(Path(program))
 """
 

@@ -22,7 +22,6 @@ BOTH = MigraphxInstallation(library="/none/libmigraphx_c.so.3", module_folder="/
         (BOTH, "auto", "MIGraphX's C library cannot be loaded: /none/libmigraphx_c.so.3: cannot open shared object"),
         (BOTH, "c_api", "MIGraphX's C library cannot be loaded: /none/libmigraphx_c.so.3: cannot open shared object"),
         (BOTH, "module", "MIGraphX's Python module in '/none/module' cannot be imported: No module named 'migraphx'"),
-        (BOTH, "fastest", "there is no binding 'fastest': it is one of auto, c_api, module"),
         (
             MigraphxInstallation(library="", module_folder="/none"),
             "auto",

@@ -19,15 +19,14 @@ _WRITE = """
 import sys
 from pathlib import Path
 from rocserve.backends.migraphx.binding.module import open_binding
-from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 
 model, folder = Path(sys.argv[1]), Path(sys.argv[2])
 binding = open_binding(find_installation(EngineSettings()))
-program = binding.parse_onnx(model, OnnxOptions())
+program = binding.parse_onnx(model)
 program.save(folder / "saved.mxr")
-program.compile("ref", CompileFlags())
+program.compile("ref")
 program.save(folder / "compiled.mxr")
 print(binding.migraphx_version)
 """

@@ -295,16 +295,15 @@ class TestQuantised:
     def test_it_runs_as_it_is(self, folder: Folder) -> None:
         import onnxruntime
 
-        from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
         from rocserve.backends.migraphx.binding.module import open_binding
         from rocserve.backends.migraphx.installation import find_installation
         from rocserve.settings import EngineSettings
 
         recipe = folder.plan(_quantised(), max_batch_size=2).recipes[-1]
         program = open_binding(find_installation(EngineSettings())).parse_onnx(
-            Path(recipe.source.path), OnnxOptions(recipe.input_shapes)
+            Path(recipe.source.path), recipe.input_shapes
         )
-        program.compile("ref", CompileFlags())
+        program.compile("ref")
         x = np.random.default_rng(3).normal(0, 1, (2, 3)).astype(np.float32)
         (expected,) = onnxruntime.InferenceSession(_quantised()).run(None, {"x": x})
         np.testing.assert_allclose(program.run({"x": x})[0], expected, atol=1e-5)

@@ -204,17 +204,15 @@ class TestOnMigraphx:
     """That what is read and planned is what MIGraphX makes of it."""
 
     def _run(self, folder: Path, content: bytes, size: int, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        from rocserve.backends.migraphx.binding.interface import CompileFlags, TensorflowOptions
         from rocserve.backends.migraphx.binding.module import open_binding
         from rocserve.backends.migraphx.installation import find_installation
         from rocserve.settings import EngineSettings
 
         (recipe,) = _plan(folder, content, max_batch_size=size, parameters={"batch": str(size)}).recipes
         binding = open_binding(find_installation(EngineSettings()))
-        options = TensorflowOptions(recipe.input_shapes, size, output_names=recipe.output_names)
-        program = binding.parse_tensorflow(Path(recipe.source.path), options)
+        program = binding.parse_tensorflow(Path(recipe.source.path), recipe.input_shapes, size, recipe.output_names)
         assert {name: tensor.shape for name, tensor in program.parameters.items()} == recipe.input_shapes
-        program.compile("ref", CompileFlags())
+        program.compile("ref")
         return list(program.run(inputs))
 
     def test_a_classifier(self, tmp_path: Path) -> None:

@@ -24,14 +24,12 @@ from rocserve.backends.migraphx.binding.interface import (
     NUMPY_DTYPES,
     Array,
     Binding,
-    CompileFlags,
     Dimension,
     DimensionRange,
     MigraphxError,
-    OnnxOptions,
     Program,
     ProgramTensor,
-    TensorflowOptions,
+    Shapes,
     bounds,
     loaded_version,
 )
@@ -54,9 +52,14 @@ MADE_ONCE = frozenset(
 )
 """Those that write messages beside their errors, or change what they are given. The others may be called again."""
 
+_IN_ORDER = tuple(NUMPY_DTYPES)
+_LATEST_BOOL = 4
+"""As a number of MIGraphX's; types have been added before it (2 in 7.1, 1 in older ones)."""
+
 
 class Library:
-    """Safe on several threads; each call releases the GIL."""
+    """Its functions, and shapes of MIGraphX's in plain numbers and back. Safe on several threads; each call releases
+    the GIL."""
 
     def __init__(self, path: str, add_message: Callable[[str], None] = lambda text: None) -> None:
         """`add_message`: takes MIGraphX's output that is no error. Raises: MigraphxError: the library cannot be loaded
@@ -69,6 +72,13 @@ class Library:
         self._add_message = add_message
         # MIGraphX writes an error in pieces: those of overlapping calls would be mixed.
         self._speaking = threading.RLock()
+        # Half, float and double, which follow bool, are known by their sizes.
+        for first in range(1, _LATEST_BOOL + 1):
+            scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
+            if [self.size("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
+                self._first = first
+                return
+        raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
 
     def function(self, name: str) -> Any:
         """The bare function, for calls that cannot fail; it takes numbers as c_size_t or c_void_p. Raises:
@@ -115,111 +125,6 @@ class Library:
         number = ctypes.c_size_t()
         self.call(name, ctypes.byref(number), *arguments)
         return number.value
-
-    def _error(self, name: str, status: int, text: str) -> MigraphxError:
-        """What MIGraphX wrote before the error is kept as messages; the error is without the function's name."""
-        before, *messages = text.split(f"migraphx_{name}: Error: ")
-        if not messages:
-            # Compilers differ in how they name the function.
-            before, *messages = re.split(r"^[^\n]*?: Error: ", text, flags=re.MULTILINE)
-        if not messages:
-            before, messages = "", [text]
-        # The error of a run on another thread may have just begun.
-        words = next((words.strip() for words in reversed(messages) if words.strip()), "")
-        self._add_message(before)
-        return MigraphxError(words or f"MIGraphX gave up without a word (migraphx_{name}, status {status})")
-
-
-class Handle:
-    """An object of MIGraphX's that is ours: destroyed once, when nothing refers to it any more.
-
-    At the end of the process it is left alone: what it belongs to may be gone by then.
-    """
-
-    def __init__(self, library: Library, pointer: int, destroy: str) -> None:
-        self.pointer = pointer
-        self._as_parameter_ = ctypes.c_void_p(pointer)
-        self._finalizer = weakref.finalize(self, library.function(destroy), self._as_parameter_)
-        self._finalizer.atexit = False
-
-
-_IN_ORDER = tuple(NUMPY_DTYPES)
-_LATEST_BOOL = 4
-"""As a number of MIGraphX's; types have been added before it (2 in 7.1, 1 in older ones)."""
-_STANDARD_OUTPUT = 1
-_PRINTING = threading.Lock()
-"""Standard output is the process's: one program is printed at a time."""
-
-
-class CBinding(Binding):
-    """Safe on several threads; every call releases the GIL."""
-
-    name = "c_api"
-
-    def __init__(self, path: str) -> None:
-        """Raises: MigraphxError: the library cannot be loaded into this process."""
-        super().__init__()
-        self._library = ShapeLibrary(path, self.add_message)
-        self.library = path
-        self.migraphx_version = loaded_version()
-
-    def check_target(self, target: str) -> None:
-        self._library.new("target_create", "target_destroy", target.encode())
-
-    def _parse_onnx(self, path: Path, options: OnnxOptions) -> CProgram:
-        handle = self._library.new("onnx_options_create", "onnx_options_destroy")
-        self._library.call("onnx_options_set_default_dim_value", handle, options.default_dimension)
-        shapes = options.input_shapes
-        # MIGraphX takes either fixed shapes or such that vary: with one that varies, all are given as varying.
-        fixed = {name: [size for size in shape if isinstance(size, int)] for name, shape in shapes.items()}
-        if all(len(fixed[name]) == len(shape) for name, shape in shapes.items()):
-            for name, sizes in fixed.items():
-                self._library.call(
-                    "onnx_options_set_input_parameter_shape", handle, name.encode(), _size_array(sizes), len(sizes)
-                )
-        else:
-            for name, shape in shapes.items():
-                ranges = [self._library.range(*bounds(dimension)) for dimension in shape]
-                pointers = (ctypes.c_void_p * len(ranges))(*(each.pointer for each in ranges))
-                dimensions = self._library.new(
-                    "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(ranges)
-                )  # which copies them
-                self._library.call("onnx_options_set_dyn_input_parameter_shape", handle, name.encode(), dimensions)
-        return self._program("parse_onnx", path, handle)
-
-    def _parse_tensorflow(self, path: Path, options: TensorflowOptions) -> CProgram:
-        handle = self._library.new("tf_options_create", "tf_options_destroy")
-        self._library.call("tf_options_set_nhwc", handle, options.nhwc)
-        self._library.call("tf_options_set_default_dim_value", handle, options.batch_size)
-        for name, shape in options.input_shapes.items():
-            sizes = _size_array(shape)
-            self._library.call("tf_options_set_input_parameter_shape", handle, name.encode(), sizes, len(shape))
-        if options.output_names:
-            names = (ctypes.c_char_p * len(options.output_names))(*(name.encode() for name in options.output_names))
-            self._library.call("tf_options_set_output_names", handle, names, len(names))
-        return self._program("parse_tf", path, handle)
-
-    def _load(self, path: Path) -> CProgram:
-        options = self._library.new("file_options_create", "file_options_destroy")
-        return self._program("load", path, options, compiled=True)
-
-    def _program(self, function: str, path: Path, options: Handle, compiled: bool = False) -> CProgram:
-        handle = self._library.new(function, "program_destroy", os.fsencode(path), options)
-        return CProgram(self._library, handle, compiled)
-
-
-class ShapeLibrary(Library):
-    """The library, with shapes of MIGraphX's in plain numbers and back."""
-
-    def __init__(self, path: str, add_message: Callable[[str], None]) -> None:
-        super().__init__(path, add_message)
-        # Half, float and double, which follow bool, are known by their sizes.
-        for first in range(1, _LATEST_BOOL + 1):
-            scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
-            if [self.size("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
-                self._first = first
-                return
-        raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
 
     def tensor(self, name: str, shape: int) -> ProgramTensor:
         """`shape`: a handle; it is only read."""
@@ -269,11 +174,100 @@ class ShapeLibrary(Library):
         self.call(name, byref(values), byref(count), shape)
         return tuple(values[: count.value]) if count.value else ()
 
+    def _error(self, name: str, status: int, text: str) -> MigraphxError:
+        """What MIGraphX wrote before the error is kept as messages; the error is without the function's name."""
+        before, *messages = text.split(f"migraphx_{name}: Error: ")
+        if not messages:
+            # Compilers differ in how they name the function.
+            before, *messages = re.split(r"^[^\n]*?: Error: ", text, flags=re.MULTILINE)
+        if not messages:
+            before, messages = "", [text]
+        # The error of a run on another thread may have just begun.
+        words = next((words.strip() for words in reversed(messages) if words.strip()), "")
+        self._add_message(before)
+        return MigraphxError(words or f"MIGraphX gave up without a word (migraphx_{name}, status {status})")
+
+
+class Handle:
+    """An object of MIGraphX's that is ours: destroyed once, when nothing refers to it any more.
+
+    At the end of the process it is left alone: what it belongs to may be gone by then.
+    """
+
+    def __init__(self, library: Library, pointer: int, destroy: str) -> None:
+        self.pointer = pointer
+        self._as_parameter_ = ctypes.c_void_p(pointer)
+        self._finalizer = weakref.finalize(self, library.function(destroy), self._as_parameter_)
+        self._finalizer.atexit = False
+
+
+_STANDARD_OUTPUT = 1
+_PRINTING = threading.Lock()
+"""Standard output is the process's: one program is printed at a time."""
+
+
+class CBinding(Binding):
+    """Safe on several threads; every call releases the GIL."""
+
+    name = "c_api"
+
+    def __init__(self, path: str) -> None:
+        """Raises: MigraphxError: the library cannot be loaded into this process."""
+        super().__init__()
+        self._library = Library(path, self.add_message)
+        self.library = path
+        self.migraphx_version = loaded_version()
+
+    def check_target(self, target: str) -> None:
+        self._library.new("target_create", "target_destroy", target.encode())
+
+    def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> CProgram:
+        handle = self._library.new("onnx_options_create", "onnx_options_destroy")
+        self._library.call("onnx_options_set_default_dim_value", handle, default_dimension)
+        # MIGraphX takes either fixed shapes or such that vary: with one that varies, all are given as varying.
+        fixed = {name: [size for size in shape if isinstance(size, int)] for name, shape in shapes.items()}
+        if all(len(fixed[name]) == len(shape) for name, shape in shapes.items()):
+            for name, sizes in fixed.items():
+                self._library.call(
+                    "onnx_options_set_input_parameter_shape", handle, name.encode(), _size_array(sizes), len(sizes)
+                )
+        else:
+            for name, shape in shapes.items():
+                ranges = [self._library.range(*bounds(dimension)) for dimension in shape]
+                pointers = (ctypes.c_void_p * len(ranges))(*(each.pointer for each in ranges))
+                dimensions = self._library.new(
+                    "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(ranges)
+                )  # which copies them
+                self._library.call("onnx_options_set_dyn_input_parameter_shape", handle, name.encode(), dimensions)
+        return self._program("parse_onnx", path, handle)
+
+    def _parse_tensorflow(
+        self, path: Path, shapes: Mapping[str, tuple[int, ...]], batch_size: int, output_names: Sequence[str]
+    ) -> CProgram:
+        handle = self._library.new("tf_options_create", "tf_options_destroy")
+        self._library.call("tf_options_set_nhwc", handle, True)
+        self._library.call("tf_options_set_default_dim_value", handle, batch_size)
+        for name, shape in shapes.items():
+            sizes = _size_array(shape)
+            self._library.call("tf_options_set_input_parameter_shape", handle, name.encode(), sizes, len(shape))
+        if output_names:
+            names = (ctypes.c_char_p * len(output_names))(*(name.encode() for name in output_names))
+            self._library.call("tf_options_set_output_names", handle, names, len(names))
+        return self._program("parse_tf", path, handle)
+
+    def _load(self, path: Path) -> CProgram:
+        options = self._library.new("file_options_create", "file_options_destroy")
+        return self._program("load", path, options, compiled=True)
+
+    def _program(self, function: str, path: Path, options: Handle, compiled: bool = False) -> CProgram:
+        handle = self._library.new(function, "program_destroy", os.fsencode(path), options)
+        return CProgram(self._library, handle, compiled)
+
 
 class CProgram(Program):
     """A program of the C API."""
 
-    def __init__(self, library: ShapeLibrary, handle: Handle, compiled: bool) -> None:
+    def __init__(self, library: Library, handle: Handle, compiled: bool) -> None:
         self._library = library
         self._handle = handle
         self._given = c_void_p()
@@ -308,11 +302,11 @@ class CProgram(Program):
             self._library.call(f"quantize_{kind}_options_add_calibration_data", options, arguments.handle)
         self._library.call(f"quantize_{kind}", self._handle, self._target(target), options)
 
-    def _compile(self, target: str, flags: CompileFlags) -> None:
+    def _compile(self, target: str, offload_copy: bool, fast_math: bool, exhaustive_tune: bool) -> None:
         options = self._library.new("compile_options_create", "compile_options_destroy")
-        self._library.call("compile_options_set_offload_copy", options, flags.offload_copy)
-        self._library.call("compile_options_set_fast_math", options, flags.fast_math)
-        if flags.exhaustive_tune:
+        self._library.call("compile_options_set_offload_copy", options, offload_copy)
+        self._library.call("compile_options_set_fast_math", options, fast_math)
+        if exhaustive_tune:
             self._library.call("compile_options_set_exhaustive_tune_flag", options, True)
         self._library.call("program_compile", self._handle, self._target(target), options)
 
@@ -367,7 +361,7 @@ class _Arguments:
     MIGraphX does not keep the arrays alive, nor does this: they must live until the call that takes `handle` is over.
     """
 
-    def __init__(self, library: ShapeLibrary, tensors: Mapping[str, ProgramTensor]) -> None:
+    def __init__(self, library: Library, tensors: Mapping[str, ProgramTensor]) -> None:
         self._library = library
         self._tensors = tensors
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -402,7 +396,7 @@ class _Arguments:
 class _Results:
     """What runs of one program gave, as arrays on MIGraphX's memory."""
 
-    def __init__(self, library: ShapeLibrary, outputs: Sequence[ProgramTensor]) -> None:
+    def __init__(self, library: Library, outputs: Sequence[ProgramTensor]) -> None:
         self._library = library
         self._fixed = [all(isinstance(size, int) for size in output.shape) for output in outputs]
         self._views: list[Callable[[int], Array] | None] = [None] * len(outputs)

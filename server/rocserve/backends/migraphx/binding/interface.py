@@ -10,10 +10,10 @@ import abc
 import collections
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -78,36 +78,13 @@ class ProgramTensor:
     """"" for outputs: a program does not know their names."""
     datatype: str
     """MIGraphX's name without "_type": float, half, double, bool, int8 ... uint64, bf16, fp8e4m3fn, ..."""
-    shape: tuple[int | DimensionRange, ...]
+    shape: tuple[Dimension, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxOptions:
-    input_shapes: Mapping[str, tuple[int | DimensionRange, ...]] = field(default_factory=dict)
-    """By input; an input that the graph lacks is an error."""
-    default_dimension: int = 1
-    """What symbolic dimensions without a shape above become."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorflowOptions:
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """As the program takes them (NCHW where the graph is NHWC), batch included; taken instead of the graph's own."""
-    batch_size: int = 1
-    nhwc: bool = True
-    """The graph is NHWC (TensorFlow's default). Its 4-d inputs then are NCHW to the program."""
-    output_names: tuple[str, ...] = ()
-    """Empty: the graph's last node."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompileFlags:
-    """What MIGraphX's compile takes."""
-
-    offload_copy: bool = True
-    """Inputs and outputs are in host memory; MIGraphX copies."""
-    fast_math: bool = True
-    exhaustive_tune: bool = False
+Shapes = Mapping[str, tuple[Dimension, ...]]
+"""By input, batch included; an input that the graph lacks is an error."""
+NO_SHAPES: Shapes = {}
+NO_FIXED_SHAPES: Mapping[str, tuple[int, ...]] = {}
 
 
 class Program(abc.ABC):
@@ -155,11 +132,13 @@ class Program(abc.ABC):
                         raise MigraphxError(f"calibration sample {number}: {error}") from None
             self._quantize(kind, target, calibration)
 
-    def compile(self, target: str, flags: CompileFlags) -> None:
-        """`target`: gpu, cpu or ref."""
+    def compile(
+        self, target: str, *, offload_copy: bool = True, fast_math: bool = True, exhaustive_tune: bool = False
+    ) -> None:
+        """`target`: gpu, cpu or ref. `offload_copy`: inputs and outputs are in host memory; MIGraphX copies."""
         with self._lock:
             self._require_uncompiled("compiled again")
-            self._compile(target, flags)
+            self._compile(target, offload_copy, fast_math, exhaustive_tune)
             self.is_compiled = True
             self._read_tensors()
 
@@ -276,7 +255,7 @@ class Program(abc.ABC):
     def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None: ...
 
     @abc.abstractmethod
-    def _compile(self, target: str, flags: CompileFlags) -> None: ...
+    def _compile(self, target: str, offload_copy: bool, fast_math: bool, exhaustive_tune: bool) -> None: ...
 
     @abc.abstractmethod
     def _save(self, path: Path) -> None: ...
@@ -306,15 +285,22 @@ class Binding(abc.ABC):
     def __init__(self) -> None:
         self._messages: collections.deque[str] = collections.deque(maxlen=_MOST_MESSAGES)
 
-    def parse_onnx(self, path: Path, options: OnnxOptions) -> Program:
-        if options.default_dimension < 1:
-            raise MigraphxError(f"dimensions without a shape must be 1 or more, not {options.default_dimension}")
-        return _parsed(self._parse_onnx, path, options)
+    def parse_onnx(self, path: Path, shapes: Shapes = NO_SHAPES, default_dimension: int = 1) -> Program:
+        """`default_dimension`: what symbolic dimensions without a shape become."""
+        _check_parsing(path, shapes, default_dimension)
+        return _with_inputs(self._parse_onnx(path, shapes, default_dimension), shapes)
 
-    def parse_tensorflow(self, path: Path, options: TensorflowOptions) -> Program:
-        if options.batch_size < 1:
-            raise MigraphxError(f"the batch size must be 1 or more, not {options.batch_size}")
-        return _parsed(self._parse_tensorflow, path, options)
+    def parse_tensorflow(
+        self,
+        path: Path,
+        shapes: Mapping[str, tuple[int, ...]] = NO_FIXED_SHAPES,
+        batch_size: int = 1,
+        output_names: Sequence[str] = (),
+    ) -> Program:
+        """A graph whose images are NHWC, TensorFlow's default: its 4-d inputs are NCHW to the program, and in `shapes`,
+        which are taken instead of the graph's own. `output_names`: none = the graph's last node."""
+        _check_parsing(path, shapes, batch_size)
+        return _with_inputs(self._parse_tensorflow(path, shapes, batch_size, output_names), shapes)
 
     def load(self, path: Path) -> Program:
         """A compiled program from a .mxr file (`model_files/mxr.py` checks that it is one)."""
@@ -337,31 +323,33 @@ class Binding(abc.ABC):
         """Raises: MigraphxError: the target's library cannot be loaded."""
 
     @abc.abstractmethod
-    def _parse_onnx(self, path: Path, options: OnnxOptions) -> Program: ...
+    def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> Program: ...
 
     @abc.abstractmethod
-    def _parse_tensorflow(self, path: Path, options: TensorflowOptions) -> Program: ...
+    def _parse_tensorflow(
+        self, path: Path, shapes: Mapping[str, tuple[int, ...]], batch_size: int, output_names: Sequence[str]
+    ) -> Program: ...
 
     @abc.abstractmethod
     def _load(self, path: Path) -> Program: ...
 
 
-Options = TypeVar("Options", OnnxOptions, TensorflowOptions)
-
-
-def _parsed(parse: Callable[[Path, Options], Program], path: Path, options: Options) -> Program:
+def _check_parsing(path: Path, shapes: Shapes, default: int) -> None:
     _check_file(path)
-    for name, shape in options.input_shapes.items():
-        for least, most in map(bounds, shape):
-            if least < 1 or most < least:
-                # A dimension of 0 aborts when it runs.
-                raise MigraphxError(
-                    f"input '{name}' cannot have the shape {shape_text(shape)}: dimensions are 1 or more, "
-                    "the most not below the least"
-                )
-    program = parse(path, options)
-    for name in options.input_shapes:
-        # MIGraphX ignores shapes for inputs that the model does not have.
+    if default < 1:
+        raise MigraphxError(f"dimensions without a shape must be 1 or more, not {default}")
+    for name, shape in shapes.items():
+        # A dimension of 0 aborts when it runs.
+        if not all(1 <= least <= most for least, most in map(bounds, shape)):
+            raise MigraphxError(
+                f"input '{name}' cannot have the shape {shape_text(shape)}: dimensions are 1 or more, "
+                "the most not below the least"
+            )
+
+
+def _with_inputs(program: Program, shapes: Shapes) -> Program:
+    """MIGraphX ignores shapes for inputs that the model does not have."""
+    for name in shapes:
         if name not in program.parameters:
             inputs = names_text(program.parameters)
             raise MigraphxError(f"a shape is given for input '{name}', but the model's inputs are {inputs}")

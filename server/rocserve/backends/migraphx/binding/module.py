@@ -20,13 +20,11 @@ from rocserve.backends.migraphx.binding.interface import (
     NUMPY_DTYPES,
     Array,
     Binding,
-    CompileFlags,
     DimensionRange,
     MigraphxError,
-    OnnxOptions,
     Program,
     ProgramTensor,
-    TensorflowOptions,
+    Shapes,
     bounds,
     loaded_version,
 )
@@ -68,25 +66,27 @@ class ModuleBinding(Binding):
         finally:
             self.add_message(self._written.end(start))
 
-    def _parse_onnx(self, path: Path, options: OnnxOptions) -> ModuleProgram:
-        keywords: dict[str, Any] = {"default_dim_value": options.default_dimension}
-        if any(isinstance(size, DimensionRange) for shape in options.input_shapes.values() for size in shape):
+    def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> ModuleProgram:
+        keywords: dict[str, Any] = {"default_dim_value": default_dimension}
+        if any(isinstance(size, DimensionRange) for shape in shapes.values() for size in shape):
             keywords["map_dyn_input_dims"] = {
                 name: [self.module.shape.dynamic_dimension(*bounds(size)) for size in shape]
-                for name, shape in options.input_shapes.items()
+                for name, shape in shapes.items()
             }
         else:
-            keywords["map_input_dims"] = {name: list(shape) for name, shape in options.input_shapes.items()}
+            keywords["map_input_dims"] = {name: list(shape) for name, shape in shapes.items()}
         return ModuleProgram(self, self.call(self.module.parse_onnx, os.fspath(path), **keywords), compiled=False)
 
-    def _parse_tensorflow(self, path: Path, options: TensorflowOptions) -> ModuleProgram:
+    def _parse_tensorflow(
+        self, path: Path, shapes: Mapping[str, tuple[int, ...]], batch_size: int, output_names: Sequence[str]
+    ) -> ModuleProgram:
         program = self.call(
             self.module.parse_tf,
             os.fspath(path),
-            is_nhwc=options.nhwc,
-            batch_size=options.batch_size,
-            map_input_dims={name: list(shape) for name, shape in options.input_shapes.items()},
-            output_names=list(options.output_names),
+            is_nhwc=True,
+            batch_size=batch_size,
+            map_input_dims={name: list(shape) for name, shape in shapes.items()},
+            output_names=list(output_names),
         )
         return ModuleProgram(self, program, compiled=False)
 
@@ -122,13 +122,13 @@ class ModuleProgram(Program):
         samples = [{name: module.argument(array) for name, array in sample.items()} for sample in calibration]
         self._binding.call(function, self._program, self._target(target), samples)
 
-    def _compile(self, target: str, flags: CompileFlags) -> None:
+    def _compile(self, target: str, offload_copy: bool, fast_math: bool, exhaustive_tune: bool) -> None:
         self._binding.call(
             self._program.compile,
             self._target(target),
-            offload_copy=flags.offload_copy,
-            fast_math=flags.fast_math,
-            exhaustive_tune=flags.exhaustive_tune,
+            offload_copy=offload_copy,
+            fast_math=fast_math,
+            exhaustive_tune=exhaustive_tune,
         )
 
     def _save(self, path: Path) -> None:
@@ -193,15 +193,10 @@ def _view(result: Any) -> Array:
     return np.ndarray(sizes, dtype, memoryview(memory))
 
 
-WAYS = ("auto", "c_api", "module")
-
-
 def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Binding:
     """Loads MIGraphX into this process, which `python_command` started. `auto` is the C API where its library is
     installed (it releases the GIL and goes with any Python), else the official module, and nothing else is tried when
     that cannot be loaded. Raises: MigraphxError: it cannot be loaded, or is not installed."""
-    if wanted not in WAYS:
-        raise MigraphxError(f"there is no binding {wanted!r}: it is one of {', '.join(WAYS)}")
     if wanted == "c_api" and not installation.library:
         raise MigraphxError(
             "binding c_api is wanted, but MIGraphX's C library (libmigraphx_c.so.3) was not found; leave"

@@ -12,7 +12,6 @@ import numpy as np
 from rocserve.backends.migraphx.binding.interface import (
     Array,
     Binding,
-    CompileFlags,
     MigraphxError,
     Program,
 )
@@ -121,8 +120,12 @@ class CompileJob:
 
     def _compile(self, program: Program) -> None:
         options = self.recipe.options
-        flags = CompileFlags(self.recipe.offload_copy, options.fast_math, options.exhaustive_tune)
-        program.compile(options.target.value, flags)
+        program.compile(
+            options.target.value,
+            offload_copy=self.recipe.offload_copy,
+            fast_math=options.fast_math,
+            exhaustive_tune=options.exhaustive_tune,
+        )
 
 
 _TOLERANCES: Mapping[Precision, float] = {

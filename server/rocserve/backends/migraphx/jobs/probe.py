@@ -14,10 +14,8 @@ from rocserve.backends.migraphx.binding.interface import (
     Array,
     Binding,
     DimensionRange,
-    OnnxOptions,
     Program,
     ProgramTensor,
-    TensorflowOptions,
 )
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
@@ -64,15 +62,14 @@ def parse_recipe(binding: Binding, recipe: ProgramRecipe) -> Program:
     varying = (DimensionRange(1, recipe.largest_batch),) if recipe.largest_batch else ()
     shapes = {name: (*varying, *shape[len(varying) :]) for name, shape in recipe.input_shapes.items()}
     if recipe.source.kind is SourceKind.ONNX:
-        program = binding.parse_onnx(source, OnnxOptions(input_shapes=shapes))
+        program = binding.parse_onnx(source, shapes)
     elif recipe.largest_batch:
         raise invalid_argument(
             "MIGraphX takes no TensorFlow graph with a batch size that varies; leave out dynamic_batch, and there is a"
             " program for each of batch_sizes"
         )
     else:
-        options = TensorflowOptions(recipe.input_shapes, recipe.batch_size or 1, output_names=recipe.output_names)
-        program = binding.parse_tensorflow(source, options)
+        program = binding.parse_tensorflow(source, recipe.input_shapes, recipe.batch_size or 1, recipe.output_names)
     if not program.outputs:
         raise invalid_argument(f"MIGraphX finds no outputs in {source.name}; it is empty or damaged, copy it again")
     for name, tensor in program.parameters.items():

@@ -19,7 +19,7 @@ from support.migraphx_programs import ProgramFactory, refusal
 from support.workers import open_descriptors
 
 from rocserve.backends.migraphx.binding.c_api import Library
-from rocserve.backends.migraphx.binding.interface import CompileFlags, DimensionRange, MigraphxError, OnnxOptions
+from rocserve.backends.migraphx.binding.interface import DimensionRange, MigraphxError
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 
 pytestmark = pytest.mark.in_migraphx_process
@@ -129,7 +129,7 @@ def test_errors_on_several_threads_at_once_are_each_their_own(factory: ProgramFa
     def work(number: int) -> None:
         path = factory.file(models.unknown_operator(f"Operator{number}"), f"{number}.onnx")
         for _ in range(20):
-            message = refusal(lambda: factory.binding.parse_onnx(path, OnnxOptions()))
+            message = refusal(lambda: factory.binding.parse_onnx(path))
             if not message.endswith(f"Unknown operator: Operator{number}"):
                 mixed.append(message)
 
@@ -178,14 +178,14 @@ def test_other_threads_go_on_during_a_call(factory: ProgramFactory, what: str) -
     program = factory.parse(model, 64)
     inputs = models.random_inputs(model, 64)
     if what == "run":
-        program.compile("ref", CompileFlags())
+        program.compile("ref")
 
     def call() -> None:
         if what == "run":
             program.run(inputs)
         else:
             program.quantize("int8", "ref", [inputs])
-            program.compile("ref", CompileFlags())
+            program.compile("ref")
 
     steps = Progress().during(call)
     assert (steps > 30) == (factory.binding.name == "c_api"), steps
@@ -195,10 +195,9 @@ ABORTING = """
 import ctypes, sys
 from pathlib import Path
 from rocserve.backends.migraphx.binding.c_api import CBinding
-from rocserve.backends.migraphx.binding.interface import CompileFlags, OnnxOptions
 binding = CBinding(sys.argv[1])
-program = binding.parse_onnx(Path(sys.argv[2]), OnnxOptions())
-program._compile("ref", CompileFlags())
+program = binding.parse_onnx(Path(sys.argv[2]))
+program._compile("ref", True, True, False)
 """
 
 

@@ -3,7 +3,7 @@ Quantised programs give nearly the same, over every binding. The bounds are thri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from support.cached_programs import a_recipe
 from support.migraphx_programs import ProgramFactory, onnx_runtime
 
 from rocserve.backends.migraphx.binding.c_api import Library
-from rocserve.backends.migraphx.binding.interface import Array, CompileFlags, OnnxOptions, Program
+from rocserve.backends.migraphx.binding.interface import Array, Program, Shapes
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob
 from rocserve.backends.migraphx.planning.recipe import ProgramSource, SourceKind
@@ -30,7 +30,7 @@ SETTINGS = [(True, False), (False, False), (True, True), (False, True)]
 def test_every_setting_compiles(factory: ProgramFactory, fast_math: bool, exhaustive_tune: bool) -> None:
     model = models.mlp()
     program = factory.parse(model, 2)
-    program.compile("ref", CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune))
+    program.compile("ref", fast_math=fast_math, exhaustive_tune=exhaustive_tune)
     inputs = models.random_inputs(model, 2)
     np.testing.assert_allclose(program.run(inputs)[0], onnx_runtime(model, inputs)[0], rtol=1e-4, atol=1e-4)
 
@@ -50,7 +50,7 @@ def test_the_c_library_is_told(
         call(library, name, *arguments)
 
     monkeypatch.setattr(Library, "call", recorded)
-    factory.parse(models.mlp()).compile("ref", CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune))
+    factory.parse(models.mlp()).compile("ref", fast_math=fast_math, exhaustive_tune=exhaustive_tune)
     assert options.pop("exhaustive_tune_flag", False) is exhaustive_tune
     assert options == {"offload_copy": True, "fast_math": fast_math}
 
@@ -60,19 +60,19 @@ class Recorder:
 
     def __init__(self, real: Any) -> None:
         self._real = real
-        self.flags: list[CompileFlags] = []
+        self.flags: list[Mapping[str, bool]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def parse_onnx(self, path: Path, options: OnnxOptions) -> Any:
-        program = Recorder(self._real.parse_onnx(path, options))
+    def parse_onnx(self, path: Path, shapes: Shapes) -> Any:
+        program = Recorder(self._real.parse_onnx(path, shapes))
         program.flags = self.flags
         return program
 
-    def compile(self, target: str, flags: CompileFlags) -> None:
+    def compile(self, target: str, **flags: bool) -> None:
         self.flags.append(flags)
-        self._real.compile(target, flags)
+        self._real.compile(target, **flags)
 
 
 @pytest.mark.parametrize(("fast_math", "exhaustive_tune"), SETTINGS)
@@ -88,7 +88,7 @@ def test_a_compile_takes_those_of_its_recipe(
     recipe = replace(recipe, source=ProgramSource(SourceKind.ONNX, str(file), file_digest(file)))
     recorder: Any = Recorder(factory.binding)
     CompileJob("m", str(tmp_path), recipe, str(tmp_path / "m.mxr")).perform(recorder, lambda text: None)
-    assert recorder.flags == [CompileFlags(fast_math=fast_math, exhaustive_tune=exhaustive_tune)]
+    assert recorder.flags == [{"offload_copy": True, "fast_math": fast_math, "exhaustive_tune": exhaustive_tune}]
 
 
 ROWS = 8
@@ -101,7 +101,7 @@ def mini_resnet(factory: ProgramFactory, quantise: Quantise | None = None) -> Ar
     program = factory.parse(models.mini_resnet(), ROWS)
     if quantise is not None:
         quantise(program)
-    program.compile("ref", CompileFlags())
+    program.compile("ref")
     assert program.parameters["image"].datatype == program.outputs[0].datatype == "float"
     return program.run(models.random_inputs(models.mini_resnet(), ROWS, seed=99))[0]
 
@@ -136,7 +136,7 @@ def test_two_quantisations_one_after_the_other(factory: ProgramFactory) -> None:
 def test_a_quantised_program_is_saved_and_loaded(factory: ProgramFactory) -> None:
     program = factory.parse(models.mini_resnet(), ROWS)
     program.quantize("int8", "ref", SAMPLES)
-    program.compile("ref", CompileFlags(fast_math=False, exhaustive_tune=False))
+    program.compile("ref", fast_math=False, exhaustive_tune=False)
     program.save(factory.folder / "int8.mxr")
     loaded = factory.binding.load(factory.folder / "int8.mxr")
     np.testing.assert_array_equal(loaded.run(SAMPLES[0])[0], program.run(SAMPLES[0])[0])

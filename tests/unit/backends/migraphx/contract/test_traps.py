@@ -18,11 +18,8 @@ from support.migraphx_programs import ProgramFactory, refusal
 from rocserve.backends.migraphx.binding.gpu_memory import Hip
 from rocserve.backends.migraphx.binding.interface import (
     Array,
-    CompileFlags,
     DimensionRange,
-    OnnxOptions,
     Program,
-    TensorflowOptions,
 )
 
 pytestmark = pytest.mark.in_migraphx_process
@@ -46,7 +43,7 @@ def varying(factory: ProgramFactory) -> Program:
 
 
 def test_a_program_is_compiled_once(compiled: Program) -> None:
-    message = refusal(lambda: compiled.compile("ref", CompileFlags()))
+    message = refusal(lambda: compiled.compile("ref"))
     assert message == "the program is compiled already: it cannot be compiled again; parse the model anew"
     assert compiled.run(RIGHT)[0].shape == (2, 10)
 
@@ -62,7 +59,7 @@ def test_a_program_is_quantised_before_it_is_compiled(compiled: Program) -> None
 def test_a_program_from_a_file_is_known_to_be_compiled(factory: ProgramFactory, compiled: Program) -> None:
     compiled.save(factory.folder / "compiled.mxr")
     loaded = factory.binding.load(factory.folder / "compiled.mxr")
-    assert "cannot be compiled again" in refusal(lambda: loaded.compile("ref", CompileFlags()))
+    assert "cannot be compiled again" in refusal(lambda: loaded.compile("ref"))
     np.testing.assert_array_equal(compiled.run(RIGHT)[0], loaded.run(RIGHT)[0])
 
 
@@ -74,7 +71,7 @@ def test_a_program_is_compiled_before_it_runs(parsed: Program) -> None:
 def test_an_empty_program_is_not_compiled(factory: ProgramFactory, content: bytes) -> None:
     program = factory.parse(content)
     expected = "the program is empty: the model has no outputs"
-    assert refusal(lambda: program.compile("ref", CompileFlags())) == expected
+    assert refusal(lambda: program.compile("ref")) == expected
     assert refusal(lambda: program.quantize("fp16")) == expected
 
 
@@ -82,9 +79,9 @@ def test_an_empty_program_is_not_compiled(factory: ProgramFactory, content: byte
 def test_files_are_looked_at_first(factory: ProgramFactory, what: str) -> None:
     def open_file(path: Path) -> object:
         if what == "parse_onnx":
-            return factory.binding.parse_onnx(path, OnnxOptions())
+            return factory.binding.parse_onnx(path)
         if what == "parse_tensorflow":
-            return factory.binding.parse_tensorflow(path, TensorflowOptions())
+            return factory.binding.parse_tensorflow(path)
         return factory.binding.load(path)
 
     empty = factory.file(b"", "empty")
@@ -144,7 +141,7 @@ def test_calibration_arrays_that_nobody_else_holds(factory: ProgramFactory) -> N
         program = factory.parse(model, 2)
         held = [models.random_inputs(model, 2, seed) for seed in range(4)] if keep else None
         program.quantize("int8", "ref", held or [models.random_inputs(model, 2, seed) for seed in range(4)])
-        program.compile("ref", CompileFlags())
+        program.compile("ref")
         return program.run(inputs)[0]
 
     np.testing.assert_array_equal(quantised(keep=True), quantised(keep=False))
@@ -325,9 +322,9 @@ def test_a_target_that_is_not_there(factory: ProgramFactory, target: str) -> Non
     assert f"Dynamic loading or symbol lookup failed with libmigraphx_{target}.so: cannot open shared object" in message
     program = factory.parse(models.mlp())
 
-    assert refusal(lambda: program.compile(target, CompileFlags())) == message
+    assert refusal(lambda: program.compile(target)) == message
     assert not program.is_compiled
-    program.compile("ref", CompileFlags())
+    program.compile("ref")
 
 
 def test_a_target_that_is_there(factory: ProgramFactory) -> None:
