@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import logging
 import os
 import threading
@@ -133,46 +134,38 @@ class RemoteRepository:
     async def take(self, names: Collection[str] | None) -> None:
         """Take these as they are now, or all; what cannot be had stays as it is."""
         for _ in range(_ATTEMPTS):
-            if names is None or not self.known or WHOLE in self.known:
-                units = await self._list()
-                wanted = None if names is None else {*names, WHOLE}
-            else:
-                wanted = set(names)
-                try:
-                    listings = await beside(self._source.listing(name) for name in names)
-                    units = arrange(item for listing in listings for item in listing)
-                except StoreError as error:
-                    self._failed(str(error))
-                    return
+            # What lies in no folder is found by a listing of all alone.
+            is_whole = names is None or not self.known or WHOLE in self.known
+            units = await self._list(() if is_whole else names or ())
             if units is None:
                 return
-            every = units.keys() | self._copies.keys()
-            chosen = every if wanted is None else every & wanted
+            chosen = units.keys() | self._copies.keys()
+            if names is not None:
+                chosen &= {*names, WHOLE} if is_whole else set(names)
             if await self._bring_all(units, chosen):
                 return
 
-    async def _list(self) -> dict[str, Unit] | None:
-        """None: it could not be listed; `failure` says why."""
+    async def _list(self, folders: Collection[str] = ()) -> dict[str, Unit] | None:
+        """All units, or those of these folders. None: they could not be listed; `failure` says why."""
         try:
-            units = arrange(await self._source.listing())
+            listings = await beside(self._source.listing(folder) for folder in folders or (WHOLE,))
+            units = arrange(itertools.chain.from_iterable(listings))
             if not self.place.root.is_dir():
                 # The cache was cleared.
                 self.open_copy()
         except (StoreError, OSError) as error:
-            self._failed(str(error))
+            goes_on = "; what was taken before goes on being served" if self.has_copy else ""
+            text = f"{self.place.url}: {error}{goes_on}"
+            if text != self.failure:
+                self._log.error("%s", text)
+            self.failure = text
             return None
-        if self.failure:
-            self._log.info("%s can be listed again", self.place.url)
-        self.failure = ""
-        self.known = frozenset(units)
+        if not folders:
+            if self.failure:
+                self._log.info("%s can be listed again", self.place.url)
+            self.failure = ""
+            self.known = frozenset(units)
         return units
-
-    def _failed(self, text: str) -> None:
-        goes_on = "; what was taken before goes on being served" if self.has_copy else ""
-        text = f"{self.place.url}: {text}{goes_on}"
-        if text != self.failure:
-            self._log.error("%s", text)
-        self.failure = text
 
     async def _bring_all(self, units: Mapping[str, Unit], names: Collection[str]) -> bool:
         """As `_bring_quietly`, for those of these names that differ from their copy."""
