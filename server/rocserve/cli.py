@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rocserve.tools.verb import Verb
     from rocserve.workers.control_groups import ControlGroups
 
+_QUIET_GRPC = ("GRPC_VERBOSITY", "ERROR")
+"""Keeps gRPC's own messages about connections that end out of the log and the table; its errors stay."""
 _ENDED_BY_USER = 130
 """As shells have it: 128 and SIGINT's number."""
 _VERBS = {
@@ -81,7 +83,7 @@ def _run(words: Sequence[str], post: Post | None = None) -> int:
         )
         add_serve_flags(of_verbs[name])
     elif name:
-        _quieten_grpc()
+        os.environ.setdefault(*_QUIET_GRPC)
         verb = import_module(_VERBS[name][0]).VERB
         _describe(of_verbs[name], verb)
     options, unknown = parser.parse_known_args(words)
@@ -185,7 +187,7 @@ def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | Non
     launcher.start()
 
     # Only now: this imports gRPC.
-    _quieten_grpc()
+    os.environ.setdefault(*_QUIET_GRPC)
     # gRPC's core is to read and write sockets on the thread that polls its completion queue, not on threads of its own:
     # each call then saves the way from one to the other. The user's word goes.
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
@@ -206,11 +208,6 @@ def _control_groups(supervisor: SupervisorLink, log: logging.Logger) -> ControlG
         return None
     log.info("bounds of models' memory and tasks are kept by the kernel, in cgroups below %s", groups.folder)
     return groups
-
-
-def _quieten_grpc() -> None:
-    """Keep gRPC's own messages about connections that end out of the log and the table; its errors stay."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 if __name__ == "__main__":

@@ -84,8 +84,10 @@ class BatchStatistics:
 
     def add(self, phases: tuple[int, int, int], count: int = 1) -> None:
         """`phases`: what input, engine and output took, of all `count` together."""
-        for duration, ns in zip((self.compute_input, self.compute_infer, self.compute_output), phases, strict=True):
-            duration.add(ns, count)
+        moved, ran, laid = phases
+        self.compute_input.add(moved, count)
+        self.compute_infer.add(ran, count)
+        self.compute_output.add(laid, count)
 
 
 @dataclass(slots=True)
