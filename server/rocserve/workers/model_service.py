@@ -39,14 +39,13 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.tensors import Tensor
 from rocserve.plane.guarded_mapping import FaultGuard
+from rocserve.workers.back_channel import BackChannel, BatchedResponder
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, separate
 from rocserve.workers.entries import NO_DETAILS, read_details
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.result_writer import NO_ROOM, ResultWriter, answer_results
 from rocserve.workers.warmup import warm_up_samples, with_ragged_shapes
 from rocserve.workers.worker_end import (
-    BackChannel,
-    BatchedResponder,
     OutgoingResult,
     ReceivedBatch,
     ReceivedRequest,

@@ -21,10 +21,11 @@ from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import instance_requests
+from rocserve.workers.back_channel import BackChannel
 from rocserve.workers.entries import BACK, CALL, ENTRY, ERROR, FINAL, LAYOUT, NONE, RESPONSE, SERVER_RINGS
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import MOST_CALLS, OpenCall, RequestLost
-from rocserve.workers.worker_end import BackChannel, WorkerEnd
+from rocserve.workers.worker_end import WorkerEnd
 
 LOG = logging.getLogger("rocserve.test.back_channel")
 

@@ -1,0 +1,184 @@
+"""What passes beside the batches of an instance in its worker: calls of other models and their answers, responses to
+single requests, cancellations."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
+from rocserve.core.device_references import whole
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.plain import to_json
+from rocserve.plane.doorbell import SocketSleeper, drain_rings
+from rocserve.workers.entries import (
+    AGAIN,
+    CALL,
+    CANCELLED,
+    ENTRY,
+    ERROR,
+    FINAL,
+    LAYOUT,
+    RESPONSE,
+    return_entries,
+)
+from rocserve.workers.layouts import TensorReader
+from rocserve.workers.worker_end import WorkerEnd
+
+_REMEMBERED_CANCELLATIONS = 1024
+
+OnAnswer = Callable[[Result | None, bool], None]
+
+
+class BackChannel:
+    """Implements request_model.ModelCalls.
+
+    It reads on a thread of its own: an answer to a call must arrive while the model's thread waits for it in `execute`.
+    """
+
+    def __init__(self, end: WorkerEnd, log: logging.Logger) -> None:
+        self._log = log
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, OnAnswer] = {}
+        self._reader = threading.Thread()
+        self.renew(end)
+
+    def renew(self, end: WorkerEnd) -> None:
+        """Talk by this end, from `start` on. The numbers of requests are each server's own; what answers those of
+        another keeps to that one's end."""
+        self._end = end
+        self._requests: dict[int, BatchedResponder] = {}
+        self._left_early: dict[int, bool] = {}
+        """Requests that were cancelled before they came up here, and some that had ended."""
+
+    def start(self) -> None:
+        self._reader = threading.Thread(target=self._read, name="back channel", daemon=True)
+        self._reader.start()
+
+    def stop(self) -> None:
+        """The server is gone: nobody waits for the answers that the model still owes, and none comes to its calls."""
+        for responder in list(self._requests.values()):
+            responder.is_cancelled = True
+        self._reader.join()
+
+    def call(self, call: ModelCall, on_answer: OnAnswer) -> None:
+        """See request_model.ModelCalls. Raises: ServeError: INVALID_ARGUMENT, the call cannot be sent."""
+        number = next(self._numbers)
+        try:
+            layout, place, nbytes = self._end.sender.put(call.inputs, to_json(replace(call, inputs=())))
+        except ServeError as error:
+            raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
+        self._calls[number] = on_answer
+        self._end.post(ENTRY.pack(CALL, 0, 0, layout, number, place, nbytes))
+
+    def open_request(self, number: int) -> BatchedResponder:
+        """Answers the request that the server gave this number."""
+        responder = self._requests[number] = BatchedResponder(self._end, number, self._requests)
+        if self._left_early.pop(number, False):
+            responder.is_cancelled = True
+        return responder
+
+    def _read(self) -> None:
+        end = self._end
+        connection = end.back_connection
+        assert connection is not None, "a worker of the other kind"
+        sleeper = SocketSleeper(end.back_sleep_word, connection, drain_rings)
+        layouts = TensorReader(end.inputs)
+        is_open = True
+        while is_open:
+            for kind, flags, code, number, a, place, nbytes in ENTRY.iter_unpack(end.back.take()):
+                if kind == RESPONSE:
+                    answer = layouts.response(flags, code, number, place, nbytes)
+                    self._take_answer(a, answer, 0 if flags & ERROR else code, place, bool(flags & (FINAL | AGAIN)))
+                elif kind == LAYOUT:
+                    layouts.define(number, a, place)
+                    end.post(return_entries([a]))
+                elif kind == CANCELLED:
+                    self._left_early[a] = True
+                    if len(self._left_early) > _REMEMBERED_CANCELLATIONS:
+                        del self._left_early[next(iter(self._left_early))]
+                    # Looked up only now: `open_request` does the two in the other order.
+                    if (responder := self._requests.get(a)) is not None:
+                        responder.is_cancelled = True
+            is_open = sleeper.sleep(None, end.back.has_mail)
+        while self._calls:
+            self._hand_on(self._calls.popitem()[1], unavailable("the server is gone"), True)
+
+    def _take_answer(self, number: int, answer: Result | None, references: int, place: int, final: bool) -> None:
+        """`references`: how many of the first tensors are that."""
+        if isinstance(answer, ModelResponse):
+            # On memory of its own, which its model may write to.
+            for tensor in answer.outputs:
+                tensor.data = bytearray(tensor.data)
+            answer.outputs = [*map(whole, answer.outputs[:references]), *answer.outputs[references:]]
+        on_answer = self._calls.pop(number, None) if final else self._calls.get(number)
+        if on_answer is not None:
+            self._hand_on(on_answer, answer, final)
+        if answer is not None and answer is not RESCHEDULED:
+            # Only now: what references lead to has been taken.
+            self._end.post(return_entries([place]))
+
+    def _hand_on(self, on_answer: OnAnswer, answer: Result | None, final: bool) -> None:
+        try:
+            on_answer(answer, final)
+        except Exception:
+            self._log.exception("the answer to a call could not be handled")
+
+
+class BatchedResponder:
+    """Implements request_model.RequestResponder; an answer that need not go beside its batch goes with it instead."""
+
+    __slots__ = ("_end", "_ended", "_lock", "_open", "_spoken", "is_cancelled", "number")
+
+    def __init__(self, end: WorkerEnd, number: int, requests: dict[int, BatchedResponder]) -> None:
+        """`requests`: the open ones, by their numbers; it is among them until it has been answered."""
+        self._end = end
+        self.number = number
+        self._open = requests
+        self._lock = threading.Lock()
+        self._ended = False
+        self._spoken = False
+        self.is_cancelled = False
+
+    def send(self, answer: Result | None, final: bool) -> None:
+        """See request_model.RequestResponder; and that the request is to come again."""
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the final response to this request has been sent before")
+            if answer is None and not final:
+                return
+            # Under the lock: nothing may overtake the last.
+            self._end.respond(self.number, answer, final)
+            self._spoken = True
+            if final:
+                self._ended = True
+                self._open.pop(self.number, None)
+
+    def claim(self) -> bool:
+        """Take the request back, for an answer that goes with its batch; False when it has been responded to beside
+        it."""
+        with self._lock:
+            if self._spoken or self._ended:
+                return False
+            self._ended = True
+            self._open.pop(self.number, None)
+            return True
+
+    def settle(self, answer: Result | None) -> Answer | None:
+        """What the model has given for the request in the end: that of it which goes with the batch. None: the request
+        is answered beside it, or has been."""
+        if answer is None:
+            return None
+        if answer is not RESCHEDULED and self.claim():
+            return answer
+        # Behind what the model has said to the request there, unless that was its last word.
+        with suppress(RuntimeError):
+            try:
+                self.send(answer, True)
+            except ServeError as error:
+                self.send(error, True)
+        return None
