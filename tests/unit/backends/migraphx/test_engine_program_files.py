@@ -18,7 +18,6 @@ from support.host_hip import host_hip
 from support.migraphx_engine import Engine, answers, given, wanted
 from support.migraphx_serving import compiled, expected
 
-from rocserve.backends.migraphx.binding.gpu_memory import Hip
 from rocserve.backends.migraphx.installation import ROOT_VARIABLE
 from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.core.datatypes import DataType
@@ -126,7 +125,7 @@ class TestWithoutOffloadCopy:
         onnx_model = helper.make_model(network, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         content = compiled(Path(os.environ[ROOT_VARIABLE]), onnx_model.SerializeToString(), engine.folder)
         library = host_hip(tmp_path)
-        hip = Hip(ctypes.CDLL(str(library)))
+        hip = ctypes.CDLL(str(library))
         monkeypatch.setenv("LD_PRELOAD", str(library))
         monkeypatch.setattr("rocserve.backends.migraphx.binding.interface.loaded_hip", lambda: hip)
         monkeypatch.setattr("rocserve.backends.migraphx.engine.check_mxr", lambda *checked: None)

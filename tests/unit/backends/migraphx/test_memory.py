@@ -19,7 +19,7 @@ from support.gpu_tree import GpuTree
 from support.host_hip import host_hip
 
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryError, Hip
+from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryError
 from rocserve.backends.migraphx.binding.interface import ANY, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.planning.plan import (
@@ -162,7 +162,7 @@ def library(tmp_path: Path) -> Counting:
 
 
 def test_what_goes_there_comes_back(library: Counting) -> None:
-    buffers = GpuBuffers(Hip(library), {"x": ((2, 3), FLOAT), "empty": ((0, 3), FLOAT), "one": ((), FLOAT)})
+    buffers = GpuBuffers(library, {"x": ((2, 3), FLOAT), "empty": ((0, 3), FLOAT), "one": ((), FLOAT)})
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     buffers.fill({"x": x, "empty": np.empty((0, 3), np.float32), "one": np.array(7, np.float32)})
     np.testing.assert_array_equal(buffers.fetched(buffers.arrays["x"]), x)
@@ -176,7 +176,7 @@ def test_what_goes_there_comes_back(library: Counting) -> None:
 
 
 def test_it_is_freed_with_the_buffers(library: Counting) -> None:
-    buffers = GpuBuffers(Hip(library), {"x": ((2, 3), FLOAT), "y": ((4,), FLOAT)})
+    buffers = GpuBuffers(library, {"x": ((2, 3), FLOAT), "y": ((4,), FLOAT)})
     assert (library.calls["hipMalloc"], library.calls["hipFree"]) == (2, 0)
     del buffers
     gc.collect()
@@ -185,16 +185,17 @@ def test_it_is_freed_with_the_buffers(library: Counting) -> None:
 
 def test_its_own_words_are_the_error(library: Counting) -> None:
     with pytest.raises(GpuMemoryError, match="hipMalloc: out of memory"):
-        GpuBuffers(Hip(library), {"x": ((1 << 40,), FLOAT)})
+        GpuBuffers(library, {"x": ((1 << 40,), FLOAT)})
 
 
 def test_the_library_is_the_one_that_is_loaded(tmp_path: Path) -> None:
     script = """
 import ctypes, sys
-from rocserve.backends.migraphx.binding.gpu_memory import loaded_hip
+import numpy as np
+from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, loaded_hip
 assert loaded_hip() is None
 ctypes.CDLL(sys.argv[1])
-loaded_hip().allocate(64)
+GpuBuffers(loaded_hip(), {"x": ((64,), np.dtype(np.uint8))})
 """
     command = [sys.executable, "-c", script, str(host_hip(tmp_path))]
     subprocess.run(command, check=True, env=dict(os.environ), timeout=60)

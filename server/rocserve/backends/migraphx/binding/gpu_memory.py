@@ -24,73 +24,29 @@ class GpuMemoryError(Exception):
     """HIP refused, in its own words."""
 
 
-class Hip:
-    """The device that is the process's first; its calls release the GIL."""
-
-    def __init__(self, library: Any) -> None:
-        """`library`: libamdhip64."""
-        self._library = library
-        library.hipGetErrorString.restype = ctypes.c_char_p
-
-    def allocate(self, nbytes: int) -> GpuBlock:
-        address = c_void_p()
-        self._call("hipMalloc", ctypes.byref(address), c_size_t(nbytes))
-        return GpuBlock(self, address.value or 0, nbytes)
-
-    def free(self, address: int) -> None:
-        """It is done with, whatever HIP says."""
-        self._library.hipFree(c_void_p(address))
-
-    def write(self, address: int, array: Array) -> None:
-        """`array`: C-contiguous."""
-        self._call("hipMemcpy", c_void_p(address), c_void_p(_address(array)), c_size_t(array.nbytes), _TO_DEVICE)
-
-    def read(self, array: Array, address: int) -> None:
-        """`array`: C-contiguous."""
-        self._call("hipMemcpy", c_void_p(_address(array)), c_void_p(address), c_size_t(array.nbytes), _TO_HOST)
-
-    def wait(self) -> None:
-        """For all that the device has been given; a copy of memory that is not pinned may return before it is done."""
-        self._call("hipDeviceSynchronize")
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._library, name)(*arguments)
-        if status:
-            words = self._library.hipGetErrorString(status)
-            raise GpuMemoryError(f"{name}: {words.decode(errors='replace') if words else f'error {status}'}")
-
-
-class GpuBlock:
-    """A piece of a GPU's memory, freed once nothing refers to it any more; at the process's end it is left alone."""
-
-    def __init__(self, hip: Hip, address: int, nbytes: int) -> None:
-        self.address = address
-        self._memory: Any = (ctypes.c_char * nbytes).from_address(address)
-        weakref.finalize(self, hip.free, address).atexit = False
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """It says where tensors lie, to those who ask for an array's address; its values must not be looked at."""
-        return np.ndarray(shape, dtype, self._memory)
-
-
 class GpuBuffers:
-    """A program's parameters in the GPU's memory, its buffers for outputs among them: at the same place in each run."""
+    """A program's parameters in the memory of the process's first GPU, its buffers for outputs among them: at the same
+    place in each run, and freed with this; at the process's end they are left alone. Calls release the GIL."""
 
-    def __init__(self, hip: Hip, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+    def __init__(self, hip: Any, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+        """`hip`: libamdhip64. Raises: GpuMemoryError."""
         self._hip = hip
-        self._blocks: list[GpuBlock] = []
+        hip.hipGetErrorString.restype = ctypes.c_char_p
         self.arrays: dict[str, Array] = {}
-        """As `GpuBlock.array`."""
+        """They say where tensors lie, to those who ask for an array's address; their values must not be looked at."""
         for name, (shape, dtype) in shapes.items():
-            block = hip.allocate(max(1, int(np.prod(shape)) * dtype.itemsize))
-            self._blocks.append(block)
-            self.arrays[name] = block.array(shape, dtype)
+            address, nbytes = c_void_p(), max(1, int(np.prod(shape)) * dtype.itemsize)
+            self._call("hipMalloc", ctypes.byref(address), c_size_t(nbytes))
+            weakref.finalize(self, _free, hip, address).atexit = False
+            memory: Any = (ctypes.c_char * nbytes).from_address(address.value or 0)
+            self.arrays[name] = np.ndarray(shape, dtype, memory)
 
     def fill(self, inputs: Mapping[str, Array]) -> None:
+        """`inputs`: C-contiguous."""
         for name, array in inputs.items():
             if array.nbytes:
-                self._hip.write(_address(self.arrays[name]), array)
-        self._hip.wait()
+                self._copy(_address(self.arrays[name]), array, array.nbytes, _TO_DEVICE)
+        self.wait()
 
     def fetched(self, result: Array) -> Array:
         """A result, which is described by an array on the GPU's memory, on the host's. After `wait`."""
@@ -98,17 +54,32 @@ class GpuBuffers:
         extent = sum(strides) + result.itemsize if result.size else 0
         octets = np.empty(extent, np.uint8)
         if extent:
-            self._hip.read(octets, _address(result))
+            self._copy(_address(octets), result, extent, _TO_HOST)
         return np.ndarray(result.shape, result.dtype, octets, strides=result.strides)
 
     def wait(self) -> None:
-        self._hip.wait()
+        """For all that the device has been given; a copy of memory that is not pinned may return before it is done."""
+        self._call("hipDeviceSynchronize")
+
+    def _copy(self, destination: int, source: Array, nbytes: int, kind: int) -> None:
+        self._call("hipMemcpy", c_void_p(destination), c_void_p(_address(source)), c_size_t(nbytes), kind)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._hip, name)(*arguments)
+        if status:
+            words = self._hip.hipGetErrorString(status)
+            raise GpuMemoryError(f"{name}: {words.decode(errors='replace') if words else f'error {status}'}")
 
 
-def loaded_hip() -> Hip | None:
-    """Of this process; None = no library has loaded HIP, as MIGraphX's target gpu does."""
+def _free(hip: Any, address: c_void_p) -> None:
+    """It is done with, whatever HIP says."""
+    hip.hipFree(address)
+
+
+def loaded_hip() -> ctypes.CDLL | None:
+    """libamdhip64 of this process; None = no library has loaded HIP, as MIGraphX's target gpu does."""
     match = _HIP.search(_MAPS.read_text(errors="surrogateescape"))
-    return Hip(ctypes.CDLL(match[1])) if match else None
+    return ctypes.CDLL(match[1]) if match else None
 
 
 def _address(array: Array) -> int:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryError, Hip, loaded_hip
+from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryError, loaded_hip
 
 Array = np.ndarray[Any, Any]
 
@@ -219,9 +219,7 @@ class Program(abc.ABC):
             return self._run(inputs)
         try:
             if self._gpu_buffers is None:
-                self._gpu_buffers = GpuBuffers(
-                    _hip(), {**self._fixed(self.parameters), **self._fixed(self.output_buffers)}
-                )
+                self._gpu_buffers = self._made_gpu_buffers()
             self._gpu_buffers.fill(inputs)
             results = self._run(self._gpu_buffers.arrays)
             self._gpu_buffers.wait()
@@ -229,11 +227,15 @@ class Program(abc.ABC):
         except GpuMemoryError as error:
             raise MigraphxError(str(error)) from None
 
-    @staticmethod
-    def _fixed(tensors: Mapping[str, ProgramTensor]) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shapes and datatypes of tensors that do not vary."""
-        found = {}
-        for name, tensor in tensors.items():
+    def _made_gpu_buffers(self) -> GpuBuffers:
+        hip = loaded_hip()
+        if hip is None:
+            raise MigraphxError(
+                "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU's memory,"
+                " and no HIP is loaded here, which has it; compile it with offload_copy on"
+            )
+        shapes = {}
+        for name, tensor in {**self.parameters, **self.output_buffers}.items():
             shape = tuple(size for size in tensor.shape if isinstance(size, int))
             dtype = NUMPY_DTYPES.get(tensor.datatype)
             if dtype is None or len(shape) < len(tensor.shape):
@@ -241,8 +243,8 @@ class Program(abc.ABC):
                     f"the program was compiled with offload_copy off, and its parameter '{name}', {tensor.datatype}"
                     f" {shape_text(tensor.shape)}, has no fixed size on the GPU; compile it with offload_copy on"
                 )
-            found[name] = (shape, dtype)
-        return found
+            shapes[name] = (shape, dtype)
+        return GpuBuffers(hip, shapes)
 
     @abc.abstractmethod
     def _read_parameters(self) -> Sequence[ProgramTensor]:
@@ -421,16 +423,6 @@ def shape_text(shape: Sequence[Dimension]) -> str:
 
 def names_text(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
-
-
-def _hip() -> Hip:
-    hip = loaded_hip()
-    if hip is None:
-        raise MigraphxError(
-            "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU's memory, and"
-            " no HIP is loaded here, which has it; compile it with offload_copy on"
-        )
-    return hip
 
 
 _MAPS = Path("/proc/self/maps")

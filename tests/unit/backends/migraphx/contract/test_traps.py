@@ -15,7 +15,6 @@ from support import migraphx_models as models
 from support.host_hip import host_hip
 from support.migraphx_programs import ProgramFactory, refusal
 
-from rocserve.backends.migraphx.binding.gpu_memory import Hip
 from rocserve.backends.migraphx.binding.interface import (
     Array,
     DimensionRange,
@@ -247,7 +246,7 @@ def test_a_program_that_wants_its_memory_on_the_gpu_gets_it(
     wants_buffers: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU's is the host's here, and begins with zeros."""
-    hip = Hip(ctypes.CDLL(str(host_hip(tmp_path))))
+    hip = ctypes.CDLL(str(host_hip(tmp_path)))
     monkeypatch.setattr("rocserve.backends.migraphx.binding.interface.loaded_hip", lambda: hip)
     out = np.empty(2, np.float32)
     for number in range(3):
