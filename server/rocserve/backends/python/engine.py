@@ -240,12 +240,12 @@ class PythonModel:
     ) -> list[Result | None]:
         """Raises: ServeError: what `execute` returned may not be, in Triton's words."""
         if returned is None:
-            return [self._result(None, *each) for each in zip(received, answers, strict=True)]
-        if self._decoupled:
+            returned = [None] * len(answers)
+        elif self._decoupled:
             raise self._decoupled_fault()
-        if not isinstance(returned, list):
+        elif not isinstance(returned, list):
             raise internal(f"Expected a list in the execute return, found type '{type(returned)}'.")
-        if len(returned) != len(answers):
+        elif len(returned) != len(answers):
             raise internal(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
                 f" InferenceRequest(s) size is:{len(answers)}, and InferenceResponse(s) size is:{len(returned)}"
@@ -299,12 +299,9 @@ class PythonModel:
 
     def _background_ended(self, answers: Sequence[InferenceResponseSender], ended: Future[Any]) -> None:
         """A decoupled model's coroutine has ended; when by an exception, nobody else will end its requests."""
-        if ended.cancelled():
-            fault: BaseException | None = asyncio.CancelledError("the model was unloaded")
-        else:
-            fault = ended.exception()
-            if fault is None and ended.result() is not None:
-                fault = self._decoupled_fault()
+        fault = asyncio.CancelledError("the model was unloaded") if ended.cancelled() else ended.exception()
+        if fault is None and ended.result() is not None:
+            fault = self._decoupled_fault()
         if fault is not None:
             error = self._execute_fault(fault)
             for each in answers:
