@@ -153,7 +153,7 @@ class Step:
         assert isinstance(self.call, Call)
         if not self.bindings:
             return self.call
-        return self.call.changed({binding.key: flags[binding.input] for binding in self.bindings})
+        return self.call.operation(**{**self.call.values, **{each.key: flags[each.input] for each in self.bindings}})
 
     def extent(self, extents: Mapping[int, ResultExtent]) -> ResultExtent:
         """Of its image, by those of the steps before; see Operation.extent."""

@@ -316,23 +316,18 @@ def _nearest(source_size: int, size: int) -> Pixels:
     return np.minimum(np.floor(middles.astype(np.float32)), source_size - 1).astype(np.intp)
 
 
-def resize_by_weights(pixels: Pixels, width: int, height: int, kernel: str) -> Pixels:
-    """Levels, FP32 and neither rounded nor clamped: rows first, then columns.
-
-    `kernel` is CUBIC, LANCZOS, GAUSSIAN or TRIANGULAR. All but CUBIC widen where the image shrinks.
-    """
-    return _in_two_passes(pixels, width, height, kernel, _weighted, (0, 0, height, width))
-
-
-def resize_by_weights_to_bytes(
-    pixels: Pixels, width: int, height: int, kernel: str, part: Part | None = None
+def resize_by_weights(
+    pixels: Pixels, width: int, height: int, kernel: str, as_float: bool, part: Part | None = None
 ) -> Pixels:
-    """As `resize_by_weights`, rounded half to even and cut to 0..255; or a part of it.
+    """Rows first, then columns: FP32 levels neither rounded nor clamped, or UINT8; or a part of them.
 
-    Matrix products add the same numbers up in another order, several times faster. A level that so may be rounded the
-    other way is found as there.
+    `kernel` is CUBIC, LANCZOS, GAUSSIAN or TRIANGULAR. All but CUBIC widen where the image shrinks. For UINT8 matrix
+    products add the same numbers up in another order, several times faster. A level that so may be rounded the other
+    way is found as for FP32.
     """
     top, left, _, _ = part = part or (0, 0, height, width)
+    if as_float:
+        return _in_two_passes(pixels, width, height, kernel, _weighted, part)
     results = np.clip(_in_two_passes(pixels, width, height, kernel, _multiplied, part), 0, 255)
     down, across = _taps(pixels.shape[0], height, kernel), _taps(pixels.shape[1], width, kernel)
     error = _SUM_ERROR * (len(down.weights) + len(across.weights))

@@ -57,7 +57,16 @@ def import_binding() -> Binding:
             importlib.import_module(name) for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", _NATIVE)
         )
     except ModuleNotFoundError as error:
-        raise unavailable(_why_not_found(error)) from None
+        if error.name != _NATIVE:
+            text = f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module. {_REMEDY}"
+            raise unavailable(text) from None
+        # It lies beside the package as one file for one version of Python.
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise unavailable(
+            f"amd.rocal is installed, but not {_NATIVE} for Python {python}: it is built for one version of Python,"
+            " with which the server must run, and lies with ROCm's libraries, usually in /opt/rocm/lib, that"
+            f" PYTHONPATH must name. {_REMEDY}"
+        ) from None
     except (ImportError, OSError) as error:
         raise unavailable(
             f"amd.rocal is installed but cannot be loaded: {error}; its libraries are found by LD_LIBRARY_PATH, which"
@@ -71,15 +80,3 @@ def import_binding() -> Binding:
     except importlib.metadata.PackageNotFoundError:
         version = "unknown"
     return Binding(pipeline, functions, types, native, version)
-
-
-def _why_not_found(error: ModuleNotFoundError) -> str:
-    if error.name == _NATIVE:
-        # It lies beside the package as one file for one version of Python.
-        python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return (
-            f"amd.rocal is installed, but not {_NATIVE} for Python {python}: it is built for one version of Python,"
-            " with which the server must run, and lies with ROCm's libraries, usually in /opt/rocm/lib, that"
-            f" PYTHONPATH must name. {_REMEDY}"
-        )
-    return f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module. {_REMEDY}"

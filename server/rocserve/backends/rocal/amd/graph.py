@@ -19,7 +19,7 @@ from rocserve.backends.rocal.amd.binding import Binding
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import EngineSetup
 from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
-from rocserve.backends.rocal.operations.base import Call, Measurement, Node, Tensor
+from rocserve.backends.rocal.operations.base import Measurement, Node, Tensor
 from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Step
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
@@ -80,9 +80,8 @@ class Graph:
 
         FP16 is made of FP32, as on the CPU.
         """
-        types, form, call = self.binding.types, step.operation.amd, step.call
-        assert isinstance(call, Call)
-        as_float = asked.datatype is not DataType.UINT8 and form.gives_floats(call.arguments)
+        types, form = self.binding.types, step.operation.amd
+        as_float = asked.datatype is not DataType.UINT8 and form.gives_floats(step.arguments)
         layout = self.source_layout
         if form.gives_layouts and not self.is_grey:
             layout = types.NCHW if asked.layout is Layout.NCHW or form.only_planes else types.NHWC

@@ -196,10 +196,6 @@ class Call:
         """See Operation.extent."""
         return self.operation.extent(*sources, **self.arguments)
 
-    def changed(self, values: Values) -> Call:
-        """The same with other values for some keys."""
-        return self.operation(**{**self.values, **values})
-
 
 def in_place(
     name: str, process: Callable[..., Pixels], keys: Mapping[str, Key] | None = None, **options: Any

@@ -18,7 +18,6 @@ from rocserve.backends.rocal.operations.base import AmdForm, Call, Node, Operati
 from rocserve.backends.rocal.sampling import (
     Scaling,
     resize_by_weights,
-    resize_by_weights_to_bytes,
     resize_nearest,
     resize_to_bytes,
     resize_to_floats,
@@ -71,9 +70,7 @@ def resized(
     if interpolation_type == "NEAREST_NEIGHBOR":
         top, left, part_height, part_width = part or (0, 0, height, width)
         return resize_nearest(pixels, width, height)[top : top + part_height, left : left + part_width]
-    if as_float:
-        return resize_by_weights(pixels, width, height, interpolation_type)
-    return resize_by_weights_to_bytes(pixels, width, height, interpolation_type, part)
+    return resize_by_weights(pixels, width, height, interpolation_type, as_float, part)
 
 
 def _resize(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels | Callable[[Part], Pixels]:
