@@ -33,7 +33,8 @@ from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
-FLAGS = ("--front-ends=2", "--allow-http=false", "--exit-timeout-secs=2")
+BOTH = ("--front-ends=2", "--exit-timeout-secs=2")
+FLAGS = (*BOTH, "--allow-http=false")
 
 
 def fill(repository: Path) -> None:
@@ -61,9 +62,9 @@ def server(lasting_server: RocserveProcess) -> RocserveProcess:
 
 @pytest.fixture
 def ending_server(serve, repository: Path) -> RocserveProcess:
-    """For a test that ends it."""
+    """For a test that ends it; it serves HTTP as well."""
     fill(repository)
-    server: RocserveProcess = serve(repository, *FLAGS)
+    server: RocserveProcess = serve(repository, *BOTH)
     return server
 
 
@@ -174,12 +175,14 @@ def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:
         assert all(not client.failures for client in asking)
 
 
-def test_the_server_ends_without_one_that_stands_still(ending_server: RocserveProcess) -> None:
-    still, other = ending_server.front_ends()
-    still.send_signal(signal.SIGSTOP)
+def test_the_server_ends_without_those_that_stand_still(ending_server: RocserveProcess) -> None:
+    front_ends = [ending_server.front_ends("grpc"), ending_server.front_ends("http")]
+    for still, _ in front_ends:
+        still.send_signal(signal.SIGSTOP)
     assert ending_server.terminate() == 0
-    assert "has not ended in time; it is killed" in ending_server.log_text
-    wait_until(lambda: not still.is_running() and not other.is_running(), "the end of both")
+    for protocol in ("gRPC", "HTTP"):
+        assert f"of {protocol} has not ended in time; it is killed" in ending_server.log_text
+    wait_until(lambda: not any(each.is_running() for pair in front_ends for each in pair), "the end of all")
 
 
 def begun(server: RocserveProcess) -> list[psutil.Process]:
@@ -226,14 +229,26 @@ def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, r
     authority = make_authority(tmp_path / "authority")
     files = (f"--grpc-server-cert={authority.certificate}", f"--grpc-server-key={authority.key}")
     good = authority.certificate.read_bytes()
-    with RocserveProcess([repository], *FLAGS, "--grpc-use-ssl=true", *files, log=tmp_path / "tls.log") as server:
+    flags = (*BOTH, "--grpc-use-ssl=true", "--http-use-ssl=true", *files)
+    with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
+        ports = {"grpc": server.port, "http": server.http_port}
         authority.certificate.write_text("nonsense")
-        first, second = server.front_ends()
-        first.kill()
-        wait_until(lambda: "has ended (exit status 0: cannot serve gRPC with TLS" in server.log_text, "the reason")
-        assert listens(second, server.port)
+        pairs = {protocol: server.front_ends(protocol) for protocol in ports}
+        for (protocol, (first, second)), name in zip(pairs.items(), ("gRPC", "HTTP"), strict=True):
+            first.kill()
+            reason = f"has ended (exit status 0: cannot serve {name} with TLS"
+            wait_until(lambda reason=reason: reason in server.log_text, "the reason")
+            assert listens(second, ports[protocol])
         authority.certificate.write_bytes(good)
-        wait_until(lambda: both_listen(server), "both front ends")
+
+        def all_listen() -> bool:
+            return all(
+                [listens(each, port) for each in server.front_ends(protocol)] == [True, True]
+                and pairs[protocol][0] not in server.front_ends(protocol)
+                for protocol, port in ports.items()
+            )
+
+        wait_until(all_listen, "both front ends of both")
 
 
 def test_a_killed_server_leaves_nothing_behind(
@@ -241,7 +256,7 @@ def test_a_killed_server_leaves_nothing_behind(
 ) -> None:
     server = ending_server
     family = server.family()
-    assert len(server.front_ends()) == 2
+    assert len(server.front_ends("grpc")) == len(server.front_ends("http")) == 2
     with clients(server):
         server.kill()
     wait_until(lambda: not any(process.is_running() for process in family), "the end of all its processes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.certificates import make_authority
 from support.front_ends import (
     KILLS,
     asking_clients,
@@ -142,33 +140,3 @@ def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:
         check_others_go_on(asking, still, other)
         wait_for_more(asking)
         assert not any(client.failures for client in asking)
-
-
-def test_the_server_ends_without_one_that_stands_still(server: RocserveProcess) -> None:
-    still, other = server.front_ends("http")
-    still.send_signal(signal.SIGSTOP)
-    assert server.terminate() == 0
-    assert "of HTTP has not ended in time; it is killed" in server.log_text
-    wait_until(lambda: not still.is_running() and not other.is_running(), "the end of both")
-
-
-def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, repository: Path) -> None:
-    authority = make_authority(tmp_path / "authority")
-    files = (f"--grpc-server-cert={authority.certificate}", f"--grpc-server-key={authority.key}")
-    good = authority.certificate.read_bytes()
-    flags = ("--front-ends=2", "--http-use-ssl=true", *files)
-    with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
-        authority.certificate.write_text("nonsense")
-        first, second = server.front_ends("http")
-        first.kill()
-        wait_until(lambda: "has ended (exit status 0: cannot serve HTTP with TLS" in server.log_text, "the reason")
-        assert listens(second, server.http_port)
-        authority.certificate.write_bytes(good)
-        wait_for_both(server, first)
-
-
-def test_a_killed_server_leaves_nothing_behind(server: RocserveProcess) -> None:
-    family = server.family()
-    with clients(server):
-        server.kill()
-    wait_until(lambda: not any(process.is_running() for process in family), "the end of all its processes")
