@@ -15,7 +15,6 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto
-from support.certificates import make_authority
 from support.front_ends import drop_patient
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
@@ -315,25 +314,6 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
         for _ in range(12):
             assert not next(stream).error_message
         wait_until(lambda: answers() == 0, "the report that all has been read")
-
-
-def test_over_tls(tmp_path: Path) -> None:
-    authority = make_authority(tmp_path / "authority")
-    repository = tmp_path / "repository"
-    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    flags = (
-        "--front-ends=2",
-        "--grpc-use-ssl=true",
-        f"--grpc-server-cert={authority.certificate}",
-        f"--grpc-server-key={authority.key}",
-    )
-    with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
-        credentials = grpc.ssl_channel_credentials(authority.root.read_bytes())
-        options = [("grpc.ssl_target_name_override", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-        for _ in range(4):
-            with grpc.secure_channel(server.address, credentials, options) as channel:
-                live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-                assert live(b"", timeout=10) == b"\x08\x01"
 
 
 def test_a_swap_and_the_end_lose_no_request(tmp_path: Path) -> None:

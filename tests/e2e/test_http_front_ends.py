@@ -4,14 +4,12 @@ too."""
 from __future__ import annotations
 
 import http.client
-import ssl
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from support.certificates import make_authority
 from support.front_ends import drop_patient
 from support.http_requests import ask
 from support.metrics import port_of, scrape
@@ -145,29 +143,6 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
     wait_until(lambda: requests() >= 1_000_000, "a report of the front end")
     client.close()
     wait_until(lambda: requests() == 0, "the report that the client has gone")
-
-
-def test_over_tls_with_certificates_that_are_renewed(tmp_path: Path) -> None:
-    authority, other = make_authority(tmp_path / "authority"), make_authority(tmp_path / "other")
-    repository = tmp_path / "repository"
-    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    files = (f"--grpc-server-cert={authority.certificate}", f"--grpc-server-key={authority.key}")
-    flags = ("--front-ends=2", "--http-use-ssl=true", *files)
-
-    def live(root: Path) -> bool:
-        context = ssl.create_default_context(cafile=str(root))
-        client = http.client.HTTPSConnection("localhost", server.http_port, timeout=20, context=context)
-        try:
-            client.request("GET", "/v2/health/live")
-            return client.getresponse().status == 200
-        finally:
-            client.close()
-
-    with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
-        assert all(live(authority.root) for _ in range(CLIENTS))
-        authority.key.write_bytes(other.key.read_bytes())
-        authority.certificate.write_bytes(other.certificate.read_bytes())
-        assert all(live(other.root) for _ in range(CLIENTS))
 
 
 def test_the_end_loses_no_request(tmp_path: Path) -> None:
